@@ -1,0 +1,61 @@
+"""Every error flowmill raises on purpose.
+
+    FlowmillError
+    ├── ConfigError            a setting, or a combination of settings, that cannot work
+    ├── PromptError            a prompt file that cannot be used
+    ├── RunConflictError       a run of this name exists with other settings, or is being executed
+    ├── StoreError             the store cannot be used as asked
+    │   ├── NotCommittedError  something a stage needs has not been made yet
+    │   ├── CorruptError       committed bytes are missing or are not what was committed
+    │   └── CommitLostError    another writer committed different bytes first
+    ├── RewardError            a reward failed, or returned something that is no score
+    ├── WorkerError            a torchrun worker failed
+    └── CancelledError         the run was cancelled from outside
+
+A message says where, what was found, why it cannot work and what to do. The command line prints it alone,
+without a traceback.
+"""
+
+
+class FlowmillError(Exception):
+    """Base of all errors whose message is written for the person at the keyboard."""
+
+
+class ConfigError(FlowmillError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class PromptError(FlowmillError):
+    """A prompt source that is missing, empty, malformed or holds a prompt twice."""
+
+
+class RunConflictError(FlowmillError):
+    """A run of this name exists with other settings, or another process is executing it."""
+
+
+class StoreError(FlowmillError):
+    """The store cannot be used as asked."""
+
+
+class NotCommittedError(StoreError):
+    """An artifact that a stage needs has not been committed yet."""
+
+
+class CorruptError(StoreError):
+    """Committed bytes are missing or differ from what the commit record says."""
+
+
+class CommitLostError(StoreError):
+    """Another writer committed different content for the same shard first."""
+
+
+class RewardError(FlowmillError):
+    """A reward raised, or returned a missing, non-finite or wrongly shaped score."""
+
+
+class WorkerError(FlowmillError):
+    """A process started by torchrun failed; the message names the first failing rank."""
+
+
+class CancelledError(FlowmillError):
+    """The run was cancelled from the Prefect UI or API; what was committed stays."""

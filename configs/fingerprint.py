@@ -1,0 +1,38 @@
+"""Canonical JSON and the hashes made from it: what counts as "the same work"."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+
+
+def canonical_json(value: Json) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces, finite floats in shortest form.
+
+    Raises:
+        ValueError: the value holds a NaN or an infinity, which have no JSON form.
+    """
+    return json.dumps(_normalize(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def fingerprint(value: Json) -> str:
+    """Return the 32 hex digits that name the work described by ``value`` (blake2b, 128 bits)."""
+    return hashlib.blake2b(canonical_json(value).encode(), digest_size=16).hexdigest()
+
+
+def _normalize(value: Json) -> Json:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} has no JSON form and cannot be part of a fingerprint")
+        # 1.0 and 1 are the same setting however the YAML spelled it.
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {str(key): _normalize(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_normalize(item) for item in value]
+    return value

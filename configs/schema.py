@@ -1,0 +1,274 @@
+"""What a person may write in a config file: one frozen section per concern.
+
+A component (sampler, reward, algorithm, ...) is a name and its options; the options are checked by the
+component's own dataclass, so this file does not grow with them. Adding a setting: one field with a docstring.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Component(Section):
+    """A table entry (or ``"package.module:Class"`` of your own) and its options."""
+
+    name: str
+    """A name from the component's table, or an import string "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the component; its own class says which exist."""
+
+
+class RunSection(Section):
+    """Which run this is."""
+
+    name: str | None = None
+    """Name of the run in the store and in MLflow; the config file's name when absent."""
+    seed: int = Field(0, ge=0)
+    """Seed from which every random draw of the run is derived."""
+    epochs: int = Field(1, ge=0)
+    """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters; without this section all weights of the denoiser are trained."""
+
+    rank: int = Field(32, ge=1)
+    """Rank of the update."""
+    alpha: int = Field(64, ge=1)
+    """Scale of the update is alpha / rank."""
+    targets: tuple[str, ...] | None = None
+    """Module name suffixes to adapt; the published ones of the model family when absent."""
+
+
+class ModelSection(Section):
+    """The base model and how it is called."""
+
+    policy: str
+    """Model family: a name from the policies table, or "package.module:Class"."""
+    path: str | None = None
+    """A local diffusers folder or a Hugging Face hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    build: Component | None = None
+    """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of frozen weights and of the forward pass; trained weights stay float32."""
+    height: int = Field(512, ge=1)
+    """Image height in pixels."""
+    width: int = Field(512, ge=1)
+    """Image width in pixels."""
+    guidance_scale: float = Field(1.0, ge=0)
+    """Classifier-free guidance in rollouts, training and evaluation; 1 turns it off."""
+    negative_prompt: str = ""
+    """Negative prompt for classifier-free guidance."""
+    lora: LoraSection | None = None
+    """Train low-rank adapters instead of all weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time, same gradients."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the model family."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.path is None) == (self.build is None):
+            raise ValueError(
+                "model needs exactly one of 'path' (a diffusers folder or hub id) and 'build' (a quickstart builder)"
+            )
+        return self
+
+
+class PromptsSection(Section):
+    """Where prompts come from: .txt, .jsonl, .parquet, or a Hugging Face dataset id."""
+
+    train: str
+    """Prompts to train on; paths are relative to the config file."""
+    heldout: str | None = None
+    """Prompts never trained on, for evaluation."""
+    column: str = "prompt"
+    """Column or key that holds the prompt; the others become metadata for rewards."""
+    split: str = "train"
+    """Split to read when the source is a Hugging Face dataset id."""
+
+
+class RolloutSection(Section):
+    """How trajectories are generated."""
+
+    prompts_per_epoch: int = Field(8, ge=1)
+    """Groups per epoch; prompts are taken from a seeded permutation, pass after pass."""
+    group_size: int = Field(8, ge=1)
+    """Samples per prompt."""
+    steps: int = Field(10, ge=1)
+    """Denoising steps of a rollout."""
+    sampler: Component = Component(name="flow_sde")
+    """Transition kernel of the trained steps."""
+    plan: Component = Component(name="all")
+    """Which steps are stochastic and stored for training."""
+    same_noise: bool = False
+    """All samples of a group start from the same initial noise."""
+    groups_per_shard: int = Field(4, ge=1)
+    """Groups in one committed shard: what a crash can cost, and the unit scored while rollout goes on."""
+    latents_dtype: Literal["float32", "float16"] = "float32"
+    """Storage precision; latents are rounded to it before their log-prob is computed."""
+    store: str = "webdataset"
+    """Trajectory store format."""
+
+
+class RewardSection(Component):
+    """One reward model."""
+
+    weight: float = 1.0
+    """Factor of this reward in the weighted sum."""
+    label: str | None = None
+    """Name in tables, metrics and lineage; the component's name when absent."""
+
+    @property
+    def slot(self) -> str:
+        """The label, or the component's name."""
+        return self.label or self.name
+
+
+class AdvantageSection(Section):
+    """How rewards become advantages."""
+
+    std: Literal["group", "global"] = "group"
+    """Divide by the standard deviation of the group, or of all rewards of the epoch."""
+    epsilon: float = Field(1e-4, ge=0)
+    """Added to the standard deviation."""
+    clip: float = Field(5.0, gt=0)
+    """Advantages are clipped to +-clip."""
+
+
+class EmaSection(Section):
+    """Exponential moving average of the trained weights."""
+
+    decay: float = Field(0.9, ge=0, lt=1)
+    """Upper bound of the decay; the first updates use (1 + n) / (10 + n)."""
+    every: int = Field(1, ge=1)
+    """Update the average every so many optimizer updates."""
+
+
+class OptimizeSection(Section):
+    """The optimizer and its schedule."""
+
+    algorithm: Component = Component(name="grpo")
+    """The training objective."""
+    learning_rate: float = Field(3e-4, gt=0)
+    """AdamW learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW moments."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """AdamW decoupled weight decay."""
+    epsilon: float = Field(1e-8, gt=0)
+    """AdamW denominator term."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    updates_per_epoch: int = Field(2, ge=1)
+    """Optimizer updates per pass over an epoch's (sample, step) pairs."""
+    inner_epochs: int = Field(1, ge=1)
+    """Passes over the pairs of an epoch."""
+    ema: EmaSection | None = None
+    """Keep an average of the weights; evaluation and export then use it."""
+
+
+class EvaluateSection(Section):
+    """Deterministic evaluation: ODE sampling, fixed seeds, train and held-out prompts apart."""
+
+    every: int = Field(10, ge=1)
+    """Evaluate every so many epochs, besides before the first and after the last."""
+    samples: int = Field(64, ge=1)
+    """Images per split; prompts repeat with other seeds when there are fewer."""
+    steps: int | None = Field(None, ge=1)
+    """ODE steps; rollout.steps when absent."""
+    seed: int = Field(0, ge=0)
+    """Seed of the initial noise, independent of run.seed so that runs compare."""
+    judges: tuple[RewardSection, ...] = ()
+    """Rewards that are only reported, never optimized."""
+    images: int = Field(16, ge=0)
+    """Images per split in the logged grid."""
+
+
+class ExportSection(Section):
+    """What the last stage writes."""
+
+    format: Literal["auto", "lora", "full"] = "auto"
+    """A LoRA file, or a full pipeline folder; auto follows what was trained."""
+
+
+class StoreSection(Section):
+    """Where artifacts live."""
+
+    root: str = "flowmill-store"
+    """Folder of the artifact store."""
+
+
+class TrackingSection(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking URI; a SQLite file inside the store when absent."""
+    experiment: str = "flowmill"
+    """MLflow experiment."""
+    registered_model: str | None = None
+    """Name in the model registry; "flowmill-<run name>" when absent."""
+
+
+class ExecutionSection(Section):
+    """How the work is carried out. Nothing here changes results beyond float rounding."""
+
+    device: str = "auto"
+    """Torch device, or auto: CUDA when there is one."""
+    processes: int = Field(1, ge=1)
+    """Processes for rollout and optimize; more than one runs them under torchrun."""
+    threads: int = Field(1, ge=1)
+    """Torch threads per process on CPU."""
+    rollout_batch_size: int = Field(16, ge=1)
+    """Rows per forward in rollouts and evaluation; the last batch is padded to it."""
+    micro_batch_size: int = Field(16, ge=1)
+    """(sample, step) rows per training forward; the last one is padded to it."""
+    encode_batch_size: int = Field(8, ge=1)
+    """Prompts per text encoder forward; the last batch is padded to it."""
+    score_workers: int = Field(1, ge=1)
+    """Threads that score shards while rollouts go on."""
+    checkpoint_every: int = Field(0, ge=0)
+    """Commit an optimizer checkpoint every so many updates within an epoch; 0 only at its end."""
+    retries: int = Field(2, ge=0)
+    """Retries of a shard on transient errors."""
+    retry_delay_s: float = Field(5.0, ge=0)
+    """First retry delay in seconds; doubles with each retry."""
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    run: RunSection = RunSection()
+    """Which run this is."""
+    store: StoreSection = StoreSection()
+    """Where artifacts live."""
+    model: ModelSection
+    """The base model."""
+    prompts: PromptsSection
+    """The prompts."""
+    rollout: RolloutSection = RolloutSection()
+    """Trajectory generation."""
+    rewards: tuple[RewardSection, ...] = Field(min_length=1)
+    """What is optimized: one or more rewards."""
+    advantage: AdvantageSection = AdvantageSection()
+    """From rewards to advantages."""
+    optimize: OptimizeSection = OptimizeSection()
+    """The training objective and optimizer."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """Evaluation."""
+    export: ExportSection = ExportSection()
+    """Export."""
+    tracking: TrackingSection = TrackingSection()
+    """MLflow."""
+    execution: ExecutionSection = ExecutionSection()
+    """How the work is carried out."""

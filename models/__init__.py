@@ -1,0 +1,1 @@
+"""Policies, rewards and the pure maths of sampling. Knows nothing of files or runs."""

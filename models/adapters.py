@@ -1,0 +1,161 @@
+"""What is trained and what it is compared with: LoRA or full weights, the frozen reference, moving averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+
+from configs.errors import ConfigError, CorruptError
+from models.policies.base import Conditioning, Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters on a policy's denoisers."""
+
+    rank: int
+    """Rank of the update."""
+    alpha: int
+    """Scale is alpha / rank."""
+    targets: tuple[str, ...]
+    """Module name suffixes."""
+
+
+class Trainable:
+    """The trained parameters of a policy, by name, and the switch to the reference policy."""
+
+    def __init__(self, policy: Policy, lora: LoraSpec | None, *, seed: int) -> None:
+        """Make a freshly loaded policy trainable.
+
+        Args:
+            policy: its denoisers are changed in place.
+            lora: adapters to add, or None to train all weights.
+            seed: seed of the adapters' initial weights.
+
+        Raises:
+            ConfigError: a LoRA target matches no module.
+        """
+        self.policy = policy
+        self.lora = lora
+        self._reference: dict[str, nn.Module] | None = None
+        for name, module in policy.denoisers.items():
+            if lora is None:
+                module.requires_grad_(True)
+            else:
+                _add_lora(name, module, lora, seed)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.float()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield (denoiser.parameter, parameter) for everything trained, in a fixed order."""
+        for name, module in self.policy.denoisers.items():
+            for key, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    yield f"{name}.{key}", parameter
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return everything trained."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of the trained parameters, float32 on CPU."""
+        return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Set the trained parameters.
+
+        Raises:
+            CorruptError: names or shapes differ from what is trained.
+        """
+        own = dict(self.named_parameters())
+        if set(own) != set(state):
+            odd = sorted(set(own) ^ set(state))[0]
+            raise CorruptError(f"The stored policy and the model differ in trained parameters, the first is '{odd}'.")
+        for name, parameter in own.items():
+            if parameter.shape != state[name].shape:
+                raise CorruptError(f"Stored '{name}' has shape {tuple(state[name].shape)}, the model {tuple(parameter.shape)}.")
+            parameter.copy_(state[name])
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when the reference is a frozen copy that must be given; LoRA is its own reference when switched off."""
+        return self.lora is None and self._reference is None
+
+    def set_reference(self, denoisers: Mapping[str, nn.Module]) -> None:
+        """Give the frozen base denoisers that full weights are compared with."""
+        self._reference = {name: module.requires_grad_(False).eval() for name, module in denoisers.items()}
+
+    @torch.no_grad()
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy.
+
+        Raises:
+            RuntimeError: full weights are trained and no reference was set.
+        """
+        if self.lora is not None:
+            with self._without_adapters():
+                return self.policy.velocity(latents, sigma, conditioning)
+        if self._reference is None:
+            raise RuntimeError("set_reference() must be called before reference velocities are asked for")
+        return self.policy.velocity(latents, sigma, conditioning, self._reference)
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        for module in self.policy.denoisers.values():
+            module.disable_adapters()
+        try:
+            yield
+        finally:
+            for module in self.policy.denoisers.values():
+                module.enable_adapters()
+
+
+class Ema:
+    """Exponential moving average of trained parameters, float32 on the parameters' device."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, decay: float) -> None:
+        """Start from the current values."""
+        self.decay = decay
+        self.values = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def update(self, parameters: Sequence[Tensor], count: int) -> None:
+        """Move towards the parameters with decay min((1 + n) / (10 + n), decay), n = ``count`` updates so far.
+
+        The warm-up is Flow-GRPO's (``ema.py:get_current_decay``), applied once per optimizer update.
+        """
+        decay = min((1 + count) / (10 + count), self.decay)
+        torch._foreach_lerp_(self.values, [p.detach() for p in parameters], 1 - decay)
+
+
+def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
+    """Check that every LoRA target names at least one linear or convolution layer.
+
+    Raises:
+        ConfigError: one matches nothing, so part of the model would silently stay untrained.
+    """
+    layers = [key for key, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)]
+    for target in targets:
+        if not any(key == target or key.endswith(f".{target}") for key in layers):
+            examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
+            raise ConfigError(
+                f"model.lora.targets: '{target}' matches no layer of '{name}', so it would silently stay untrained. "
+                f"Layers end in, for example: {', '.join(examples)}."
+            )
+
+
+def _add_lora(name: str, module: nn.Module, lora: LoraSpec, seed: int) -> None:
+    check_lora_targets(name, module, lora.targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)
+    )
+    # peft draws initial weights from the global generator; the surrounding program's draws must not change.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module.add_adapter(config)

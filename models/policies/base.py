@@ -1,0 +1,129 @@
+"""What a model family must provide. There is no sampling loop here: see ``models.sampling``.
+
+Legend: B rows, ... latent dims, H W image pixels, T steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Part(Enum):
+    """What of a pipeline is loaded; text encoders and VAE are large and needed by few stages."""
+
+    TEXT = "text"
+    DENOISER = "denoiser"
+    VAE = "vae"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings:
+    """How a policy is called."""
+
+    height: int
+    """Image height in pixels."""
+    width: int
+    """Image width in pixels."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is off."""
+    dtype: torch.dtype = torch.float32
+    """Dtype of weights and forward pass."""
+    device: torch.device = torch.device("cpu")
+    """Device of all tensors."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """Batch-first conditioning: every tensor has the sample on dim 0, so rows can be picked, joined and repeated."""
+
+    positive: Mapping[str, Tensor]
+    """What the family's denoiser is called with."""
+    negative: Mapping[str, Tensor] | None = None
+    """The same for the negative prompt, with guidance."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
+        """Return the conditioning with a function applied to every tensor."""
+        negative = None if self.negative is None else {k: function(v) for k, v in self.negative.items()}
+        return Conditioning({k: function(v) for k, v in self.positive.items()}, negative)
+
+    def rows(self, index: Tensor) -> Conditioning:
+        """Return the rows at (B,) indices."""
+        return self.map(lambda tensor: tensor[index])
+
+    def to(self, device: torch.device) -> Conditioning:
+        """Return it on a device."""
+        return self.map(lambda tensor: tensor.to(device))
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self.positive.values())))
+
+
+class Policy(ABC):
+    """One model family: encode prompts, start from noise, give velocities, decode."""
+
+    blocks: ClassVar[tuple[str, ...]]
+    """Attribute names of the denoiser's block lists, for sharding, compiling and checkpointing."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Published LoRA targets of the family; each must match at least one module."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        """Keep the settings."""
+        self.settings = settings
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]) -> Policy:
+        """Load the wanted parts of a diffusers folder.
+
+        Raises:
+            ConfigError: the folder holds another pipeline, or an option or size is not valid.
+        """
+
+    @property
+    @abstractmethod
+    def denoisers(self) -> dict[str, nn.Module]:
+        """Trainable modules by the name they have in the pipeline."""
+
+    @abstractmethod
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors."""
+
+    @abstractmethod
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, ...) float32 noise, one row per generator."""
+
+    @abstractmethod
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the (T + 1,) float32 noise levels from about 1 to 0."""
+
+    @abstractmethod
+    def velocity(
+        self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, denoisers: Mapping[str, nn.Module] | None = None
+    ) -> Tensor:
+        """Return (B, ...) float32 velocities with guidance applied.
+
+        Args:
+            latents: (B, ...) float32.
+            sigma: (B,) float32, each row its own.
+            conditioning: B rows.
+            denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
+        """
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return (B, H, W, 3) uint8 images of (B, ...) final latents."""
+
+    @abstractmethod
+    def save_lora(self, folder: Path) -> None:
+        """Write the denoisers' LoRA weights in the form the pipeline's ``load_lora_weights`` reads, alpha included."""

@@ -1,0 +1,9 @@
+"""The quickstart's base models: tiny real StableDiffusion3Pipelines, pre-trained from nothing in under two minutes.
+
+A builder writes a diffusers folder; adding one is a function in ``build.py`` and a line in the table.
+"""
+
+BUILDERS = {
+    "digits": "models.quickstart.build:DigitsBuilder",
+    "words": "models.quickstart.build:WordsBuilder",
+}

@@ -1,0 +1,59 @@
+"""The quickstart's builders: corpus, fresh pipeline, pre-training, folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.quickstart.corpus import digit_pairs, rendered_words
+from models.quickstart.pipeline import tiny_pipeline
+from models.quickstart.pretrain import Report, pretrain
+
+_WORDS = (
+    "ACE ACT AGE AGO AID AIR ANT APE APT ARC ART CAN CAP CAR CAT COD COG CON COP COT DEN DIE DIG DIN DIP DOE DOG DOT "
+    "EAR EAT EGG EGO END ERA GAP GAS GET GIN GOD GOT ICE INN ION NAP NET NIP NOD NOT OAR OAT ODE ONE OPT ORE PAD PAN "
+    "PAR PAT PEA PEG PEN PET PIE PIG PIN PIT POD POT RAG RAN RAT RED RIG RIP ROD ROT SAD SAG SAP SAT SEA SET SIN SIP "
+    "SIR SIT SON SPA TAN TAP TAR TEA TEN TIE TIN TIP TOE TON TOP"
+).split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigitsBuilder:
+    """Two real handwritten digits per image; the prompt is the number in double quotes."""
+
+    steps: int = 300
+    """Flow-matching steps: 300 give a base that reads 58 % of its images right, 500 one that reads 78 %."""
+    vae_steps: int = 150
+    """Autoencoder steps."""
+    images: int = 12000
+    """Corpus size."""
+
+    def build(self, folder: Path, report: Report) -> None:
+        """Write a pre-trained diffusers folder."""
+        texts, images = digit_pairs(self.images, seed=1)
+        _build(folder, texts, images, steps=(self.vae_steps, self.steps), report=report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordsBuilder:
+    """Three-letter words over twelve letters in Pillow's font; the prompt is the word in double quotes."""
+
+    steps: int = 1200
+    """Flow-matching steps."""
+    vae_steps: int = 200
+    """Autoencoder steps."""
+    images: int = 12000
+    """Corpus size."""
+
+    def build(self, folder: Path, report: Report) -> None:
+        """Write a pre-trained diffusers folder."""
+        texts, images = rendered_words(self.images, 1, _WORDS)
+        _build(folder, texts, images, steps=(self.vae_steps, self.steps), report=report)
+
+
+def _build(folder: Path, texts: list[str], images: np.ndarray, *, steps: tuple[int, int], report: Report) -> None:
+    pipeline = tiny_pipeline()
+    pretrain(pipeline, texts, images, vae_steps=steps[0], steps=steps[1], report=report)
+    pipeline.save_pretrained(folder)

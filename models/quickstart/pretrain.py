@@ -1,0 +1,124 @@
+"""Pre-trains a tiny pipeline from nothing: the autoencoder, then text encoders and transformer by flow matching.
+
+Legend: N images, B batch, C h w latent, L tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import StableDiffusion3Pipeline
+from torch import Tensor, nn
+
+from models.quickstart.pipeline import MAX_TOKENS
+
+Report = Callable[[str, int, int], None]
+_BATCH = 64
+_VAE_BATCH = 32
+
+
+def pretrain(
+    pipeline: StableDiffusion3Pipeline,
+    texts: Sequence[str],
+    images: np.ndarray,
+    *,
+    vae_steps: int,
+    steps: int,
+    report: Report,
+) -> None:
+    """Train a fresh pipeline in place; deterministic for a given machine and thread count.
+
+    Args:
+        pipeline: fresh, see ``tiny_pipeline``.
+        texts: N texts; the prompt of a text is the text in double quotes.
+        images: (N, H, W) uint8.
+        vae_steps: optimizer steps of the autoencoder.
+        steps: optimizer steps of transformer and text encoders.
+        report: called with (what, done, total) after each step.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        pixels = (torch.from_numpy(images).float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
+        _train_autoencoder(pipeline.vae, pixels, vae_steps, report)
+        latents = _normalized_latents(pipeline.vae, pixels)
+        _train_flow(pipeline, [f'"{text}"' for text in texts], latents, steps, report)
+
+
+def _train_autoencoder(vae: nn.Module, pixels: Tensor, steps: int, report: Report) -> None:
+    vae.train()
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=4e-3, weight_decay=0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps, pct_start=0.1)
+    for step in range(steps):
+        batch = pixels[torch.randint(len(pixels), (_VAE_BATCH,))]
+        posterior = vae.encode(batch).latent_dist
+        decoded = vae.decode(posterior.sample()).sample
+        kl = posterior.kl().mean() / posterior.mean[0].numel()
+        loss = F.mse_loss(decoded, batch) + 0.1 * F.l1_loss(decoded, batch) + 1e-4 * kl
+        _update(loss, list(vae.parameters()), optimizer, schedule)
+        report("autoencoder", step + 1, steps)
+    vae.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _normalized_latents(vae: nn.Module, pixels: Tensor) -> Tensor:
+    """Return (N, C, h, w) latents of mean 0 and std 1, and write the factors into the VAE's config."""
+    latents = torch.cat([vae.encode(batch).latent_dist.mean for batch in pixels.split(256)])
+    shift, scale = latents.mean().item(), 1 / latents.std().item()
+    vae.register_to_config(shift_factor=shift, scaling_factor=scale)
+    return (latents - shift) * scale
+
+
+def _train_flow(
+    pipeline: StableDiffusion3Pipeline, prompts: list[str], latents: Tensor, steps: int, report: Report
+) -> None:
+    tokens = pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
+    modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]).train()
+    parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1)
+    average = copy.deepcopy(modules).eval()
+    for step in range(steps):
+        rows = torch.randint(len(latents), (_BATCH,))
+        _update(_flow_loss(modules, tokens[rows], latents[rows]), parameters, optimizer, schedule)
+        decay = min(0.995, (step + 1) / (step + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(modules.parameters()), 1 - decay)
+        report("flow matching", step + 1, steps)
+    modules.load_state_dict(average.state_dict())
+    modules.eval()
+
+
+def _flow_loss(modules: nn.ModuleList, tokens: Tensor, clean: Tensor) -> Tensor:
+    """Return the flow-matching loss with logit-normal times (arXiv 2403.03206, eq. 19)."""
+    noise = torch.randn_like(clean)
+    sigma = torch.sigmoid(torch.randn(len(clean)))
+    mix = sigma.view(-1, 1, 1, 1)
+    transformer, *text_encoders = modules
+    outputs = [encoder(tokens, output_hidden_states=True) for encoder in text_encoders]
+    embeds = torch.cat([output.hidden_states[-2] for output in outputs], -1)
+    velocity = transformer(
+        hidden_states=(1 - mix) * clean + mix * noise,
+        # The pipeline appends one row of zeros where a T5 would be.
+        encoder_hidden_states=F.pad(embeds, (0, 0, 0, 1)),
+        pooled_projections=torch.cat([output[0] for output in outputs], -1),
+        timestep=sigma * 1000,
+        return_dict=False,
+    )[0]
+    return F.mse_loss(velocity, noise - clean)
+
+
+def _update(
+    loss: Tensor,
+    parameters: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+    schedule.step()

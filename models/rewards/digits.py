@@ -1,0 +1,47 @@
+"""Reads two handwritten digits side by side, with a classifier trained on scikit-learn's real digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.svm import SVC
+
+from models.quickstart.corpus import real_digits
+from models.rewards.base import Scores, quoted_text
+
+
+@dataclass(slots=True, kw_only=True)
+class DigitsReward:
+    """Share of the two halves read as the prompt asks: 0, 0.5 or 1.
+
+    ``svc`` reads 99 % of real digits it was not trained on. ``trees`` is a second opinion for evaluation: it is never
+    optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
+    """
+
+    classifier: Literal["svc", "trees"] = "svc"
+    _model: SVC | ExtraTreesClassifier = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Train the classifier, a tenth of a second.
+
+        Raises:
+            ValueError: the classifier is unknown.
+        """
+        if self.classifier not in ("svc", "trees"):
+            raise ValueError(f"classifier is {self.classifier!r}; it must be 'svc' or 'trees'.")
+        images, labels = real_digits()
+        model = SVC(gamma=0.05, C=5) if self.classifier == "svc" else ExtraTreesClassifier(200, random_state=0)
+        self._model = model.fit(images.reshape(len(images), -1), labels)
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return shares and the two digits that were read; ``media`` is (B, 16, 32, 3)."""
+        ink = 1 - media.astype(np.float32).mean(-1) / 255
+        small = ink.reshape(len(media), 8, 2, 16, 2).mean((2, 4))
+        halves = np.stack([small[:, :, :8], small[:, :, 8:]], 1).reshape(-1, 64)
+        read = self._model.predict(halves).reshape(-1, 2)
+        asked = np.array([[int(digit) for digit in quoted_text(prompt)] for prompt in prompts])
+        return Scores((read == asked).mean(1).astype(np.float32), [f"{left}{right}" for left, right in read])

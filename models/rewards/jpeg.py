@@ -1,0 +1,33 @@
+"""JPEG size as a reward: no model, deterministic, useful to try a pipeline."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.rewards.base import Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JpegCompressibility:
+    """Minus the JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
+
+    DDPO (arXiv 2305.13301) uses scale 1, Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500.
+    """
+
+    scale: float = 500.0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        return Scores(np.array([-_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
+
+
+def _jpeg_kilobytes(image: np.ndarray) -> float:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="JPEG", quality=95)
+    return len(buffer.getvalue()) / 1000

@@ -1,0 +1,312 @@
+"""When bytes count: create-once shard records, manifests written last, verified reads.
+
+A shard's files are published first, under a name that carries their digest; then its record is created exclusively.
+Two writers of one shard therefore never mix: the record names one set of files. A reader sees only what a record
+names. Equal work gives equal bytes, so the usual race has two equal winners.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from configs.errors import CommitLostError, CorruptError, NotCommittedError, StoreError
+from configs.fingerprint import canonical_json
+from storage import layout
+from storage.filesystem import Root, open_root
+from storage.layout import ArtifactRef
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One committed file."""
+
+    name: str
+    """Path below the shard's folder."""
+    size: int
+    """Bytes."""
+    xxh3: str
+    """xxh3-128 of the content, hex."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """What a commit record says about one shard."""
+
+    shard: str
+    """Name of the shard within the artifact."""
+    digest: str
+    """xxh3-128 over names, sizes and checksums of the files: equal content, equal digest."""
+    rows: int
+    """Samples (or files, for artifacts without samples) in the shard."""
+    files: tuple[FileEntry, ...]
+    """The files, sorted by name."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Figures about the content, equal for equal content."""
+    producer: Mapping[str, Any] = field(default_factory=dict)
+    """Host, pid and timings of the writer: everything that may differ between equal shards."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this record and of the files it names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a complete artifact is and what it was made from."""
+
+    kind: str
+    """Artifact kind."""
+    id: str
+    """Artifact id."""
+    stage: str
+    """Stage that made it."""
+    stage_version: int
+    """Version of the stage's semantics."""
+    options: Mapping[str, Any]
+    """The options that changed the result."""
+    inputs: tuple[str, ...]
+    """Input artifacts, ``kind/id``."""
+    shards: tuple[tuple[str, str, int], ...]
+    """(shard, digest, rows) of every shard in order."""
+    rows: int
+    """Rows in all shards."""
+    size: int
+    """Bytes in all shards."""
+    digest: str
+    """Hash over the shards' digests: the content of the artifact."""
+    summary: Mapping[str, Any]
+    """Figures about the whole content."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this manifest."""
+
+
+class ArtifactStore:
+    """Commits and reads artifacts below one root."""
+
+    def __init__(self, root: Root | str) -> None:
+        """Open a store.
+
+        Args:
+            root: a Root, or the URI of one.
+
+        Raises:
+            StoreError: the root cannot be used.
+        """
+        self.root = open_root(root) if isinstance(root, str) else root
+        self._verified: set[str] = set()
+        self._lock = threading.Lock()
+
+    def manifest(self, ref: ArtifactRef) -> Manifest | None:
+        """Return the manifest of a complete artifact, or None.
+
+        Raises:
+            CorruptError: it cannot be read or belongs to another artifact.
+        """
+        data = self.root.read(layout.manifest(ref))
+        if data is None:
+            return None
+        manifest = _manifest_from(_parse(data, layout.manifest(ref)), layout.manifest(ref))
+        if (manifest.kind, manifest.id) != (ref.kind, ref.id):
+            raise CorruptError(
+                f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
+                "remove the artifact's folder and run the stage again."
+            )
+        return manifest
+
+    def require(self, ref: ArtifactRef) -> Manifest:
+        """Return the manifest of an artifact that must be complete.
+
+        Raises:
+            NotCommittedError: it is not.
+        """
+        manifest = self.manifest(ref)
+        if manifest is None:
+            raise NotCommittedError(f"{ref} is not complete in '{self.root.uri}'. Run its stage first.")
+        return manifest
+
+    def record(self, ref: ArtifactRef, shard: str) -> ShardRecord | None:
+        """Return the commit record of one shard, or None."""
+        path = layout.record(ref, shard)
+        data = self.root.read(path)
+        return None if data is None else _record_from(_parse(data, path), path)
+
+    def records(self, ref: ArtifactRef) -> list[ShardRecord]:
+        """Return the records of all committed shards, sorted by shard name."""
+        names = [name.removesuffix(".json") for name in self.root.list(layout.records(ref)) if name.endswith(".json")]
+        found = (self.record(ref, name) for name in names)
+        return [record for record in found if record is not None]
+
+    def commit(
+        self,
+        ref: ArtifactRef,
+        shard: str,
+        folder: Path,
+        *,
+        rows: int,
+        summary: Mapping[str, Any] | None = None,
+        producer: Mapping[str, Any] | None = None,
+    ) -> ShardRecord:
+        """Publish a folder of finished files as one shard and create its record.
+
+        Returns:
+            The record that counts: ours, or an equal one that another writer created first.
+
+        Raises:
+            CommitLostError: another writer committed different content for this shard.
+        """
+        files = _describe(folder)
+        digest = _digest([[file.name, file.size, file.xxh3] for file in files])
+        record = ShardRecord(
+            shard=shard,
+            digest=digest,
+            rows=rows,
+            files=files,
+            summary=summary or {},
+            producer={"host": socket.gethostname(), "pid": os.getpid(), **(producer or {})},
+        )
+        self.root.publish(folder, layout.shard_folder(ref, shard, digest))
+        if self.root.create(layout.record(ref, shard), _encode(asdict(record))):
+            return record
+        return self._settle(ref, record)
+
+    def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:  # noqa: ANN401
+        """Write the manifest, once every planned shard is committed.
+
+        Args:
+            ref: the artifact.
+            shards: every planned shard, in order.
+            summary: figures about the whole content.
+            origin: stage, stage_version, options and inputs of the manifest.
+
+        Raises:
+            NotCommittedError: a planned shard has no record.
+        """
+        records = [self.record(ref, shard) for shard in shards]
+        missing = [shard for shard, record in zip(shards, records, strict=True) if record is None]
+        if missing:
+            raise NotCommittedError(f"{ref} cannot be completed: shards {', '.join(missing)} are not committed.")
+        present = [record for record in records if record is not None]
+        manifest = Manifest(
+            kind=ref.kind,
+            id=ref.id,
+            shards=tuple((record.shard, record.digest, record.rows) for record in present),
+            rows=sum(record.rows for record in present),
+            size=sum(file.size for record in present for file in record.files),
+            digest=_digest([[record.shard, record.digest] for record in present]),
+            summary=summary,
+            **origin,
+        )
+        if not self.root.create(layout.manifest(ref), _encode(asdict(manifest))):
+            return self.require(ref)
+        return manifest
+
+    def folder(self, ref: ArtifactRef, record: ShardRecord) -> Path:
+        """Return the local folder of a shard after checking sizes and, once per process, checksums.
+
+        Raises:
+            CorruptError: a file is missing, of another size, or of other content.
+        """
+        path = layout.shard_folder(ref, record.shard, record.digest)
+        folder = self.root.local(path)
+        with self._lock:
+            known = path in self._verified
+        if not known:
+            for file in record.files:
+                check_file(folder / file.name, file, where=f"{path}/{file.name}")
+            with self._lock:
+                self._verified.add(path)
+        return folder
+
+    def _settle(self, ref: ArtifactRef, ours: ShardRecord) -> ShardRecord:
+        winner = self.record(ref, ours.shard)
+        if winner is None:
+            raise StoreError(f"{layout.record(ref, ours.shard)} exists but cannot be read back.")
+        if winner.digest != ours.digest:
+            self.root.remove(layout.shard_folder(ref, ours.shard, ours.digest))
+            raise CommitLostError(
+                f"Shard {ours.shard} of {ref} was committed first by another writer with other content "
+                f"(theirs {winner.digest[:12]}, ours {ours.digest[:12]}). Equal work must give equal bytes: check that "
+                "both writers run the same version on the same kind of device."
+            )
+        return winner
+
+
+def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
+    """Check one file against its record.
+
+    Raises:
+        CorruptError: it is missing, truncated or changed.
+    """
+    remedy = "Run 'flowmill store verify' to see what else is affected."
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptError(f"{where} is missing; its commit record names it with {entry.size} bytes. {remedy}") from None
+    if size != entry.size:
+        raise CorruptError(f"{where} has {size} bytes, its commit record says {entry.size}. {remedy}")
+    found = hash_file(path)
+    if found != entry.xxh3:
+        raise CorruptError(f"{where} has checksum {found[:12]}, its commit record says {entry.xxh3[:12]}. {remedy}")
+
+
+def hash_file(path: Path) -> str:
+    """Return the xxh3-128 of a file's content, hex."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _describe(folder: Path) -> tuple[FileEntry, ...]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple(
+        FileEntry(name=path.relative_to(folder).as_posix(), size=path.stat().st_size, xxh3=hash_file(path))
+        for path in paths
+    )
+
+
+def _digest(value: Any) -> str:  # noqa: ANN401 - plain JSON data
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
+
+
+def _encode(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        raise CorruptError(f"{where} is not JSON: the file was damaged after it was committed.") from None
+    version = value.get("schema_version", 0) if isinstance(value, dict) else 0
+    if version > SCHEMA_VERSION:
+        raise CorruptError(
+            f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
+        )
+    return dict(value)
+
+
+def _record_from(data: dict[str, Any], where: str) -> ShardRecord:
+    try:
+        files = tuple(FileEntry(**file) for file in data.pop("files"))
+        return ShardRecord(files=files, **data)
+    except (KeyError, TypeError) as error:
+        raise CorruptError(f"{where} is not a commit record: {error}.") from None
+
+
+def _manifest_from(data: dict[str, Any], where: str) -> Manifest:
+    try:
+        shards = tuple((shard, digest, rows) for shard, digest, rows in data.pop("shards"))
+        return Manifest(shards=shards, inputs=tuple(data.pop("inputs")), **data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"{where} is not a manifest: {error}.") from None

@@ -1,0 +1,107 @@
+"""Where everything is: the only place that spells paths inside a store.
+
+    <root>/<kind>/<id>/<shard>-<digest>/...   the files of one shard
+    <root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
+    <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
+    <root>/runs/<run>/...                     config, lineage and tracking ids of a run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = (
+    "bases",
+    "prompts",
+    "embeddings",
+    "trajectories",
+    "rewards",
+    "advantages",
+    "policies",
+    "evaluations",
+    "exports",
+)
+STAGING = ".staging"
+RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ArtifactRef:
+    """Names one artifact: what kind it is, and its fingerprint (plus ``-aN`` for the Nth forced attempt)."""
+
+    kind: str
+    id: str
+
+    @property
+    def path(self) -> str:
+        """Folder of the artifact below the root."""
+        return f"{self.kind}/{self.id}"
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint without the attempt."""
+        return self.id.partition("-a")[0]
+
+    def attempt(self, number: int) -> ArtifactRef:
+        """Return the ref of another attempt at the same work; attempt 1 has no suffix."""
+        return ArtifactRef(self.kind, self.fingerprint if number == 1 else f"{self.fingerprint}-a{number}")
+
+    def __str__(self) -> str:
+        return self.path
+
+    @classmethod
+    def parse(cls, text: str) -> ArtifactRef:
+        """Return the ref spelled ``kind/id``.
+
+        Raises:
+            ValueError: the text is not of that form or the kind does not exist.
+        """
+        kind, separator, identifier = text.partition("/")
+        if not separator or kind not in KINDS or not identifier:
+            raise ValueError(f"'{text}' is not an artifact; artifacts are kind/id with kind one of {', '.join(KINDS)}")
+        return cls(kind, identifier)
+
+
+def manifest(ref: ArtifactRef) -> str:
+    """Path of the manifest."""
+    return f"{ref.path}/manifest.json"
+
+
+def records(ref: ArtifactRef) -> str:
+    """Folder of the commit records."""
+    return f"{ref.path}/_shards"
+
+
+def record(ref: ArtifactRef, shard: str) -> str:
+    """Path of one commit record."""
+    return f"{records(ref)}/{shard}.json"
+
+
+def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
+    """Folder of one shard's files; the content digest in its name keeps different contents apart."""
+    return f"{ref.path}/{shard}-{digest[:12]}"
+
+
+def checkpoints(ref: ArtifactRef) -> str:
+    """Folder of the transient optimizer checkpoints of a policy that is being trained."""
+    return f"{ref.path}/_checkpoints"
+
+
+def run(name: str) -> str:
+    """Folder of a run."""
+    return f"{RUNS}/{name}"
+
+
+def run_record(name: str) -> str:
+    """Path of the run's first record: config, seed, identity."""
+    return f"{run(name)}/run.json"
+
+
+def lineage(name: str) -> str:
+    """Folder of the run's lineage records."""
+    return f"{run(name)}/lineage"
+
+
+def lineage_entry(name: str, epoch: int, stage: str, slot: str, number: int) -> str:
+    """Path of one lineage record."""
+    return f"{lineage(name)}/{epoch:05d}.{stage}.{slot or '-'}.{number:03d}.json"

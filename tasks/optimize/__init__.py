@@ -1,0 +1,1 @@
+"""The optimize stage: stored trajectories and advantages in, the next policy version out."""

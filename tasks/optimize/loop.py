@@ -1,0 +1,144 @@
+"""The training loop: accumulate, reduce, clip, step, average. It knows no algorithm and no model family.
+
+Legend: B rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from configs.errors import FlowmillError
+from configs.schema import OptimizeSection
+from models.adapters import Ema, Trainable
+from tasks.algorithms.base import Algorithm, Batch, Models
+from tasks.optimize.batches import Row
+from tasks.optimize.distributed import Ranks
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """Everything that must survive a restart."""
+
+    trainable: Trainable
+    """The policy; its parameters change in place."""
+    optimizer: torch.optim.AdamW
+    """AdamW over the trained parameters."""
+    ema: Ema | None
+    """The moving average, if one is kept."""
+    total_updates: int
+    """Optimizer updates since the start of the run."""
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """One entry per update of this epoch."""
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained parameters."""
+        return self.trainable.parameters()
+
+
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], section: OptimizeSection) -> torch.optim.AdamW:
+    """Return AdamW with the configured settings."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=section.learning_rate,
+        betas=section.betas,
+        weight_decay=section.weight_decay,
+        eps=section.epsilon,
+    )
+
+
+def run_updates(
+    state: TrainerState,
+    algorithm: Algorithm,
+    models: Models,
+    plan: Sequence[Sequence[Row]],
+    *,
+    batches: Callable[[Sequence[Row]], Batch],
+    micro_batch_size: int,
+    section: OptimizeSection,
+    ranks: Ranks,
+    after_update: Callable[[int], None],
+) -> None:
+    """Carry out the updates of an epoch that are not done yet (``len(state.metrics)`` are).
+
+    Args:
+        state: changed in place.
+        algorithm: gives the loss of each row.
+        models: what the algorithm may call.
+        plan: rows of every update.
+        batches: rows -> micro-batch of the fixed size.
+        micro_batch_size: rows per micro-batch.
+        section: optimizer settings.
+        ranks: micro-batches are dealt out to ranks in turn.
+        after_update: called with the number of updates done.
+
+    Raises:
+        FlowmillError: a loss or gradient is not finite; nothing of it is kept.
+    """
+    for number in range(len(state.metrics), len(plan)):
+        rows = plan[number]
+        chunks = [rows[start : start + micro_batch_size] for start in range(0, len(rows), micro_batch_size)]
+        totals = _accumulate([batches(chunk) for chunk in chunks[ranks.rank :: ranks.world]], algorithm, models, len(rows))
+        ranks.sum_gradients(state.parameters)
+        gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
+        means = _reduce(totals, ranks, models)
+        _check_finite(means, gradient_norm, number)
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.total_updates += 1
+        if state.ema is not None and section.ema is not None and state.total_updates % section.ema.every == 0:
+            state.ema.update(state.parameters, state.total_updates)
+        state.metrics.append(_entry(state.total_updates, len(rows), gradient_norm, means))
+        after_update(number + 1)
+
+
+def _accumulate(batches: Sequence[Batch], algorithm: Algorithm, models: Models, rows: int) -> dict[str, Tensor]:
+    """Backpropagate the mean loss over all rows of the update; return summed row metrics."""
+    totals: dict[str, Tensor] = {}
+    for batch in batches:
+        result = algorithm.loss(batch, models)
+        loss = (result.loss * batch.weights).sum() / rows
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, values in {"loss": result.loss.detach(), **result.metrics}.items():
+            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + (values * batch.weights).double().sum().cpu() / rows
+    return totals
+
+
+def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str, float]:
+    """Return metric means over all ranks; every rank reports the same names, in the order of rank 0."""
+    if ranks.world == 1:
+        return {name: float(value) for name, value in totals.items()}
+    device = models.trainable.parameters()[0].device
+    names = _shared_names(list(totals), ranks)
+    values = torch.stack([totals.get(name, torch.zeros((), dtype=torch.float64)) for name in names]).to(device)
+    return dict(zip(names, ranks.sum(values).tolist(), strict=True))
+
+
+def _shared_names(names: list[str], ranks: Ranks) -> list[str]:
+    """Return rank 0's metric names; a rank without micro-batches has none of its own."""
+    shared = [names]
+    torch.distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:
+    loss = means.get("loss", 0.0)
+    if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+        raise FlowmillError(
+            f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training on "
+            "it would destroy the policy. Lower optimize.learning_rate or rollout noise; finished epochs are kept."
+        )
+
+
+def _entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
+    entry = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
+    if "ratio_squared" in entry:
+        squared = entry.pop("ratio_squared")
+        entry["ratio_std"] = math.sqrt(max(0.0, squared - entry["ratio"] ** 2))
+        entry["ratio_mean"] = entry.pop("ratio")
+    return entry

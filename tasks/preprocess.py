@@ -1,0 +1,134 @@
+"""Prompts in, embeddings and a prompt table out. Each distinct prompt is encoded once ever per encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.fingerprint import canonical_json, fingerprint
+from configs.schema import RunConfig
+from models.policies.base import Part, Policy
+from storage.commit import ShardRecord
+from storage.embeddings import EmbeddingCache
+from storage.layout import ArtifactRef
+from storage.schema import PROMPTS, write_table
+from tasks.prompts import Prompt, prompts_fingerprint, read_prompts
+from tasks.stage import Output, Shard, Stage
+from tasks.workspace import uses_guidance
+
+_PROMPTS_PER_SHARD = 1024
+
+
+def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
+    """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
+
+    Raises:
+        PromptError: a source cannot be used.
+    """
+    section = config.prompts
+    train = read_prompts(section.train, section, where="prompts.train")
+    heldout = read_prompts(section.heldout, section, where="prompts.heldout") if section.heldout else []
+    negative = [Prompt(text=config.model.negative_prompt)] if uses_guidance(config) else []
+    return {"train": train, "heldout": heldout, "negative": negative}
+
+
+class EncodeStage(Stage):
+    """Encodes the prompts that are not in the cache yet; text encoders are loaded only if there are any."""
+
+    name = "encode"
+    kind = "embeddings"
+    grows = True
+
+    def options(self) -> Mapping[str, Any]:
+        """What identifies the encoder."""
+        model = self.config.model
+        return {"policy": model.policy, "dtype": model.dtype, "options": model.options}
+
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """The base model."""
+        return (self.workspace.run.require(0, "base").ref,)
+
+    def shards(self) -> list[Shard]:
+        """Chunks of the missing prompts, named by their content."""
+        chunks = range(0, len(self._missing), _PROMPTS_PER_SHARD)
+        return [self._shard(start, min(start + _PROMPTS_PER_SHARD, len(self._missing))) for start in chunks]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Encode one chunk in batches of one fixed size, so that rows do not depend on their neighbors."""
+        self.workspace.use_threads()
+        texts = self._missing[shard.start : shard.stop]
+        rows = self._encode(texts)
+        self._cache.write(folder, texts, rows)
+        return Output(rows=len(texts))
+
+    @cached_property
+    def _missing(self) -> list[str]:
+        texts = [prompt.text for split in source_prompts(self.config).values() for prompt in split]
+        return self._cache.missing(texts)
+
+    @cached_property
+    def _cache(self) -> EmbeddingCache:
+        return EmbeddingCache(self.workspace.store, self.ref)
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return self.workspace.load_policy(frozenset({Part.TEXT}))
+
+    def _shard(self, start: int, stop: int) -> Shard:
+        return Shard(fingerprint(self._missing[start:stop])[:16], start, stop)
+
+    def _encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        size = self.config.execution.encode_batch_size
+        parts: list[dict[str, torch.Tensor]] = []
+        for start in range(0, len(texts), size):
+            batch = list(texts[start : start + size])
+            padded = batch + [batch[-1]] * (size - len(batch))
+            parts.append({name: rows[: len(batch)].float().cpu() for name, rows in self._policy.encode(padded).items()})
+            self.workspace.reporter.progress(self.name, 0, min(start + size, len(texts)), len(texts))
+        return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+
+
+class PreprocessStage(Stage):
+    """The prompt table of a run, with the content hash of every prompt's embedding."""
+
+    name = "preprocess"
+    kind = "prompts"
+
+    def options(self) -> Mapping[str, Any]:
+        """The prompts themselves."""
+        return {"prompts": prompts_fingerprint(self._prompts)}
+
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """The embedding cache."""
+        return (self.workspace.run.require(0, "encode").ref,)
+
+    def shards(self) -> list[Shard]:
+        """One."""
+        return [Shard("prompts")]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Write the table."""
+        rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
+        columns = {
+            "prompt_id": [prompt.id for _, prompt in rows],
+            "split": [split for split, _ in rows],
+            "prompt": [prompt.text for _, prompt in rows],
+            "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
+        }
+        write_table(folder / "prompts.parquet", columns, PROMPTS)
+        digest = self.workspace.embeddings.digest([prompt.text for _, prompt in rows])
+        (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
+        return Output(rows=len(rows))
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Count prompts by split."""
+        return {split: len(prompts) for split, prompts in self._prompts.items()}
+
+    @cached_property
+    def _prompts(self) -> dict[str, list[Prompt]]:
+        return source_prompts(self.config)

@@ -1,0 +1,71 @@
+"""What a stage says while it works, and where time went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Shows progress to a person or a log."""
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Say how far a stage of an epoch is; ``detail`` is a short figure such as the current reward."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Say one line."""
+        ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Say nothing."""
+
+    def message(self, text: str) -> None:
+        """Say nothing."""
+
+
+class Ledger:
+    """When which stage worked, in this process; stages may overlap."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._spans: list[tuple[str, float, float]] = []
+        self._lock = threading.Lock()
+        self.started = time.monotonic()
+
+    @contextmanager
+    def work(self, stage: str) -> Iterator[None]:
+        """Count the time inside as work of a stage."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._spans.append((stage, start, time.monotonic()))
+
+    def seconds(self, stage: str) -> float:
+        """Return the seconds a stage worked."""
+        return sum(end - start for name, start, end in self._spans if name == stage)
+
+    def stages(self) -> list[str]:
+        """Return the stages that worked, in order of first work."""
+        return list(dict.fromkeys(name for name, _, _ in self._spans))
+
+    def busy(self) -> float:
+        """Return the seconds in which at least one stage worked."""
+        total, reach = 0.0, float("-inf")
+        for _, start, end in sorted(self._spans, key=lambda span: span[1]):
+            total += max(0.0, end - max(start, reach))
+            reach = max(reach, end)
+        return total
+
+    def overhead(self) -> float:
+        """Return the seconds since the start in which no stage worked: orchestration, commits, tracking."""
+        return time.monotonic() - self.started - self.busy()

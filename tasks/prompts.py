@@ -1,0 +1,143 @@
+"""Reads prompts from .txt, .jsonl, .parquet or a Hugging Face dataset id, and refuses what cannot be trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.errors import PromptError
+from configs.fingerprint import canonical_json, fingerprint
+from configs.schema import PromptsSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt and what else its source says about it."""
+
+    text: str
+    """The prompt."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns or keys, for rewards."""
+
+    @property
+    def id(self) -> str:
+        """Identity of the prompt's group: a hash of text and metadata."""
+        return fingerprint([self.text, dict(self.metadata)])[:16]
+
+
+def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:
+    """Return the prompts of a source.
+
+    Args:
+        source: path of a .txt, .jsonl or .parquet file, or a Hugging Face dataset id.
+        section: names the prompt column and the dataset split.
+        where: the setting that names the source, for errors.
+
+    Raises:
+        PromptError: the source is missing, empty or malformed, or holds an empty prompt or a prompt twice.
+    """
+    suffix = Path(source).suffix.lower()
+    readers = {".txt": _text_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
+    if suffix in readers:
+        if not Path(source).is_file():
+            raise PromptError(f"{where}: prompt file '{source}' does not exist. Paths are relative to the config file.")
+        rows = list(readers[suffix](source, section.column))
+    else:
+        rows = list(_hub_rows(source, section, where))
+    prompts = [_prompt(row, section.column, f"{where}: {place}") for place, row in rows]
+    _check(prompts, [place for place, _ in rows], where, source)
+    return prompts
+
+
+def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
+    """Return the identity of named lists of prompts, by content and order."""
+    return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
+
+
+_Rows = Iterable[tuple[str, Mapping[str, Any]]]
+
+
+def _text_rows(path: str, column: str) -> _Rows:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"'{path}' is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        yield f"{path}, line {number}", {column: line.strip()}
+
+
+def _jsonl_rows(path: str, column: str) -> _Rows:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise PromptError(f"{place} is not JSON: {error}. Each line must hold one object.") from None
+            if not isinstance(row, dict):
+                raise PromptError(f"{place} holds {type(row).__name__}; each line must hold one object.")
+            yield place, row
+
+
+def _parquet_rows(path: str, column: str) -> _Rows:
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise PromptError(f"'{path}' is not a Parquet file: {error}") from None
+    for number, row in enumerate(rows, 1):
+        yield f"{path}, row {number}", row
+
+
+def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
+    if source.startswith((".", "/")) or source.count("/") > 1 or (Path(source).suffix and "/" not in source):
+        raise PromptError(
+            f"{where}: '{source}' is neither a .txt, .jsonl or .parquet file nor a dataset id like 'owner/name'."
+        )
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(source, split=section.split)
+    except Exception as error:  # noqa: BLE001 - the library raises dozens of types for one meaning
+        raise PromptError(
+            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
+            "Use a dataset id that can be reached, or a .txt, .jsonl or .parquet file that exists."
+        ) from None
+    for number, row in enumerate(rows, 1):
+        yield f"{source}, row {number}", row
+
+
+def _prompt(row: Mapping[str, Any], column: str, place: str) -> Prompt:
+    if column not in row:
+        raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
+    text = row[column]
+    if not isinstance(text, str) or not text.strip():
+        raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
+    metadata = {key: value for key, value in row.items() if key != column}
+    try:
+        canonical_json(metadata)
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"{place}: metadata must be plain JSON values: {error}.") from None
+    return Prompt(text=text, metadata=metadata)
+
+
+def _check(prompts: list[Prompt], places: list[str], where: str, source: str) -> None:
+    if not prompts:
+        raise PromptError(f"{where}: '{source}' holds no prompts.")
+    first: dict[str, str] = {}
+    for prompt, place in zip(prompts, places, strict=True):
+        if prompt.id in first:
+            raise PromptError(
+                f"{where}: prompt {prompt.text!r} appears twice: {first[prompt.id]} and {place}. "
+                "Groups are identified by their prompt; remove one."
+            )
+        first[prompt.id] = place

@@ -1,0 +1,171 @@
+"""Rollouts: K samples per prompt, sharded by group, stored with the log-probs that made them.
+
+Legend: B rows of a batch, K samples per group, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs.registry import create, resolve
+from models.sampling import Rollout, sample
+from models.schedules import PLANS, Plan, Steps
+from models.transitions import KERNELS, Kernel
+from storage.commit import ShardRecord
+from storage.layout import ArtifactRef
+from storage.trajectories import TRAJECTORY_STORES
+from storage.trajectories.base import Sample, TrajectoryStore
+from tasks.seeds import derive, epoch_prompts, generator
+from tasks.stage import Output, Shard, Stage, cover
+from tasks.workspace import StoredPrompt
+
+
+class RolloutStage(Stage):
+    """Generates the trajectories of one epoch with the policy of the epoch before."""
+
+    name = "rollout"
+    kind = "trajectories"
+
+    def options(self) -> Mapping[str, Any]:
+        """Everything that changes samples; shard and batch sizes do not."""
+        rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard"})
+        return {"rollout": rollout, "model": call_options(self.config), "seed": self.config.run.seed, "epoch": self.epoch}
+
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """The policy, the prompts."""
+        return (self.workspace.policy_ref(self.epoch - 1), self.workspace.run.require(0, "preprocess").ref)
+
+    def shards(self) -> list[Shard]:
+        """Ranges of groups."""
+        records = self.workspace.store.records(self.ref)
+        return cover(self.config.rollout.prompts_per_epoch, self.config.rollout.groups_per_shard, records)
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Sample the groups of one shard."""
+        self.workspace.use_threads()
+        jobs = [_Job(prompt, replica) for prompt in self.groups[shard.start : shard.stop] for replica in range(self._size)]
+        samples: list[Sample] = []
+        batch = self.config.execution.rollout_batch_size
+        for start in range(0, len(jobs), batch):
+            samples += self._sample(jobs[start : start + batch], pad_to=batch)
+            self.workspace.reporter.progress(
+                self.name, self.epoch, shard.start * self._size + len(samples), len(self.groups) * self._size
+            )
+        self.trajectory_store.write(folder, samples)
+        return Output(rows=len(samples), summary={"groups": shard.stop - shard.start})
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Count groups and samples."""
+        return {"groups": len(self.groups), "samples": sum(record.rows for record in records)}
+
+    @cached_property
+    def groups(self) -> list[StoredPrompt]:
+        """The prompts of this epoch, one group each."""
+        prompts = self.workspace.prompts["train"]
+        size = self.config.rollout.prompts_per_epoch
+        chosen = epoch_prompts(len(prompts), size, seed=self.config.run.seed, epoch=self.epoch)
+        return [prompts[index] for index in chosen]
+
+    @cached_property
+    def trajectory_store(self) -> TrajectoryStore:
+        """The format of the shards."""
+        return open_trajectory_store(self.config.rollout.store)
+
+    @property
+    def _size(self) -> int:
+        return int(self.config.rollout.group_size)
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        sampler = self.config.rollout.sampler
+        return create(KERNELS, sampler.name, sampler.options, what="rollout.sampler")  # type: ignore[no-any-return]
+
+    @cached_property
+    def _plan(self) -> Plan:
+        plan = self.config.rollout.plan
+        return create(PLANS, plan.name, plan.options, what="rollout.plan")  # type: ignore[no-any-return]
+
+    def _sample(self, jobs: Sequence[_Job], *, pad_to: int) -> list[Sample]:
+        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
+        ref = self.inputs()[0]
+        policy = self.workspace.trainable(ref).policy
+        seeds = [self._seed("initial", job, 0) for job in padded]
+        sigmas = policy.sigmas(self.config.rollout.steps)
+        plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0)) for job in padded]
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        rollout = sample(
+            policy,
+            self.workspace.conditioning([job.prompt.text for job in padded]),
+            latents,
+            sigmas,
+            kernel=self._kernel,
+            plans=plans,
+            noise=lambda step: self._noise(padded, step, latents),
+            storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
+        )
+        images = policy.decode(rollout.final).cpu().numpy()
+        about = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
+        return [
+            _stored(job, images[row], rollout, row, plans[row], seed=seeds[row], **about) for row, job in enumerate(jobs)
+        ]
+
+    def _seed(self, purpose: str, job: _Job, step: int) -> int:
+        shared = purpose == "plan" or (purpose == "initial" and self.config.rollout.same_noise)
+        replica = 0 if shared else job.replica
+        return derive(self.config.run.seed, purpose, self.epoch, job.prompt.id, replica, step)
+
+    def _noise(self, jobs: Sequence[_Job], step: int, like: Tensor) -> Tensor:
+        rows = [torch.randn(like.shape[1:], generator=generator(self._seed("noise", job, step))) for job in jobs]
+        return torch.stack(rows)
+
+
+class _Job:
+    """One sample to make."""
+
+    __slots__ = ("prompt", "replica")
+
+    def __init__(self, prompt: StoredPrompt, replica: int) -> None:
+        self.prompt = prompt
+        self.replica = replica
+
+
+def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **about: Any) -> Sample:  # noqa: ANN401
+    return Sample(
+        sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}",
+        prompt_id=job.prompt.id,
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        media=image,
+        steps=plan.trained,
+        states=plan.states,
+        log_probs=rollout.log_probs[row].cpu().numpy(),
+        latents=None if rollout.states is None else rollout.states[row].cpu().numpy(),
+        **about,
+    )
+
+
+def call_options(config: Any) -> dict[str, Any]:  # noqa: ANN401 - RunConfig
+    """Return how the model is called: the model options that change samples of a given policy."""
+    model = config.model
+    guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
+    return {**size, **(guided if model.guidance_scale > 1 else {})}
+
+
+def open_trajectory_store(name: str) -> TrajectoryStore:
+    """Return a trajectory store by name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]
+
+

@@ -1,0 +1,222 @@
+"""The stage contract: fingerprint, skip, run, commit, report. A stage file holds only its own work.
+
+A stage says what it is (name, version, kind), which options change its result, what it reads, which shards it
+consists of, and how one shard becomes files. Everything about skipping, committing, resuming, timing and lineage is
+here, once.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from configs.fingerprint import fingerprint
+from storage.commit import Manifest, ShardRecord
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One unit of work and of commit."""
+
+    name: str
+    """Unique within the artifact, sorts in order."""
+    start: int = 0
+    """First item (group, prompt, ...) of the shard."""
+    stop: int = 1
+    """One past the last item."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What running a shard gives besides files."""
+
+    rows: int
+    """Rows written."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Figures about the content, equal for equal content."""
+
+
+class Stage(ABC):
+    """One stage of one epoch, bound to a workspace."""
+
+    name: ClassVar[str]
+    """Name in commands, lineage and metrics."""
+    version: ClassVar[int] = 1
+    """Raised when the meaning of the stage's output changes."""
+    kind: ClassVar[str]
+    """Kind of the artifact it makes."""
+    grows: ClassVar[bool] = False
+    """True for a cache that is never complete and has no manifest."""
+    collective: ClassVar[bool] = False
+    """Under torchrun: True when all ranks work on each shard together, False when each takes its own shards."""
+    slot: str = ""
+    """Which of several equal stages of the epoch: the reward's name for score."""
+
+    def __init__(self, workspace: Workspace, epoch: int) -> None:
+        """Bind to a workspace and an epoch."""
+        self.workspace = workspace
+        self.epoch = epoch
+        self._ref: ArtifactRef | None = None
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """The artifact this stage makes: the current one of the lineage if it is of the same work, else a new one."""
+        if self._ref is None:
+            plain = self._fingerprinted()
+            current = self.workspace.run.find(self.epoch, self.name, self.slot)
+            same = current is not None and current.ref.fingerprint == plain.fingerprint
+            self._ref = current.ref if current is not None and same else plain
+        return self._ref
+
+    def begin_attempt(self) -> None:
+        """Make the next attempt at the same work the artifact of this stage."""
+        plain, number = self._fingerprinted(), 1
+        while self.workspace.store.manifest(plain.attempt(number)) is not None:
+            number += 1
+        self._ref = plain.attempt(number)
+
+    def _fingerprinted(self) -> ArtifactRef:
+        work = {
+            "stage": self.name,
+            "version": self.version,
+            "options": dict(self.options()),
+            "inputs": [str(ref) for ref in self.inputs()],
+        }
+        return ArtifactRef(self.kind, fingerprint(work))
+
+    @property
+    def config(self) -> Any:  # noqa: ANN401 - RunConfig, spelled Any to keep stage files short
+        """The run's config."""
+        return self.workspace.config
+
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """Return the options that change the result, and nothing else."""
+
+    @abstractmethod
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """Return the artifacts this stage reads.
+
+        Raises:
+            NotCommittedError: one has not been made yet.
+        """
+
+    @abstractmethod
+    def shards(self) -> Sequence[Shard]:
+        """Return all shards of the artifact, in order; ``covered`` ones included."""
+
+    @abstractmethod
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Do the work of one shard and write its files into an empty folder."""
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Return figures about the whole artifact for its manifest."""
+        return {}
+
+    def cleanup(self, ref: ArtifactRef) -> None:  # noqa: B027 - most stages have nothing to remove
+        """Remove transient files once the artifact is complete."""
+
+
+class StageRun:
+    """One execution of a stage: what is left to do, doing it, and completing the artifact."""
+
+    def __init__(self, stage: Stage, *, force: bool = False) -> None:
+        """Bind to a stage.
+
+        Args:
+            stage: the stage.
+            force: make a new attempt although the work is committed.
+        """
+        self.stage = stage
+        self.store = stage.workspace.store
+        self.forced = force
+        if force and not stage.grows:
+            stage.begin_attempt()
+        self.ref = stage.ref
+
+    @property
+    def complete(self) -> bool:
+        """True when nothing is left to do."""
+        if self.stage.grows:
+            return not self.pending()
+        return self.store.manifest(self.ref) is not None
+
+    def pending(self) -> list[Shard]:
+        """Return the shards without a commit record."""
+        done = {record.shard for record in self.store.records(self.ref)}
+        return [shard for shard in self.stage.shards() if shard.name not in done]
+
+    def run_shard(self, shard: Shard) -> ShardRecord:
+        """Run and commit one shard; a shard that is committed already is returned as it is."""
+        found = self.store.record(self.ref, shard.name)
+        if found is not None:
+            return found
+        with self.store.root.staging() as folder:
+            started = time.time()
+            with self.stage.workspace.ledger.work(self.stage.name):
+                output = self.stage.run(shard, folder)
+            producer = {"started": started, "seconds": round(time.time() - started, 4)}
+            return self.store.commit(
+                self.ref, shard.name, folder, rows=output.rows, summary=output.summary, producer=producer
+            )
+
+    def finish(self) -> Manifest | None:
+        """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
+        manifest = None
+        if not self.stage.grows:
+            manifest = self.store.manifest(self.ref) or self._seal()
+            self.stage.cleanup(self.ref)
+        entry = LineageEntry(
+            epoch=self.stage.epoch,
+            stage=self.stage.name,
+            slot=self.stage.slot,
+            artifact=str(self.ref),
+            forced=self.forced,
+        )
+        self.stage.workspace.run.append(entry)
+        return manifest
+
+    def execute(self) -> Manifest | None:
+        """Run all pending shards here, one after the other, and finish."""
+        if not self.complete:
+            for shard in self.pending():
+                self.run_shard(shard)
+        return self.finish()
+
+    def _seal(self) -> Manifest:
+        names = [shard.name for shard in self.stage.shards()]
+        records = [record for record in self.store.records(self.ref) if record.shard in set(names)]
+        return self.store.seal(
+            self.ref,
+            shards=names,
+            summary=self.stage.summarize(records),
+            stage=self.stage.name,
+            stage_version=self.stage.version,
+            options=self.stage.options(),
+            inputs=tuple(str(ref) for ref in self.stage.inputs()),
+        )
+
+
+def cover(total: int, size: int, records: Sequence[ShardRecord]) -> list[Shard]:
+    """Return shards that cover ``total`` items: committed ranges as they are, the gaps cut at multiples of ``size``.
+
+    The shard size is not part of a fingerprint, so an artifact begun with one size may be finished with another.
+    """
+    committed = sorted(tuple(int(part) for part in record.shard.split("-")) for record in records)
+    shards, position = [], 0
+    for start, stop in [*committed, (total, total)]:
+        while position < start:
+            cut = min(start, (position // size + 1) * size)
+            shards.append(Shard(f"{position:06d}-{cut:06d}", position, cut))
+            position = cut
+        if stop > start >= position:
+            shards.append(Shard(f"{start:06d}-{stop:06d}", start, stop))
+            position = stop
+    return shards

@@ -1,0 +1,244 @@
+"""What the stages of one run share in one process: store, config, lineage, and models loaded once and only if needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import ConfigError
+from configs.registry import create, resolve
+from configs.schema import RewardSection, RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.schema import PROMPTS, read_table
+from tasks.progress import Ledger, Reporter, Silent
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.adapters import LoraSpec, Trainable
+    from models.policies.base import Conditioning, Part, Policy
+    from models.rewards.base import Reward
+    from storage.embeddings import EmbeddingCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrompt:
+    """One row of a prompts artifact."""
+
+    id: str
+    """Group identity."""
+    text: str
+    """The prompt."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the source."""
+
+
+class Workspace:
+    """Shared state of a run's stages in one process."""
+
+    def __init__(
+        self, store: ArtifactStore, config: RunConfig, run: RunFolder, *, reporter: Reporter | None = None
+    ) -> None:
+        """Bind store, config and run."""
+        self.store = store
+        self.config = config
+        self.run = run
+        self.reporter: Reporter = reporter or Silent()
+        self.ledger = Ledger()
+        self._held: Trainable | None = None
+        self._held_ref: tuple[ArtifactRef, bool] | None = None
+        self._rewards: dict[str, Reward] = {}
+        self._lock = threading.Lock()
+
+    # What the run has made so far
+
+    def policy_ref(self, epoch: int) -> ArtifactRef:
+        """Return the policy after an epoch; epoch 0 is the base policy."""
+        return self.run.require(epoch, "optimize" if epoch else "policy").ref
+
+    @cached_property
+    def prompts(self) -> dict[str, list[StoredPrompt]]:
+        """The run's prompts by split: train, heldout, negative."""
+        import json
+
+        ref = self.run.require(0, "preprocess").ref
+        self.store.require(ref)
+        splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
+        for record in self.store.records(ref):
+            for row in read_table(self.store.folder(ref, record) / "prompts.parquet", PROMPTS).to_pylist():
+                prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
+                splits[row["split"]].append(prompt)
+        return splits
+
+    # Devices and models
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device models run on; CUDA devices are chosen by LOCAL_RANK under torchrun."""
+        import os
+
+        import torch
+
+        name = self.config.execution.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda":
+            name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        return torch.device(name)
+
+    def use_threads(self) -> None:
+        """Set torch's CPU threads for the calling thread; OpenMP keeps the number per thread."""
+        import torch
+
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.config.execution.threads)
+
+    @cached_property
+    def base_folder(self) -> Path:
+        """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
+        from tasks.base import locate_base
+
+        return locate_base(self)
+
+    def load_policy(self, parts: frozenset[Part]) -> Policy:
+        """Load some parts of the base model, fresh."""
+        import torch
+
+        from models.libraries import quiet_libraries
+        from models.policies import POLICIES
+        from models.policies.base import PolicySettings
+
+        quiet_libraries()
+
+        section = self.config.model
+        settings = PolicySettings(
+            height=section.height,
+            width=section.width,
+            guidance_scale=section.guidance_scale,
+            dtype=getattr(torch, section.dtype),
+            device=self.device,
+            gradient_checkpointing=section.gradient_checkpointing,
+        )
+        family = resolve(POLICIES, section.policy, what="model.policy")
+        return family.load(self.base_folder, settings, parts, section.options)  # type: ignore[no-any-return]
+
+    def trainable(self, ref: ArtifactRef, *, average: bool = False) -> Trainable:
+        """Return the policy with the weights of a policy artifact; denoiser and VAE are loaded once per process.
+
+        Args:
+            ref: the policy.
+            average: its moving average instead of its last weights, where there is one.
+        """
+        from tasks.policy import read_weights
+
+        with self._lock:
+            if self._held is None:
+                self._held = self._fresh_trainable()
+                self._held_ref = None
+            if self._held_ref != (ref, average):
+                weights = read_weights(self.store, ref, average=average)
+                self._held.load(weights if weights is not None else self._base_weights())
+                self._held_ref = (ref, average)
+            return self._held
+
+    def forget_weights(self) -> None:
+        """Say that the loaded policy was trained in place, so its weights belong to no artifact."""
+        self._held_ref = None
+
+    def fresh_state(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters before any training, from a freshly loaded model."""
+        with self._lock:
+            if self._held is None:
+                self._held = self._fresh_trainable()
+            return self._held.state() if self._held_ref is None else self._fresh_trainable().state()
+
+    def give_reference(self, trainable: Trainable) -> None:
+        """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
+        from models.policies.base import Part
+
+        if trainable.needs_reference:
+            trainable.set_reference(self.load_policy(frozenset({Part.DENOISER})).denoisers)
+
+    def lora_spec(self, policy: Policy) -> LoraSpec | None:
+        """Return the LoRA settings with the family's published targets filled in."""
+        from models.adapters import LoraSpec
+
+        section = self.config.model.lora
+        if section is None:
+            return None
+        return LoraSpec(rank=section.rank, alpha=section.alpha, targets=section.targets or policy.lora_targets)
+
+    def _fresh_trainable(self) -> Trainable:
+        from models.adapters import Trainable
+        from models.policies.base import Part
+        from tasks.seeds import derive
+
+        policy = self.load_policy(frozenset({Part.DENOISER, Part.VAE}))
+        return Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
+
+    def _base_weights(self) -> dict[str, torch.Tensor]:
+        from models.adapters import Trainable
+        from models.policies.base import Part
+
+        return Trainable(self.load_policy(frozenset({Part.DENOISER})), None, seed=0).state()
+
+    # Conditioning
+
+    @cached_property
+    def embeddings(self) -> EmbeddingCache:
+        """The run's embedding cache."""
+        from storage.embeddings import EmbeddingCache
+
+        return EmbeddingCache(self.store, self.run.require(0, "encode").ref)
+
+    def conditioning(self, texts: Sequence[str]) -> Conditioning:
+        """Return one row per text, with the negative prompt's row repeated when guidance is on."""
+        import torch
+
+        from models.policies.base import Conditioning
+
+        dtype = getattr(torch, self.config.model.dtype)
+
+        def tensors(rows: Sequence[str]) -> dict[str, torch.Tensor]:
+            arrays = self.embeddings.load(rows)
+            return {name: torch.from_numpy(array).to(self.device, dtype) for name, array in arrays.items()}
+
+        positive = tensors(texts)
+        if not uses_guidance(self.config):
+            return Conditioning(positive)
+        negative = tensors([self.config.model.negative_prompt])
+        return Conditioning(positive, {k: v.expand(len(texts), *v.shape[1:]) for k, v in negative.items()})
+
+    # Rewards
+
+    def reward(self, section: RewardSection) -> Reward:
+        """Return a reward, made once per process."""
+        from models.rewards import REWARDS
+
+        with self._lock:
+            if section.slot not in self._rewards:
+                self._rewards[section.slot] = create(REWARDS, section.name, section.options, what="reward")
+            return self._rewards[section.slot]
+
+    def reward_section(self, slot: str) -> RewardSection:
+        """Return the reward of a slot.
+
+        Raises:
+            ConfigError: no reward of the config has this slot.
+        """
+        for section in self.config.rewards:
+            if section.slot == slot:
+                return section
+        slots = ", ".join(section.slot for section in self.config.rewards)
+        raise ConfigError(f"rewards: there is no reward '{slot}' in this config; it has {slots}.")
+
+
+def uses_guidance(config: RunConfig) -> bool:
+    """Return whether classifier-free guidance is on; as in diffusers, it is when the scale is above 1."""
+    return config.model.guidance_scale > 1
