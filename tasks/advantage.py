@@ -46,9 +46,9 @@ class AdvantageStage(Stage):
                 raise CorruptError(f"{ref} scores other samples than {self.inputs()[0]}. Run 'flowmill stage score' again.")
         rewards = torch.zeros(len(ids), dtype=torch.float64)
         for table, section in zip(tables, self.config.rewards, strict=True):
-            rewards += section.weight * torch.from_numpy(table.column("reward").to_numpy()).double()
+            rewards += section.weight * torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
         prompt_ids = tables[0].column("prompt_id")
-        groups = torch.from_numpy(prompt_ids.combine_chunks().dictionary_encode().indices.to_numpy()).long()
+        groups = torch.tensor(prompt_ids.combine_chunks().dictionary_encode().indices.to_pylist())
         section = self.config.advantage
         advantages = group_advantages(rewards, groups, std=section.std, epsilon=section.epsilon, clip=section.clip)
         columns = {

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import psutil
+
 
 class Reporter(Protocol):
     """Shows progress to a person or a log."""
@@ -66,6 +68,10 @@ class Ledger:
             reach = max(reach, end)
         return total
 
+    def startup(self) -> float:
+        """Return the seconds from the start of the process to this ledger: imports and the API server's start."""
+        return max(0.0, time.time() - psutil.Process().create_time() - (time.monotonic() - self.started))
+
     def overhead(self) -> float:
-        """Return the seconds since the start in which no stage worked: orchestration, commits, tracking."""
+        """Return the seconds of this ledger in which no stage worked: orchestration, commits, tracking."""
         return time.monotonic() - self.started - self.busy()

@@ -31,6 +31,7 @@ class RolloutStage(Stage):
 
     name = "rollout"
     kind = "trajectories"
+    spreads = True
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""

@@ -18,6 +18,7 @@ from configs.fingerprint import fingerprint
 from storage.commit import Manifest, ShardRecord
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from tasks.ranks import Ranks
 from tasks.workspace import Workspace
 
 
@@ -56,8 +57,13 @@ class Stage(ABC):
     """True for a cache that is never complete and has no manifest."""
     collective: ClassVar[bool] = False
     """Under torchrun: True when all ranks work on each shard together, False when each takes its own shards."""
+    spreads: ClassVar[bool] = False
+    """True when ``execution.processes`` above 1 runs the stage under torchrun."""
     slot: str = ""
     """Which of several equal stages of the epoch: the reward's name for score."""
+
+    ranks: Ranks = Ranks()
+    """The processes that run a collective stage together."""
 
     def __init__(self, workspace: Workspace, epoch: int) -> None:
         """Bind to a workspace and an epoch."""
@@ -74,6 +80,10 @@ class Stage(ABC):
             same = current is not None and current.ref.fingerprint == plain.fingerprint
             self._ref = current.ref if current is not None and same else plain
         return self._ref
+
+    def adopt(self, ref: ArtifactRef) -> None:
+        """Make the artifact another process resolved the one of this stage."""
+        self._ref = ref
 
     def begin_attempt(self) -> None:
         """Make the next attempt at the same work the artifact of this stage."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from models.quickstart.corpus import digit_pairs, rendered_words
-from models.quickstart.pipeline import tiny_pipeline
+from models.quickstart.pipeline import LATENT_CHANNELS, VAE_FACTOR, tiny_pipeline
 from models.quickstart.pretrain import Report, pretrain
 
 _WORDS = (
@@ -30,6 +31,9 @@ class DigitsBuilder:
     images: int = 12000
     """Corpus size."""
 
+    latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
+    """Latent channels and how many pixels a latent is wide."""
+
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
         texts, images = digit_pairs(self.images, seed=1)
@@ -46,6 +50,9 @@ class WordsBuilder:
     """Autoencoder steps."""
     images: int = 12000
     """Corpus size."""
+
+    latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
+    """Latent channels and how many pixels a latent is wide."""
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""

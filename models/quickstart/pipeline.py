@@ -22,6 +22,7 @@ MAX_TOKENS = 8
 TEXT_WIDTH = 32
 LATENT_CHANNELS = 4
 _VAE_CHANNELS = (8, 16)
+VAE_FACTOR = 2 ** (len(_VAE_CHANNELS) - 1)
 _WIDTH = 64
 _HEADS = 2
 _LAYERS = 4
@@ -48,7 +49,7 @@ def tiny_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
 
 
 def _transformer() -> SD3Transformer2DModel:
-    side = WIDTH // _vae_factor()
+    side = WIDTH // VAE_FACTOR
     return SD3Transformer2DModel(
         sample_size=side,
         patch_size=_PATCH,
@@ -114,6 +115,3 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     (folder / "merges.txt").write_text("#version: 0.2\n")
     return CLIPTokenizer.from_pretrained(folder, model_max_length=MAX_TOKENS)  # type: ignore[no-any-return]
 
-
-def _vae_factor() -> int:
-    return int(2 ** (len(_VAE_CHANNELS) - 1))

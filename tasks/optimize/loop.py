@@ -17,7 +17,7 @@ from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.optimize.batches import Row
-from tasks.optimize.distributed import Ranks
+from tasks.ranks import Ranks
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ from storage.schema import ADVANTAGES, read_table
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.optimize.batches import Row, TrainingSet, plan_updates
-from tasks.optimize.distributed import Ranks
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.policy import ABOUT, AVERAGE, OPTIMIZER, SHARD, WEIGHTS, policy_folder
 from tasks.rollout import open_trajectory_store
@@ -35,8 +34,8 @@ class OptimizeStage(Stage):
 
     name = "optimize"
     kind = "policies"
+    spreads = True
     collective = True
-    ranks = Ranks()
 
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the step the log-probs belong to, and the seed of the row order."""

@@ -1,0 +1,34 @@
+"""Notices that the current flow run was cancelled in the UI or API, and stops at the next shard.
+
+A Prefect worker ends the process of a cancelled run by itself; a run started from the command line has no worker, so
+it looks. With the temporary API of a run without a server there is nobody who could cancel, and nothing is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from configs.errors import CancelledError
+
+_EVERY_S = 2.0
+_last = [0.0]
+
+
+def check_cancelled() -> None:
+    """Ask the API, at most every two seconds, whether this flow run is being cancelled.
+
+    Raises:
+        CancelledError: it is.
+    """
+    now = time.monotonic()
+    if not os.environ.get("PREFECT_API_URL") or now - _last[0] < _EVERY_S or not flow_run.id:
+        return
+    _last[0] = now
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(flow_run.id).state
+    if state is not None and (state.is_cancelling() or state.is_cancelled()):
+        raise CancelledError("The flow run was cancelled. Everything committed stays; run the same command to continue.")

@@ -1,0 +1,104 @@
+"""The ``flowmill`` command. Heavy imports happen inside commands, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from configs.errors import FlowmillError
+from flows.cli.store import store_app
+from flows.environment import prepare_environment
+
+app = typer.Typer(
+    help="Post-train diffusion and flow-matching models with reinforcement learning, as a durable data pipeline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(store_app, name="store")
+
+Config = Annotated[Path, typer.Argument(help="Config file; presets are in configs/.", metavar="CONFIG")]
+Root = Annotated[str | None, typer.Option("--root", help="Folder of the artifact store.", metavar="URI")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting: section.key=value.", metavar="KEY=VALUE")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    root: Root = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")] = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a training run, or continue it where it stopped: what is committed is never computed again."""
+    from flows.cli.run import run_command
+
+    run_command(config, root=root, name=name, overrides=overrides or [], quiet=quiet)
+
+
+@app.command()
+def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a config: print it with every default filled in, and what the run will cost."""
+    from flows.cli.check import check_command
+
+    check_command(config, overrides or [], as_json=as_json)
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="Stage: base, encode, preprocess, rollout, score, ...", metavar="NAME")],
+    run: Annotated[str, typer.Option("--run", help="Run the stage belongs to.", metavar="RUN")],
+    epoch: Annotated[int, typer.Option("--epoch", help="Epoch; 0 is before training.", min=0, metavar="N")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Do the work again as a new attempt.")] = False,
+    root: Root = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
+    from flows.cli.run import stage_command
+
+    stage_command(name, run=run, epoch=epoch, force=force, root=root, overrides=overrides or [], quiet=quiet)
+
+
+@app.command()
+def status(
+    run: Annotated[str | None, typer.Argument(help="Run; all runs when absent.", metavar="[RUN]")] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs of a store, or the epochs, evaluations and artifacts of one run."""
+    from flows.cli.status import status_command
+
+    status_command(run, root=root, as_json=as_json)
+
+
+@app.command()
+def ui(
+    root: Root = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI.")] = 4200,
+) -> None:
+    """Open the MLflow and Prefect UIs on this machine's loopback interface until Ctrl-C."""
+    from flows.cli.ui import ui_command
+
+    ui_command(root, mlflow_port=mlflow_port, prefect_port=prefect_port)
+
+
+def main() -> None:
+    """Run the command line; a mistake is one message on standard error and exit code 1, without a traceback."""
+    prepare_environment()
+    try:
+        app()
+    except FlowmillError as error:
+        sys.stderr.write(f"flowmill: {error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("flowmill: stopped. What is committed stays; run the same command to continue.\n")
+        sys.exit(130)

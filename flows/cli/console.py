@@ -1,0 +1,38 @@
+"""The console, formats of figures, and where a store is when no --root is given."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from rich.console import Console
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def default_root(root: str | None) -> str:
+    """Return the given root, else FLOWMILL_ROOT, else the default folder."""
+    return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
+
+
+def print_json(data: Any) -> None:  # noqa: ANN401 - plain JSON data
+    """Print data as JSON and nothing else."""
+    console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")
+
+
+def size(count: float | None) -> str:
+    """Return bytes for people."""
+    if count is None:
+        return "unknown until the model is here"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)} min {rest:.0f} s" if minutes else f"{rest:.1f} s"

@@ -1,0 +1,133 @@
+"""Progress on a terminal (bars with ETA and the current reward) and in a log (one line per epoch)."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from flows.cli.console import console, duration
+from tasks.progress import Reporter
+
+
+class Display(Reporter, Protocol):
+    """A reporter that is opened and closed."""
+
+    def __enter__(self) -> Display:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *error: object) -> None:
+        """Stop showing."""
+        ...
+
+
+def display(*, quiet: bool, epochs: int) -> Display:
+    """Return bars on a terminal, lines elsewhere, nothing but messages of failure when quiet."""
+    if quiet:
+        return Quiet()
+    return Bars(epochs) if console.is_terminal else Lines(epochs)
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __enter__(self) -> Quiet:
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Show nothing."""
+
+    def message(self, text: str) -> None:
+        """Show nothing."""
+
+
+class Bars:
+    """Two bars: epochs with the time left and the rollouts' reward, and the stage at work."""
+
+    def __init__(self, epochs: int) -> None:
+        """Lay the bars out."""
+        self._progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            transient=True,
+        )
+        self._epochs: TaskID = self._progress.add_task("epochs", total=epochs, detail="")
+        self._stage: TaskID = self._progress.add_task("starting", total=None, detail="")
+        self._current: tuple[str, int, str] = ("", 0, "")
+
+    def __enter__(self) -> Bars:
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop drawing."""
+        self._progress.stop()
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Move a bar."""
+        if stage == "pipeline":
+            self._progress.update(self._epochs, completed=done)
+        elif stage == "score":
+            self._progress.update(self._epochs, detail=f"reward {detail}")
+        else:
+            current = (stage, epoch, detail if stage in ("base", "evaluate") else "")
+            if current != self._current:
+                self._progress.reset(self._stage, total=total, description=stage)
+                self._current = current
+            self._progress.update(self._stage, completed=done, total=total, detail=detail)
+
+    def message(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._progress.console.print(text, markup=False)
+
+
+class Lines:
+    """One line per epoch and per long stage, for logs."""
+
+    def __init__(self, epochs: int) -> None:
+        """Begin to count time."""
+        self._epochs = epochs
+        self._begun = time.monotonic()
+        self._first_epoch: tuple[int, float] | None = None
+        self._reward = ""
+        self._said: set[tuple[str, int, str]] = set()
+
+    def __enter__(self) -> Lines:
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Print a line when an epoch, the base model or an evaluation is done."""
+        if stage == "score":
+            self._reward = detail
+        elif stage == "pipeline":
+            self.message(f"epoch {done}/{total}  reward {self._reward}  {self._left(done, total)}")
+        elif stage in ("base", "evaluate") and done == total and (stage, epoch, detail) not in self._said:
+            self._said.add((stage, epoch, detail))
+            self.message(f"{stage}: {detail} done" if epoch == 0 else f"epoch {epoch} {stage}: {detail} done")
+
+    def message(self, text: str) -> None:
+        """Print a line with the time since the start."""
+        console.print(f"{time.monotonic() - self._begun:8.1f} s  {text}", markup=False)
+
+    def _left(self, done: int, total: int) -> str:
+        now = time.monotonic()
+        if self._first_epoch is None:
+            self._first_epoch = (done, now)
+            return ""
+        first, since = self._first_epoch
+        return f"{duration((now - since) / max(done - first, 1) * (total - done))} left"

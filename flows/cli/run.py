@@ -1,0 +1,152 @@
+"""``flowmill run`` and ``flowmill stage``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from configs.errors import CancelledError, FlowmillError
+from configs.load import load_config
+from configs.schema import RunConfig
+from flows.cli.console import console, default_root
+from flows.cli.progress import display
+from flows.environment import prepare_environment
+from flows.server import LocalApi, local_api
+
+
+def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
+    """Start or continue a run and print what came of it."""
+    extra = [*overrides, *_as_overrides(root, name)]
+    checked = load_config(config, extra)
+    prepare_environment(checked.execution.threads)
+    from tasks.runs import begin_run, is_finished
+
+    workspace = begin_run(checked)
+    if is_finished(workspace):
+        from flows.cli.summary import print_summary
+
+        print_summary(workspace, quiet=quiet)
+        return
+    del workspace
+    with local_api() as api, _one_process(checked):
+        _train(str(config), checked, extra, api, quiet=quiet)
+
+
+def stage_command(
+    name: str, *, run: str, epoch: int, force: bool, root: str | None, overrides: Sequence[str], quiet: bool
+) -> None:
+    """Run one stage of an existing run and print which artifact it made."""
+    from configs.registry import resolve
+    from storage.commit import ArtifactStore
+    from tasks.runs import require_run
+    from tasks.stages import STAGES
+
+    resolve({key: value for key, value in STAGES.items() if key == name} or STAGES, name, what="stage")
+    uri = default_root(root)
+    require_run(ArtifactStore(uri), run)
+    uri = ArtifactStore(uri).root.uri
+    with local_api() as api, display(quiet=quiet, epochs=1) as shown:
+        from flows import runtime
+        from flows.stages import FLOWS
+
+        runtime.use_reporter(shown)
+        result = _run_flow(FLOWS[name], api, run=run, root=uri, epoch=epoch, force=force, overrides=list(overrides))
+    console.print(f"{name}: {result}", markup=False)
+
+
+def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
+    from tasks.check import check_config
+
+    check_config(checked)
+    from flows import runtime
+    from flows.cli.summary import print_summary
+    from flows.pipeline import with_score_workers
+
+    with display(quiet=quiet, epochs=checked.run.epochs) as shown:
+        runtime.use_reporter(shown)
+        workspace = runtime.begin(checked)
+        flow = with_score_workers(checked.execution.score_workers)
+        _run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
+    print_summary(workspace, quiet=quiet)
+
+
+def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:  # noqa: ANN401 - a Prefect flow
+    """Run a flow in this process; our own errors come out as they are."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    # The traceback of a user's mistake belongs to the UI, not to the terminal: main() prints the message.
+    for logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.flow_engine", "prefect.task_engine"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    # The heartbeat is for workers that look for zombies, and costs every flow a second at its end.
+    settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    if api is not None:
+        settings[PREFECT_API_URL] = api.wait()
+    with temporary_settings(settings), _terminable():
+        state = flow(**parameters, return_state=True)
+        if state.is_cancelled():
+            raise CancelledError(state.message)
+        return _result(state)
+
+
+def _result(state: Any) -> Any:  # noqa: ANN401 - a Prefect state
+    result = state.result(raise_on_failure=False)
+    if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and _wants_traceback()):
+        raise result
+    if isinstance(result, BaseException):
+        raise FlowmillError(_explain(result))
+    return result
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("FLOWMILL_TRACEBACK", "") not in ("", "0")
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{type(error).__name__}: {error}. What is committed stays; mend the cause and run the same command again."
+    return (
+        f"{type(error).__name__}: {error}. This is not a known mistake; set FLOWMILL_TRACEBACK=1 to see where it happened. "
+        "What is committed stays."
+    )
+
+
+@contextlib.contextmanager
+def _one_process(config: RunConfig) -> Iterator[None]:
+    """Hold the run's lock, and clear what killed processes of this machine left half-written."""
+    from storage.commit import ArtifactStore
+    from storage.lineage import RunFolder
+
+    store = ArtifactStore(config.store.root)
+    store.root.sweep()
+    run = RunFolder(store, str(config.run.name))
+    with store.root.lock(run.lock_path, f"Run '{run.name}'"):
+        yield
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into the orderly exit that Ctrl-C takes."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _as_overrides(root: str | None, name: str | None) -> list[str]:
+    chosen = []
+    if root is not None or "FLOWMILL_ROOT" in os.environ:
+        chosen.append(f"store.root={default_root(root)}")
+    if name is not None:
+        chosen.append(f"run.name={name}")
+    return chosen

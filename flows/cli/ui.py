@@ -1,0 +1,50 @@
+"""``flowmill ui``: the MLflow and Prefect UIs, on the loopback interface only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from configs.errors import FlowmillError
+from flows.cli.console import console, default_root
+from storage.commit import ArtifactStore
+from tasks.launch import die_with_parent, stop_tree
+from tasks.tracking import tracking_uri
+
+_HOST = "127.0.0.1"
+
+
+def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None:
+    """Start both servers, print their addresses, and stop both on Ctrl-C."""
+    uri = ArtifactStore(default_root(root)).root.uri
+    mlflow = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(mlflow_port), "--workers", "1"]
+    mlflow += ["--backend-store-uri", tracking_uri(uri, None), "--artifacts-destination", str(Path(uri) / "mlflow-artifacts")]
+    prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
+    environment = {
+        **os.environ,
+        # Background jobs of the MLflow server cost two gigabytes and are not used here.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # On any port but 4200 the UI would call the wrong API.
+        "PREFECT_SERVER_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
+    }
+    servers = {
+        f"MLflow   http://{_HOST}:{mlflow_port}/#/experiments?workflowType=machine_learning": mlflow,
+        f"Prefect  http://{_HOST}:{prefect_port}": prefect,
+    }
+    processes = [
+        subprocess.Popen(command, env=environment, text=True, start_new_session=True, preexec_fn=die_with_parent)
+        for command in servers.values()
+    ]
+    for line in servers:
+        console.print(line, markup=False)
+    console.print("Ctrl-C stops both.")
+    try:
+        while all(process.poll() is None for process in processes):
+            time.sleep(0.5)
+        raise FlowmillError("A UI server ended; its own message is above. Is the port taken? See --help for other ports.")
+    finally:
+        for process in processes:
+            stop_tree(process, grace=10)

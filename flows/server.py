@@ -1,0 +1,89 @@
+"""The Prefect API of a run without a server of its own.
+
+Prefect starts a temporary server by itself, but only when the first flow begins, and it outlives a killed parent.
+This one starts while models are still being imported, and dies with us.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from configs.errors import FlowmillError
+from tasks.launch import die_with_parent, stop_tree
+
+
+@contextmanager
+def local_api() -> Iterator[LocalApi | None]:
+    """Start a temporary Prefect API server unless PREFECT_API_URL names one; stop it in the end."""
+    if os.environ.get("PREFECT_API_URL"):
+        yield None
+        return
+    api = LocalApi()
+    try:
+        yield api
+    finally:
+        api.stop()
+
+
+class LocalApi:
+    """A Prefect API server on a free port of the loopback interface."""
+
+    def __init__(self) -> None:
+        """Start the process; ``wait`` before using it."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/api"
+        spec = find_spec("prefect")
+        folder = Path(str(spec.origin)).parent.parent if spec else Path()
+        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--factory"]
+        command += ["prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--log-level", "error", "--lifespan", "on"]
+        environment = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **environment}, text=True, start_new_session=True, preexec_fn=die_with_parent
+        )
+
+    def wait(self) -> str:
+        """Return the API's URL once it answers.
+
+        Raises:
+            FlowmillError: the server ended, or did not answer in time.
+        """
+        limit = float(os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"])
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise FlowmillError(
+                    f"Prefect's API server ended with code {self._process.returncode} while starting; its own message is "
+                    "above. Check that fastapi and SQLAlchemy are within flowmill's bounds: pip check."
+                )
+            if _answers(f"{self.url}/health"):
+                return self.url
+            time.sleep(0.05)
+        raise FlowmillError(
+            f"Prefect's API server did not answer within {limit:.0f} s. Raise "
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, or start 'prefect server start' and set PREFECT_API_URL."
+        )
+
+    def stop(self) -> None:
+        """Stop the server."""
+        stop_tree(self._process, grace=5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own loopback URL
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

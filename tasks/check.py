@@ -1,0 +1,198 @@
+"""Preflight: refuses what cannot work before any work starts, and says what a run will cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.registry import create, option_names, resolve
+from configs.schema import RewardSection, RunConfig
+from configs.suggest import did_you_mean
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from models.schedules import PLANS, Steps
+from models.transitions import KERNELS
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Requirements
+from tasks.preprocess import source_prompts
+from tasks.workspace import uses_guidance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one epoch and the whole run take, counted from the config."""
+
+    prompts: Mapping[str, int]
+    """Prompts by split."""
+    samples_per_epoch: int
+    """Images generated per epoch."""
+    rollout_forwards: int
+    """Rows through the denoiser per epoch's rollouts (twice as many with guidance)."""
+    optimize_rows: int
+    """(sample, step) rows trained per epoch at most; rows of zero-advantage groups are left out."""
+    optimize_forwards: int
+    """Rows through the denoiser with gradient per epoch at most, guidance included."""
+    reference_forwards: int
+    """Rows through the base model per epoch."""
+    evaluate_forwards: int
+    """Rows through the denoiser per evaluation."""
+    updates: int
+    """Optimizer updates in the whole run."""
+    shards_per_epoch: int
+    """Trajectory shards per epoch."""
+    latent_bytes_per_epoch: int | None
+    """Bytes of stored latents per epoch; None while the model's latent shape is not known."""
+    latent_bytes: int | None
+    """Bytes of stored latents in the whole run."""
+    evaluations: int
+    """Evaluations in the whole run."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
+    """Check every component, every combination and the prompts; return what the run costs.
+
+    Args:
+        config: the config.
+        rewards: also build the rewards, which finds missing packages and wrong values.
+
+    Raises:
+        ConfigError: something cannot work.
+        PromptError: a prompt source cannot be used.
+    """
+    _known("model.policy", config.model.policy, POLICIES)
+    _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
+    kernel = create(KERNELS, config.rollout.sampler.name, config.rollout.sampler.options, what="rollout.sampler")
+    plan = create(PLANS, config.rollout.plan.name, config.rollout.plan.options, what="rollout.plan")
+    algorithm = config.optimize.algorithm
+    requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
+    _check_rewards(config, build=rewards)
+    _check_model(config)
+    steps = plan.draw(config.rollout.steps, 0)
+    _check_requirements(config, requires, stochastic=kernel.stochastic, steps=steps)
+    prompts = {split: len(items) for split, items in source_prompts(config).items()}
+    _check_prompts(config, prompts)
+    return _cost(config, prompts, steps, requires)
+
+
+def _check_rewards(config: RunConfig, *, build: bool) -> None:
+    sections = [*config.rewards, *config.evaluate.judges]
+    slots = [section.slot for section in sections]
+    for slot in slots:
+        if slots.count(slot) > 1:
+            raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
+        if "/" in slot and ":" not in slot:
+            raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
+    for section in sections:
+        _check_reward(section, build=build)
+
+
+def _check_reward(section: RewardSection, *, build: bool) -> None:
+    cls = resolve(REWARDS, section.name, what="reward")
+    if not callable(getattr(cls, "score", None)):
+        raise ConfigError(f"reward '{section.name}' has no method 'score(media, prompts, metadata)'.")
+    for option in section.options:
+        if option not in option_names(cls):
+            raise ConfigError(
+                f"reward '{section.name}' has no option '{option}'. {did_you_mean(option, option_names(cls))}"
+            )
+    if build:
+        create(REWARDS, section.name, section.options, what="reward")
+
+
+def _check_model(config: RunConfig) -> None:
+    build = config.model.build
+    if build is not None:
+        create(BUILDERS, build.name, build.options, what="model.build")
+    if build is None and config.model.path is not None:
+        looks_local = config.model.path.startswith((".", "/", "~")) or config.model.path.count("/") != 1
+        if looks_local and not Path(config.model.path).is_dir():
+            raise ConfigError(f"model.path '{config.model.path}' is no folder. Paths are relative to the config file.")
+
+
+def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic: bool, steps: Steps) -> None:
+    algorithm, sampler = config.optimize.algorithm.name, config.rollout.sampler.name
+    if requires.log_probs and not stochastic:
+        raise ConfigError(
+            f"optimize.algorithm '{algorithm}' needs log-probs of stochastic steps, but rollout.sampler is '{sampler}', "
+            "which has no noise. Set rollout.sampler to 'flow_sde'."
+        )
+    if requires.log_probs and not steps.trained:
+        raise ConfigError(
+            f"optimize.algorithm '{algorithm}' needs trained steps, but rollout.steps {config.rollout.steps} with "
+            f"rollout.plan '{config.rollout.plan.name}' trains none. Raise rollout.steps."
+        )
+    if config.rollout.group_size < requires.min_group_size:
+        raise ConfigError(
+            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm '{algorithm}' compares samples of "
+            f"one prompt with each other, so every advantage would be 0. Set it to {requires.min_group_size} or more."
+        )
+
+
+def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
+    wanted = config.rollout.prompts_per_epoch
+    if wanted > prompts["train"]:
+        raise ConfigError(
+            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch takes "
+            f"each at most once. Lower it to {prompts['train']} or add prompts."
+        )
+
+
+def _known(what: str, name: str, table: Mapping[str, str]) -> None:
+    """Check a table name without importing what it stands for; import strings are imported."""
+    if name not in table:
+        resolve(table, name, what=what)
+
+
+def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires: Requirements) -> Cost:
+    rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
+    samples = rollout.prompts_per_epoch * rollout.group_size
+    rows = samples * len(steps.trained) * config.optimize.inner_epochs
+    splits = sum(1 for split in ("train", "heldout") if prompts[split])
+    evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
+    values = _latent_values(config)
+    width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
+    per_epoch = None if values is None else samples * len(steps.states) * values * width
+    return Cost(
+        prompts=prompts,
+        samples_per_epoch=samples,
+        rollout_forwards=samples * rollout.steps * calls,
+        optimize_rows=rows,
+        optimize_forwards=rows * calls,
+        reference_forwards=rows * calls if requires.reference else 0,
+        evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
+        updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
+        shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
+        latent_bytes_per_epoch=per_epoch,
+        latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
+        evaluations=evaluations,
+    )
+
+
+def is_evaluated(config: RunConfig, epoch: int) -> bool:
+    """Return whether the policy after an epoch is evaluated: every so many, and the last."""
+    return epoch == config.run.epochs or epoch % config.evaluate.every == 0
+
+
+def _latent_values(config: RunConfig) -> int | None:
+    """Return the values of one latent, from the model's own config files or the builder."""
+    model = config.model
+    if model.build is not None:
+        channels, factor = resolve(BUILDERS, model.build.name, what="model.build").latents
+    else:
+        vae = Path(str(model.path)) / "vae" / "config.json"
+        if not vae.is_file():
+            return None
+        about = json.loads(vae.read_text())
+        channels, factor = about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1)
+    return int(channels * (model.height // factor) * (model.width // factor))
