@@ -24,13 +24,19 @@ def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
 
 
 _Loader.add_constructor("!exponent", _exponent)
-_Loader.add_implicit_resolver(
-    "!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 #: What may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
-    "run.epochs", "run.name", "store", "execution", "tracking", "evaluate", "export", "prompts.train", "prompts.heldout"
+    "run.epochs",
+    "run.name",
+    "store",
+    "execution",
+    "tracking",
+    "evaluate",
+    "export",
+    "prompts.train",
+    "prompts.heldout",
 )
 
 
@@ -148,7 +154,7 @@ def _set(data: dict[str, Any], keys: list[str], value: object, override: str) ->
         raise ConfigError(f"Override '{override}': '{'.'.join(keys[:-1])}' holds a value, not a section.")
 
 
-def _child(node: Any, key: str, override: str) -> Any:  # noqa: ANN401 - a YAML node
+def _child(node: Any, key: str, override: str) -> Any:
     if isinstance(node, list):
         return node[_index(node, key, override)]
     if not isinstance(node, dict):
@@ -193,7 +199,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     return list(section.model_fields)
 
 
-def _section_of(annotation: Any) -> type[Section] | None:  # noqa: ANN401 - a typing construct
+def _section_of(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for inner in get_args(annotation):

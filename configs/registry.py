@@ -12,7 +12,7 @@ from configs.errors import ConfigError
 from configs.suggest import did_you_mean
 
 
-def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:  # noqa: ANN401 - a class of the table
+def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:
     """Return the object a table entry, or an import string ``package.module:Class``, stands for.
 
     Raises:
@@ -33,7 +33,7 @@ def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:  # noqa: 
     return getattr(module, attribute)
 
 
-def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, what: str) -> Any:  # noqa: ANN401
+def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, what: str) -> Any:
     """Return an instance of a component, built from its options.
 
     Raises:
@@ -50,7 +50,7 @@ def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, w
         raise ConfigError(f"{what} '{name}': {error}") from None
 
 
-def option_names(component: Any) -> list[str]:  # noqa: ANN401 - a class or function
+def option_names(component: Any) -> list[str]:
     """Return the names of a component's options."""
     if dataclasses.is_dataclass(component):
         return [field.name for field in dataclasses.fields(component) if field.init]

@@ -1,1 +1,1 @@
-"""Prefect flows: one per stage, one that chains them, deployments, and the command line. The only place with Prefect."""
+"""Prefect flows: one per stage, one that chains them, deployments, and the command line. All of Prefect is here."""

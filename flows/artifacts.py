@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -23,7 +24,7 @@ class Progress:
 
     def __init__(self) -> None:
         """Create the bar at zero."""
-        self._id = create_progress_artifact(0.0, description="epochs")
+        self._id = cast(UUID, create_progress_artifact(0.0, description="epochs"))
         self._last = time.monotonic()
 
     def update(self, done: int, total: int) -> None:

@@ -31,4 +31,6 @@ def check_cancelled() -> None:
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run.id).state
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
-        raise CancelledError("The flow run was cancelled. Everything committed stays; run the same command to continue.")
+        raise CancelledError(
+            "The flow run was cancelled. Everything committed stays; run the same command to continue."
+        )

@@ -12,6 +12,8 @@ _DEFAULTS = {
     # A busy machine may need minutes to start the API server; Prefect's own limit is 20 s.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
     # Spinning OpenMP threads slow small models many times over on a busy machine.
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",

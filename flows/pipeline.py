@@ -26,7 +26,7 @@ from tasks.workspace import Workspace
 
 
 @flow(name="pipeline", flow_run_name="{name}", persist_result=False, validate_parameters=False)
-def pipeline(config: str, root: str | None = None, name: str | None = None, overrides: Sequence[str] = ()) -> Any:  # noqa: ANN401
+def pipeline(config: str, root: str | None = None, name: str | None = None, overrides: Sequence[str] = ()) -> Any:
     """Run or continue a training run.
 
     Args:
@@ -122,4 +122,5 @@ def export(workspace: Workspace, tracker: Tracker, *, epoch: int) -> None:
 
 def with_score_workers(workers: int) -> Callable[..., Any]:
     """Return the pipeline flow with as many scoring threads."""
-    return pipeline.with_options(task_runner=ThreadPoolTaskRunner(max_workers=workers))
+    runner: Any = ThreadPoolTaskRunner(max_workers=workers)
+    return pipeline.with_options(task_runner=runner)

@@ -65,8 +65,8 @@ class LocalApi:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise FlowmillError(
-                    f"Prefect's API server ended with code {self._process.returncode} while starting; its own message is "
-                    "above. Check that fastapi and SQLAlchemy are within flowmill's bounds: pip check."
+                    f"Prefect's API server ended with code {self._process.returncode} while starting; its own "
+                    "message is above. Check that fastapi and SQLAlchemy are within flowmill's bounds: pip check."
                 )
             if _answers(f"{self.url}/health"):
                 return self.url
@@ -83,7 +83,7 @@ class LocalApi:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own loopback URL
+        with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

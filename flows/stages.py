@@ -48,7 +48,9 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 
 @task(name="shard", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
-def run_shard(root: str, run: str, stage: str, epoch: int, slot: str, artifact: str, shard: tuple[str, int, int]) -> str:
+def run_shard(
+    root: str, run: str, stage: str, epoch: int, slot: str, artifact: str, shard: tuple[str, int, int]
+) -> str:
     """Run and commit one shard; our manifests decide what is skipped, so Prefect caches nothing."""
     found = runtime.find_stage(root, run, stage, epoch, slot)
     found.adopt(ArtifactRef.parse(artifact))
@@ -107,7 +109,9 @@ def run_ranks(arguments: Sequence[str], processes: int, on_line: Callable[[str],
 
 def _work_spread(run: StageRun, on_commit: Callable[[str], None]) -> None:
     stage = run.stage
-    config = stage.config.model_copy(update={"run": stage.config.run.model_copy(update={"name": stage.workspace.run.name})})
+    config = stage.config.model_copy(
+        update={"run": stage.config.run.model_copy(update={"name": stage.workspace.run.name})}
+    )
     config = config.model_copy(update={"store": config.store.model_copy(update={"root": run.store.root.uri})})
     check_cancelled()
     with tempfile.TemporaryDirectory(prefix="flowmill-") as folder, stage.workspace.ledger.work(stage.name):
@@ -181,4 +185,7 @@ advantage = stage_flow("advantage")
 optimize = stage_flow("optimize")
 evaluate = stage_flow("evaluate")
 export = stage_flow("export")
-FLOWS = {flow.name: flow for flow in (base, encode, preprocess, policy, rollout, score, advantage, optimize, evaluate, export)}
+FLOWS = {
+    flow.name: flow
+    for flow in (base, encode, preprocess, policy, rollout, score, advantage, optimize, evaluate, export)
+}

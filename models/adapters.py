@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -79,7 +80,9 @@ class Trainable:
             raise CorruptError(f"The stored policy and the model differ in trained parameters, the first is '{odd}'.")
         for name, parameter in own.items():
             if parameter.shape != state[name].shape:
-                raise CorruptError(f"Stored '{name}' has shape {tuple(state[name].shape)}, the model {tuple(parameter.shape)}.")
+                raise CorruptError(
+                    f"Stored '{name}' has shape {tuple(state[name].shape)}, the model {tuple(parameter.shape)}."
+                )
             parameter.copy_(state[name])
 
     @property
@@ -150,7 +153,7 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
             )
 
 
-def _add_lora(name: str, module: nn.Module, lora: LoraSpec, seed: int) -> None:
+def _add_lora(name: str, module: Any, lora: LoraSpec, seed: int) -> None:
     check_lora_targets(name, module, lora.targets)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)

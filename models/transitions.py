@@ -94,8 +94,8 @@ class ODE:
 class FlowSDE:
     """Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9; public code ``sde_step_with_logprob``, sde_type 'sde').
 
-    mean = x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt,  std = s sqrt(-dt),  s = noise_level sqrt(sigma / (1 - sigma)).
-    noise_level 0 is the ODE.
+    mean = x + [v + s^2 / (2 sigma) (x + (1 - sigma) v)] dt,  std = s sqrt(-dt),
+    s = noise_level sqrt(sigma / (1 - sigma)); noise_level 0 would be the ODE.
     """
 
     noise_level: float = 0.7

@@ -178,7 +178,7 @@ class ArtifactStore:
             return record
         return self._settle(ref, record)
 
-    def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:  # noqa: ANN401
+    def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:
         """Write the manifest, once every planned shard is committed.
 
         Args:
@@ -250,7 +250,9 @@ def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise CorruptError(f"{where} is missing; its commit record names it with {entry.size} bytes. {remedy}") from None
+        raise CorruptError(
+            f"{where} is missing; its commit record names it with {entry.size} bytes. {remedy}"
+        ) from None
     if size != entry.size:
         raise CorruptError(f"{where} has {size} bytes, its commit record says {entry.size}. {remedy}")
     found = hash_file(path)
@@ -275,7 +277,7 @@ def _describe(folder: Path) -> tuple[FileEntry, ...]:
     )
 
 
-def _digest(value: Any) -> str:  # noqa: ANN401 - plain JSON data
+def _digest(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
 
 

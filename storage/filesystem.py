@@ -54,6 +54,10 @@ class Root(Protocol):
         """Give a private folder to write to; it is removed afterwards, whatever happens."""
         ...
 
+    def sweep(self) -> int:
+        """Remove what killed processes of this host left in their staging folders; return how many."""
+        ...
+
     def lock(self, path: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold an advisory lock, or raise RunConflictError naming ``what`` when another process holds it."""
         ...

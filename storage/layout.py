@@ -1,9 +1,9 @@
 """Where everything is: the only place that spells paths inside a store.
 
-    <root>/<kind>/<id>/<shard>-<digest>/...   the files of one shard
-    <root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
-    <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
-    <root>/runs/<run>/...                     config, lineage and tracking ids of a run
+<root>/<kind>/<id>/<shard>-<digest>/...   the files of one shard
+<root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
+<root>/<kind>/<id>/manifest.json          written last; the artifact is complete
+<root>/runs/<run>/...                     config, lineage and tracking ids of a run
 """
 
 from __future__ import annotations

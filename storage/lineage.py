@@ -123,7 +123,7 @@ class RunFolder:
 
     def digest(self) -> str:
         """Return one hash over the content of all committed artifacts of the run, without times or hosts."""
-        parts = []
+        parts: list[list[int | str]] = []
         for entry in self.current():
             manifest = self.store.manifest(entry.ref)
             content = manifest.digest if manifest is not None else "incomplete"

@@ -43,14 +43,16 @@ class AdvantageStage(Stage):
         ids = tables[0].column("sample_id").to_pylist()
         for table, ref in zip(tables, self.inputs(), strict=True):
             if table.column("sample_id").to_pylist() != ids:
-                raise CorruptError(f"{ref} scores other samples than {self.inputs()[0]}. Run 'flowmill stage score' again.")
+                raise CorruptError(
+                    f"{ref} scores other samples than {self.inputs()[0]}. Run 'flowmill stage score' again."
+                )
         rewards = torch.zeros(len(ids), dtype=torch.float64)
         for table, section in zip(tables, self.config.rewards, strict=True):
             rewards += section.weight * torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
         prompt_ids = tables[0].column("prompt_id")
         groups = torch.tensor(prompt_ids.combine_chunks().dictionary_encode().indices.to_pylist())
-        section = self.config.advantage
-        advantages = group_advantages(rewards, groups, std=section.std, epsilon=section.epsilon, clip=section.clip)
+        chosen = self.config.advantage
+        advantages = group_advantages(rewards, groups, std=chosen.std, epsilon=chosen.epsilon, clip=chosen.clip)
         columns = {
             "sample_id": ids,
             "prompt_id": prompt_ids.to_pylist(),

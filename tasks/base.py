@@ -28,10 +28,10 @@ class BaseStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The builder and its options, or the content of the model."""
-        build = self.config.model.build
-        if build is not None:
-            return {"build": build.model_dump(mode="json")}
-        return {"identity": model_identity(self.config.model.path, self.config.model.revision)}
+        section = self.config.model
+        if section.path is not None:
+            return {"identity": model_identity(section.path, section.revision)}
+        return {"build": None if section.build is None else section.build.model_dump(mode="json")}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """None."""
@@ -67,7 +67,7 @@ def locate_base(workspace: Workspace) -> Path:
         ConfigError: the folder does not exist, or the hub repository cannot be had.
     """
     section = workspace.config.model
-    if section.build is None:
+    if section.path is not None:
         return local_model(section.path, section.revision)
     ref = workspace.run.require(0, "base").ref
     workspace.store.require(ref)
@@ -90,8 +90,8 @@ def local_model(path: str, revision: str | None) -> Path:
         return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=_PIPELINE_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path '{path}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check the "
-            "id, log in with 'hf auth login' if the repository is gated, or give a local folder."
+            f"model.path '{path}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
+            "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
         ) from None
 
 
@@ -101,7 +101,9 @@ def model_identity(path: str, revision: str | None) -> dict[str, Any]:
     commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
     if commit:
         return {"hub": path, "commit": commit[1]}
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in (".json", ".safetensors", ".txt", ".model"))
+    files = sorted(
+        p for p in folder.rglob("*") if p.is_file() and p.suffix in (".json", ".safetensors", ".txt", ".model")
+    )
     return {"files": {file.relative_to(folder).as_posix(): hash_file(file) for file in files}}
 
 

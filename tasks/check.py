@@ -124,8 +124,8 @@ def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic
     algorithm, sampler = config.optimize.algorithm.name, config.rollout.sampler.name
     if requires.log_probs and not stochastic:
         raise ConfigError(
-            f"optimize.algorithm '{algorithm}' needs log-probs of stochastic steps, but rollout.sampler is '{sampler}', "
-            "which has no noise. Set rollout.sampler to 'flow_sde'."
+            f"optimize.algorithm '{algorithm}' needs log-probs of stochastic steps, but rollout.sampler is "
+            f"'{sampler}', which has no noise. Set rollout.sampler to 'flow_sde'."
         )
     if requires.log_probs and not steps.trained:
         raise ConfigError(
@@ -134,8 +134,8 @@ def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic
         )
     if config.rollout.group_size < requires.min_group_size:
         raise ConfigError(
-            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm '{algorithm}' compares samples of "
-            f"one prompt with each other, so every advantage would be 0. Set it to {requires.min_group_size} or more."
+            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm '{algorithm}' compares samples "
+            f"of one prompt with each other, so all advantages would be 0. Set it to {requires.min_group_size} or more."
         )
 
 
@@ -143,8 +143,8 @@ def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
     wanted = config.rollout.prompts_per_epoch
     if wanted > prompts["train"]:
         raise ConfigError(
-            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch takes "
-            f"each at most once. Lower it to {prompts['train']} or add prompts."
+            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
+            f"takes each at most once. Lower it to {prompts['train']} or add prompts."
         )
 
 

@@ -141,7 +141,7 @@ class EvaluateStage(Stage):
 def _write_scores(path: Path, split: str, samples: Sequence[Sample], scores: Mapping[str, Scores]) -> None:
     rows = [(made, i, slot) for slot in scores for i, made in enumerate(samples)]
     notes = {slot: result.notes or [""] * len(samples) for slot, result in scores.items()}
-    columns = {
+    columns: dict[str, list[Any]] = {
         "sample_id": [made.sample_id for made, _, _ in rows],
         "split": [split] * len(rows),
         "prompt": [made.prompt for made, _, _ in rows],

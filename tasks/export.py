@@ -53,7 +53,7 @@ class ExportStage(Stage):
             )
         return trained
 
-    def _ignore(self, denoisers: Mapping[str, Any]) -> Any:  # noqa: ANN401 - shutil's callback
+    def _ignore(self, denoisers: Mapping[str, Any]) -> Any:
         base = self.workspace.base_folder
 
         def ignore(folder: str, names: list[str]) -> list[str]:

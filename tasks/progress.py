@@ -70,7 +70,7 @@ class Ledger:
 
     def startup(self) -> float:
         """Return the seconds from the start of the process to this ledger: imports and the API server's start."""
-        return max(0.0, time.time() - psutil.Process().create_time() - (time.monotonic() - self.started))
+        return max(0.0, time.time() - float(psutil.Process().create_time()) - (time.monotonic() - self.started))
 
     def overhead(self) -> float:
         """Return the seconds of this ledger in which no stage worked: orchestration, commits, tracking."""

@@ -36,7 +36,12 @@ class RolloutStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
         rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard"})
-        return {"rollout": rollout, "model": call_options(self.config), "seed": self.config.run.seed, "epoch": self.epoch}
+        return {
+            "rollout": rollout,
+            "model": call_options(self.config),
+            "seed": self.config.run.seed,
+            "epoch": self.epoch,
+        }
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """The policy, the prompts."""
@@ -50,7 +55,9 @@ class RolloutStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample the groups of one shard."""
         self.workspace.use_threads()
-        jobs = [_Job(prompt, replica) for prompt in self.groups[shard.start : shard.stop] for replica in range(self._size)]
+        jobs = [
+            _Job(prompt, replica) for prompt in self.groups[shard.start : shard.stop] for replica in range(self._size)
+        ]
         samples: list[Sample] = []
         batch = self.config.execution.rollout_batch_size
         for start in range(0, len(jobs), batch):
@@ -114,7 +121,8 @@ class RolloutStage(Stage):
         images = policy.decode(rollout.final).cpu().numpy()
         about = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         return [
-            _stored(job, images[row], rollout, row, plans[row], seed=seeds[row], **about) for row, job in enumerate(jobs)
+            _stored(job, images[row], rollout, row, plans[row], seed=seeds[row], **about)
+            for row, job in enumerate(jobs)
         ]
 
     def _seed(self, purpose: str, job: _Job, step: int) -> int:
@@ -137,7 +145,7 @@ class _Job:
         self.replica = replica
 
 
-def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **about: Any) -> Sample:  # noqa: ANN401
+def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **about: Any) -> Sample:
     return Sample(
         sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}",
         prompt_id=job.prompt.id,
@@ -153,7 +161,7 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **ab
     )
 
 
-def call_options(config: Any) -> dict[str, Any]:  # noqa: ANN401 - RunConfig
+def call_options(config: Any) -> dict[str, Any]:
     """Return how the model is called: the model options that change samples of a given policy."""
     model = config.model
     guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
@@ -168,5 +176,3 @@ def open_trajectory_store(name: str) -> TrajectoryStore:
         ConfigError: there is none of this name.
     """
     return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]
-
-

@@ -28,7 +28,11 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspa
     store = ArtifactStore(config.store.root)
     name = run_name(config)
     run = RunFolder(store, name)
-    record = {"config": config.model_dump(mode="json"), "prompts": _prompts_identity(config), "schema_version": 1}
+    record: dict[str, Any] = {
+        "config": config.model_dump(mode="json"),
+        "prompts": _prompts_identity(config),
+        "schema_version": 1,
+    }
     if not run.create(record):
         found = run.describe() or {}
         changed = differences(found["config"], record["config"])
@@ -156,5 +160,3 @@ def _work(config: RunConfig) -> str:
 
 def _made(run: RunFolder) -> str:
     return fingerprint([[e.epoch, e.stage, e.slot, e.artifact] for e in run.current()])[:16]
-
-

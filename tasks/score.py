@@ -1,4 +1,4 @@
-"""Scores stored images with one reward. Reads trajectories and nothing else: no policy is loaded, nothing is sampled."""
+"""Scores stored images with one reward. Reads trajectories only: no policy is loaded, nothing is sampled."""
 
 from __future__ import annotations
 
@@ -88,5 +88,7 @@ class ScoreStage(Stage):
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
         opened = open_trajectory_store(self.config.rollout.store).open(store.folder(ref, record))
-        columns = {name: opened.table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "prompt", "metadata")}
+        columns = {
+            name: opened.table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "prompt", "metadata")
+        }
         return {**columns, "media": np.stack([opened.media(row) for row in range(opened.table.num_rows)])}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from configs.fingerprint import fingerprint
+from configs.schema import RunConfig
 from storage.commit import Manifest, ShardRecord
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
@@ -93,7 +94,7 @@ class Stage(ABC):
         self._ref = plain.attempt(number)
 
     def _fingerprinted(self) -> ArtifactRef:
-        work = {
+        work: dict[str, Any] = {
             "stage": self.name,
             "version": self.version,
             "options": dict(self.options()),
@@ -102,7 +103,7 @@ class Stage(ABC):
         return ArtifactRef(self.kind, fingerprint(work))
 
     @property
-    def config(self) -> Any:  # noqa: ANN401 - RunConfig, spelled Any to keep stage files short
+    def config(self) -> RunConfig:
         """The run's config."""
         return self.workspace.config
 

@@ -99,8 +99,8 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
                 self.failure = f"{type(error).__name__}: {error}"
                 self.workspace.reporter.message(
-                    f"MLflow at {self.uri} failed ({self.failure}). Training goes on; run the same command again later to "
-                    "log what is missing."
+                    f"MLflow at {self.uri} failed ({self.failure}). Training goes on; run the same command again "
+                    "later to log what is missing."
                 )
                 self._started.set()
             self.seconds += time.monotonic() - begun
@@ -204,7 +204,7 @@ class Tracker:
         if _beats_champion(client, name, score):
             client.set_registered_model_alias(name, "champion", version.version)
 
-    def _new_version(self, client: MlflowClient, name: str, epoch: int, folder: Path, digest: str) -> Any:  # noqa: ANN401
+    def _new_version(self, client: MlflowClient, name: str, epoch: int, folder: Path, digest: str) -> Any:
         kind = "lora" if self.workspace.config.model.lora else "full"
         model = client.create_logged_model(
             str(self.experiment_id), name=name, source_run_id=self.run_id, params={"trained": kind}, model_type=kind
@@ -287,7 +287,7 @@ def _seconds(workspace: Workspace, ref: ArtifactRef) -> float:
     return sum(float(record.producer.get("seconds", 0.0)) for record in workspace.store.records(ref))
 
 
-def _metric(key: str, value: float, step: int) -> Any:  # noqa: ANN401 - mlflow.entities.Metric
+def _metric(key: str, value: float, step: int) -> Any:
     from mlflow.entities import Metric
 
     return Metric(key, float(value), int(time.time() * 1000), step)

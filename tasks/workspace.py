@@ -1,4 +1,4 @@
-"""What the stages of one run share in one process: store, config, lineage, and models loaded once and only if needed."""
+"""What the stages of one run share in one process: store, config, lineage, and models that are loaded once."""
 
 from __future__ import annotations
 

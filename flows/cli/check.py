@@ -32,7 +32,11 @@ def check_command(path: Path, overrides: Sequence[str], *, as_json: bool) -> Non
     ]
     for label, count in rows:
         table.add_row(label, f"{count:,}", f"{count * epochs:,}")
-    table.add_row("denoiser rows, evaluation", f"{cost.evaluate_forwards:,} each", f"{cost.evaluate_forwards * cost.evaluations:,}")
+    table.add_row(
+        "denoiser rows, evaluation",
+        f"{cost.evaluate_forwards:,} each",
+        f"{cost.evaluate_forwards * cost.evaluations:,}",
+    )
     table.add_row("optimizer updates", "", f"{cost.updates:,}")
     table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
     console.print(table)

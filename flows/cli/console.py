@@ -16,7 +16,7 @@ def default_root(root: str | None) -> str:
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
-def print_json(data: Any) -> None:  # noqa: ANN401 - plain JSON data
+def print_json(data: Any) -> None:
     """Print data as JSON and nothing else."""
     console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")
 

@@ -76,7 +76,7 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
     print_summary(workspace, quiet=quiet)
 
 
-def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:  # noqa: ANN401 - a Prefect flow
+def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
     """Run a flow in this process; our own errors come out as they are."""
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -94,7 +94,7 @@ def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:  # noq
         return _result(state)
 
 
-def _result(state: Any) -> Any:  # noqa: ANN401 - a Prefect state
+def _result(state: Any) -> Any:
     result = state.result(raise_on_failure=False)
     if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and _wants_traceback()):
         raise result
@@ -109,9 +109,11 @@ def _wants_traceback() -> bool:
 
 def _explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{type(error).__name__}: {error}. What is committed stays; mend the cause and run the same command again."
+        return (
+            f"{type(error).__name__}: {error}. What is committed stays; mend the cause and run the same command again."
+        )
     return (
-        f"{type(error).__name__}: {error}. This is not a known mistake; set FLOWMILL_TRACEBACK=1 to see where it happened. "
+        f"{type(error).__name__}: {error}. This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. "
         "What is committed stays."
     )
 

@@ -85,14 +85,14 @@ def digest(
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
 
 
-def _open(root: str | None) -> Any:  # noqa: ANN401 - ArtifactStore
+def _open(root: str | None) -> Any:
     from flows.cli.console import default_root
     from storage.commit import ArtifactStore
 
     return ArtifactStore(default_root(root))
 
 
-def _lines(value: Any) -> list[str]:  # noqa: ANN401 - plain JSON data
+def _lines(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{key}: {item}" for key, item in value.items()]
     if isinstance(value, list):

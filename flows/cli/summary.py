@@ -9,7 +9,7 @@ from rich.table import Table
 
 from configs.errors import NotCommittedError
 from flows.cli.console import console, duration
-from tasks.export import PIPELINE
+from tasks.base import PIPELINE
 from tasks.runs import describe_run
 from tasks.tracking import grids, tracking_uri
 from tasks.workspace import Workspace
@@ -30,7 +30,9 @@ def _print_rewards(run: dict[str, Any]) -> None:
     if not epochs:
         raise NotCommittedError(f"Run '{run['run']}' has no evaluation.")
     first, last = run["evaluations"][epochs[0]], run["evaluations"][epochs[-1]]
-    table = Table("reward", "prompts", "mean", "exact match", title=f"{run['run']}, epoch 0 -> {epochs[-1]}", title_justify="left")
+    table = Table(
+        "reward", "prompts", "mean", "exact match", title=f"{run['run']}, epoch 0 -> {epochs[-1]}", title_justify="left"
+    )
     for split in ("train", "heldout"):
         for slot, after in last.get(split, {}).items():
             before = first.get(split, {}).get(slot)
@@ -51,7 +53,8 @@ def _print_time(workspace: Workspace) -> None:
     startup, overhead, busy = ledger.startup(), ledger.overhead(), ledger.busy()
     console.print(f"time: {', '.join(parts)}")
     console.print(
-        f"      start-up {duration(startup)}, work {duration(busy)}, orchestration + commits + tracking {duration(overhead)} "
+        f"      start-up {duration(startup)}, work {duration(busy)}, "
+        f"orchestration + commits + tracking {duration(overhead)} "
         f"({100 * overhead / (startup + busy + overhead):.0f} % of {duration(startup + busy + overhead)})"
     )
 

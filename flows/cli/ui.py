@@ -21,7 +21,12 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     """Start both servers, print their addresses, and stop both on Ctrl-C."""
     uri = ArtifactStore(default_root(root)).root.uri
     mlflow = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(mlflow_port), "--workers", "1"]
-    mlflow += ["--backend-store-uri", tracking_uri(uri, None), "--artifacts-destination", str(Path(uri) / "mlflow-artifacts")]
+    mlflow += [
+        "--backend-store-uri",
+        tracking_uri(uri, None),
+        "--artifacts-destination",
+        str(Path(uri) / "mlflow-artifacts"),
+    ]
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
     environment = {
         **os.environ,
@@ -44,7 +49,9 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     try:
         while all(process.poll() is None for process in processes):
             time.sleep(0.5)
-        raise FlowmillError("A UI server ended; its own message is above. Is the port taken? See --help for other ports.")
+        raise FlowmillError(
+            "A UI server ended; its own message is above. Is the port taken? See --help for other ports."
+        )
     finally:
         for process in processes:
             stop_tree(process, grace=10)

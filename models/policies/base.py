@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ class PolicySettings:
     """Classifier-free guidance; 1 is off."""
     dtype: torch.dtype = torch.float32
     """Dtype of weights and forward pass."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of all tensors."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
@@ -92,7 +92,7 @@ class Policy(ABC):
 
     @property
     @abstractmethod
-    def denoisers(self) -> dict[str, nn.Module]:
+    def denoisers(self) -> dict[str, Any]:
         """Trainable modules by the name they have in the pipeline."""
 
     @abstractmethod
@@ -109,7 +109,11 @@ class Policy(ABC):
 
     @abstractmethod
     def velocity(
-        self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, denoisers: Mapping[str, nn.Module] | None = None
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        denoisers: Mapping[str, nn.Module] | None = None,
     ) -> Tensor:
         """Return (B, ...) float32 velocities with guidance applied.
 

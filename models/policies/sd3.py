@@ -84,11 +84,13 @@ class SD3(Policy):
         if pipeline.transformer is None:
             # encode_prompt reads widths from the transformer's config; a meta copy has the config and no weights.
             with torch.device("meta"):
-                pipeline.transformer = SD3Transformer2DModel.from_config(_read_json(folder / "transformer" / "config.json"))
+                pipeline.transformer = SD3Transformer2DModel.from_config(
+                    _read_json(folder / "transformer" / "config.json")
+                )
         return cls(pipeline, settings, chosen)
 
     @property
-    def denoisers(self) -> dict[str, nn.Module]:
+    def denoisers(self) -> dict[str, Any]:
         """The transformer."""
         return {"transformer": self.pipeline.transformer}
 
@@ -127,16 +129,21 @@ class SD3(Policy):
         return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
 
     def velocity(
-        self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, denoisers: Mapping[str, nn.Module] | None = None
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        denoisers: Mapping[str, nn.Module] | None = None,
     ) -> Tensor:
         """Return velocities; with guidance, one forward of 2B rows, negative first, as in the pipeline."""
         transformer = (denoisers or self.denoisers)["transformer"]
         if conditioning.negative is None:
             return self._call(transformer, latents, sigma, conditioning.positive).float()
         both = {k: torch.cat([conditioning.negative[k], v]) for k, v in conditioning.positive.items()}
-        doubled = self._call(transformer, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
+        doubled: Tensor = self._call(transformer, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
         negative, positive = doubled.chunk(2)
-        return (negative + self.settings.guidance_scale * (positive - negative)).float()
+        guided: Tensor = negative + self.settings.guidance_scale * (positive - negative)
+        return guided.float()
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -144,7 +151,7 @@ class SD3(Policy):
         vae = self.pipeline.vae
         scaled = (latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
         image = vae.decode(scaled, return_dict=False)[0]
-        unit = self.pipeline.image_processor.postprocess(image, output_type="pt")
+        unit: Tensor = self.pipeline.image_processor.postprocess(image, output_type="pt")
         return (unit.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def save_lora(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,13 +12,6 @@ import numpy as np
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.quickstart.pipeline import LATENT_CHANNELS, VAE_FACTOR, tiny_pipeline
 from models.quickstart.pretrain import Report, pretrain
-
-_WORDS = (
-    "ACE ACT AGE AGO AID AIR ANT APE APT ARC ART CAN CAP CAR CAT COD COG CON COP COT DEN DIE DIG DIN DIP DOE DOG DOT "
-    "EAR EAT EGG EGO END ERA GAP GAS GET GIN GOD GOT ICE INN ION NAP NET NIP NOD NOT OAR OAT ODE ONE OPT ORE PAD PAN "
-    "PAR PAT PEA PEG PEN PET PIE PIG PIN PIT POD POT RAG RAN RAT RED RIG RIP ROD ROT SAD SAG SAP SAT SEA SET SIN SIP "
-    "SIR SIT SON SPA TAN TAP TAR TEA TEN TIE TIN TIP TOE TON TOP"
-).split()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +50,12 @@ class WordsBuilder:
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
-        texts, images = rendered_words(self.images, 1, _WORDS)
+        texts, images = rendered_words(self.images, 1, _words())
         _build(folder, texts, images, steps=(self.vae_steps, self.steps), report=report)
+
+
+def _words() -> list[str]:
+    return files("models.quickstart").joinpath("words.txt").read_text().split()
 
 
 def _build(folder: Path, texts: list[str], images: np.ndarray, *, steps: tuple[int, int], report: Report) -> None:

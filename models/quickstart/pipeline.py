@@ -114,4 +114,3 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     return CLIPTokenizer.from_pretrained(folder, model_max_length=MAX_TOKENS)  # type: ignore[no-any-return]
-

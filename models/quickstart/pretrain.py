@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import StableDiffusion3Pipeline
+from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
 from models.quickstart.pipeline import MAX_TOKENS
@@ -48,7 +48,7 @@ def pretrain(
         _train_flow(pipeline, [f'"{text}"' for text in texts], latents, steps, report)
 
 
-def _train_autoencoder(vae: nn.Module, pixels: Tensor, steps: int, report: Report) -> None:
+def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:
     vae.train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=4e-3, weight_decay=0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, steps, pct_start=0.1)
@@ -64,7 +64,7 @@ def _train_autoencoder(vae: nn.Module, pixels: Tensor, steps: int, report: Repor
 
 
 @torch.no_grad()
-def _normalized_latents(vae: nn.Module, pixels: Tensor) -> Tensor:
+def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
     """Return (N, C, h, w) latents of mean 0 and std 1, and write the factors into the VAE's config."""
     latents = torch.cat([vae.encode(batch).latent_dist.mean for batch in pixels.split(256)])
     shift, scale = latents.mean().item(), 1 / latents.std().item()

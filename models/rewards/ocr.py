@@ -48,7 +48,9 @@ class OcrReward:
         """Return scores and the texts that were read."""
         texts = self._reader.read(media)
         targets = [quoted_text(prompt) for prompt in prompts]
-        values = [text_score(text, target, substring=self.substring) for text, target in zip(texts, targets, strict=True)]
+        values = [
+            text_score(text, target, substring=self.substring) for text, target in zip(texts, targets, strict=True)
+        ]
         return Scores(np.array(values, np.float32), texts)
 
 

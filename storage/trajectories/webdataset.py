@@ -36,7 +36,10 @@ class WebDatasetStore:
     def write(self, folder: Path, samples: Sequence[Sample]) -> None:
         """Write the tar, then the table with the payload offsets."""
         rows: dict[str, list[Any]] = {name: [] for name in SAMPLES.names}
-        with (folder / TAR).open("wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        with (
+            (folder / TAR).open("wb") as file,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+        ):
             for sample in samples:
                 for name, value in _write_sample(tar, sample).items():
                     rows[name].append(value)

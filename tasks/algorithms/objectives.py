@@ -27,7 +27,9 @@ def ratio_metrics(ratio: Tensor, log_ratio: Tensor, clip_range: float) -> dict[s
     }
 
 
-def policy_kl(kind: str, new: Gaussian, reference: Gaussian, velocities: tuple[Tensor, Tensor], scale: Tensor) -> Tensor:
+def policy_kl(
+    kind: str, new: Gaussian, reference: Gaussian, velocities: tuple[Tensor, Tensor], scale: Tensor
+) -> Tensor:
     """Return a KL to the reference at the same states.
 
     Args:

@@ -83,7 +83,9 @@ def run_updates(
     for number in range(len(state.metrics), len(plan)):
         rows = plan[number]
         chunks = [rows[start : start + micro_batch_size] for start in range(0, len(rows), micro_batch_size)]
-        totals = _accumulate([batches(chunk) for chunk in chunks[ranks.rank :: ranks.world]], algorithm, models, len(rows))
+        totals = _accumulate(
+            [batches(chunk) for chunk in chunks[ranks.rank :: ranks.world]], algorithm, models, len(rows)
+        )
         ranks.sum_gradients(state.parameters)
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         means = _reduce(totals, ranks, models)
@@ -105,7 +107,10 @@ def _accumulate(batches: Sequence[Batch], algorithm: Algorithm, models: Models, 
         loss = (result.loss * batch.weights).sum() / rows
         loss.backward()  # type: ignore[no-untyped-call]
         for name, values in {"loss": result.loss.detach(), **result.metrics}.items():
-            totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + (values * batch.weights).double().sum().cpu() / rows
+            totals[name] = (
+                totals.get(name, torch.zeros((), dtype=torch.float64))
+                + (values * batch.weights).double().sum().cpu() / rows
+            )
     return totals
 
 
@@ -130,8 +135,8 @@ def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int)
     loss = means.get("loss", 0.0)
     if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
         raise FlowmillError(
-            f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training on "
-            "it would destroy the policy. Lower optimize.learning_rate or rollout noise; finished epochs are kept."
+            f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training "
+            "on it would destroy the policy. Lower optimize.learning_rate or rollout noise; finished epochs are kept."
         )
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from configs.errors import CorruptError
 from configs.registry import create
-from models.adapters import Ema, Trainable
+from models.adapters import Ema
 from models.transitions import KERNELS, Kernel
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.commit import ShardRecord
@@ -132,7 +132,7 @@ class OptimizeStage(Stage):
         rows = samples.rows(with_zero=algorithm.requires.zero_advantages)
         if not rows:
             self.workspace.reporter.message(
-                f"epoch {self.epoch}: every group's rewards are all equal, so there is nothing to learn; the policy stays."
+                f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
             )
         section = self.config.optimize
         seed, epoch = self.config.run.seed, self.epoch
@@ -140,7 +140,7 @@ class OptimizeStage(Stage):
             rows, updates=section.updates_per_epoch, inner_epochs=section.inner_epochs, seed=seed, epoch=epoch
         )
 
-    def _batches(self, samples: TrainingSet) -> Any:  # noqa: ANN401 - Callable[[Sequence[Row]], Batch]
+    def _batches(self, samples: TrainingSet) -> Any:
         prompts = list(dict.fromkeys(samples.prompts))
         conditioning = self.workspace.conditioning(prompts)
         prompt_rows = {prompt: row for row, prompt in enumerate(prompts)}
@@ -214,5 +214,3 @@ def _read_average(state: TrainerState, folder: Path) -> None:
     stored = load_file(folder / AVERAGE)
     for value, (name, _) in zip(state.ema.values, state.trainable.named_parameters(), strict=True):
         value.copy_(stored[name])
-
-

@@ -1,0 +1,121 @@
+"""Fixtures: a tiny real base model, small configs, and a run of the whole pipeline in this process."""
+
+from __future__ import annotations
+
+from flows.environment import prepare_environment
+
+prepare_environment()
+
+import os  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import yaml  # noqa: E402
+
+from configs.load import load_config  # noqa: E402
+from configs.schema import RunConfig  # noqa: E402
+from models.quickstart.build import DigitsBuilder  # noqa: E402
+from tasks.runs import begin_run  # noqa: E402
+from tasks.stage import StageRun  # noqa: E402
+from tasks.stages import make_stage  # noqa: E402
+from tasks.workspace import Workspace  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden-dir", default=None, help="folder of golden vectors; tests/golden/data when absent")
+
+
+@pytest.fixture(scope="session")
+def golden_dir(request: pytest.FixtureRequest) -> Path:
+    chosen = request.config.getoption("--golden-dir")
+    return Path(chosen) if chosen else Path(__file__).parent / "golden" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A StableDiffusion3Pipeline folder with barely trained weights (about two seconds)."""
+    folder = tmp_path_factory.mktemp("base") / "pipeline"
+    DigitsBuilder(steps=20, vae_steps=20, images=500).build(folder, lambda what, done, total: None)
+    return folder
+
+
+ConfigFactory = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def config_data(tiny_base: Path, tmp_path: Path) -> dict[str, Any]:
+    """A small run: 4 groups of 4, 3 steps, two epochs."""
+    return {
+        "run": {"name": "small", "epochs": 2},
+        "store": {"root": str(tmp_path / "store")},
+        "model": {
+            "policy": "sd3",
+            "path": str(tiny_base),
+            "height": 16,
+            "width": 32,
+            "options": {"max_sequence_length": 1, "schedule": "linear"},
+        },
+        "prompts": {"train": str(tmp_path / "train.txt"), "heldout": str(tmp_path / "heldout.txt")},
+        "rollout": {"prompts_per_epoch": 4, "group_size": 4, "steps": 3, "groups_per_shard": 2},
+        "rewards": [{"name": "jpeg_compressibility"}],
+        "optimize": {"learning_rate": 1e-3, "algorithm": {"name": "grpo", "options": {"clip_range": 0.002}}},
+        "evaluate": {"every": 1, "samples": 4, "images": 4},
+        "execution": {"rollout_batch_size": 8, "micro_batch_size": 16},
+    }
+
+
+@pytest.fixture
+def config_file(config_data: dict[str, Any], tmp_path: Path) -> Path:
+    """The small run as a file, with its prompts."""
+    (tmp_path / "train.txt").write_text("".join(f'"{n:02d}"\n' for n in range(8)))
+    (tmp_path / "heldout.txt").write_text("".join(f'"{n:02d}"\n' for n in range(90, 93)))
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(config_data))
+    return path
+
+
+@pytest.fixture
+def make_config(config_file: Path) -> ConfigFactory:
+    """Returns the small config with overrides."""
+
+    def make(*overrides: str) -> RunConfig:
+        return load_config(config_file, overrides)
+
+    return make
+
+
+def run_epoch(workspace: Workspace, epoch: int) -> None:
+    """Run the stages of one epoch here, without Prefect."""
+    StageRun(make_stage(workspace, "rollout", epoch)).execute()
+    for section in workspace.config.rewards:
+        StageRun(make_stage(workspace, "score", epoch, section.slot)).execute()
+    for name in ("advantage", "optimize"):
+        StageRun(make_stage(workspace, name, epoch)).execute()
+
+
+def prepare(config: RunConfig) -> Workspace:
+    """Begin a run and make everything that comes before the first epoch."""
+    workspace = begin_run(config)
+    for name in ("base", "encode", "preprocess", "policy"):
+        StageRun(make_stage(workspace, name, 0)).execute()
+    return workspace
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[str]:
+    """A real Prefect API server, shared by the tests that start many runs."""
+    from flows.server import LocalApi
+
+    saved = os.environ.get("PREFECT_API_URL")
+    api = LocalApi()
+    try:
+        yield api.wait()
+    finally:
+        api.stop()
+        if saved is not None:
+            os.environ["PREFECT_API_URL"] = saved

@@ -1,0 +1,122 @@
+"""What every reward must do; parametrized over the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.errors import ConfigError, RewardError
+from configs.registry import create
+from models.quickstart.corpus import digit_pairs, rendered_words
+from models.rewards import REWARDS
+from models.rewards.base import perfect_score, quoted_text, score
+from models.rewards.ocr import edit_distance, text_score
+
+
+def build(name: str, **options: Any) -> Any:
+    if name == "ocr":
+        pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
+    return create(REWARDS, name, options, what="reward")
+
+
+@pytest.fixture(params=sorted(REWARDS))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def images(count: int = 6) -> np.ndarray:
+    texts, gray = digit_pairs(count, seed=3)
+    return np.repeat(gray[..., None], 3, -1)
+
+
+PROMPTS = [f'"{n}{n}"' for n in range(6)]
+
+
+def test_scores_are_finite_float32_and_repeatable(name: str) -> None:
+    reward = build(name)
+    first, second = (score(reward, name, images(), PROMPTS, [{}] * 6) for _ in range(2))
+    assert first.values.dtype == np.float32
+    assert first.values.shape == (6,)
+    np.testing.assert_array_equal(first.values, second.values)
+
+
+def test_scores_do_not_depend_on_neighbors(name: str) -> None:
+    reward = build(name)
+    together = score(reward, name, images(), PROMPTS, [{}] * 6).values
+    alone = [score(reward, name, images()[i : i + 1], PROMPTS[i : i + 1], [{}]).values[0] for i in range(6)]
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+
+
+def test_unknown_options_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="has no option 'nonsense'"):
+        create(REWARDS, name, {"nonsense": 1}, what="reward")
+
+
+def test_unknown_reward_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'digits'"):
+        create(REWARDS, "digit", {}, what="reward")
+
+
+@pytest.mark.parametrize("classifier", ["svc", "trees"])
+def test_digits_are_read(classifier: str) -> None:
+    texts, gray = digit_pairs(64, seed=5)
+    media = np.repeat(gray[..., None], 3, -1)
+    reward = build("digits", classifier=classifier)
+    right = score(reward, "digits", media, [f'"{text}"' for text in texts], [{}] * 64)
+    assert right.values.mean() > 0.97
+    assert list(right.notes or [])[0] == texts[0]
+    wrong = score(reward, "digits", media, [f'"{(int(text) + 11) % 100:02d}"' for text in texts], [{}] * 64)
+    assert wrong.values.mean() < 0.1
+
+
+def test_words_are_read_by_real_ocr() -> None:
+    texts, gray = rendered_words(32, 1, ["CAT", "DOG", "TEN"])
+    media = np.repeat(gray[..., None], 3, -1)
+    read = score(build("ocr"), "ocr", media, [f'"{text}"' for text in texts], [{}] * 32)
+    assert read.values.mean() > 0.95
+    nothing = score(build("ocr"), "ocr", np.full_like(media, 255), [f'"{text}"' for text in texts], [{}] * 32)
+    assert nothing.values.max() == 0
+
+
+@pytest.mark.parametrize(
+    ("read", "target", "expected"),
+    [("CAT", "cat", 1.0), ("CART", "cat", 2 / 3), ("xxcatxx", "cat", 1.0), ("", "cat", 0.0), ("c a t", "cat", 1.0)],
+)
+def test_text_score_by_hand(read: str, target: str, expected: float) -> None:
+    assert text_score(read, target) == pytest.approx(expected)
+
+
+def test_text_score_details() -> None:
+    assert edit_distance("kitten", "sitting") == 3
+    assert text_score("xxcatxx", "cat", substring=False) == 0.0
+    assert quoted_text('a "b" c') == "b"
+    assert quoted_text("a b c") == "a b c"
+    with pytest.raises(ValueError, match="asks for no text"):
+        text_score("x", " ")
+
+
+class Broken:
+    """Returns what it is told to."""
+
+    perfect = 7.0
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = values
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Any]) -> Sequence[float]:
+        return self.values
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_is_an_error(value: float) -> None:
+    with pytest.raises(RewardError, match=r"returned (nan|inf) for prompt '\"11\"' \(1 of 2"):
+        score(Broken([0.5, value]), "broken", images(2), PROMPTS[:2], [{}] * 2)
+
+
+def test_a_missing_score_is_an_error() -> None:
+    with pytest.raises(RewardError, match="1 scores for 2 images"):
+        score(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
+    assert perfect_score(Broken([])) == 7.0

@@ -1,0 +1,93 @@
+"""The house: who may import whom, what stays out of which room, and that every table entry exists."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from configs.registry import resolve
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from models.schedules import PLANS
+from models.transitions import KERNELS
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import ALGORITHMS
+from tasks.stages import STAGES
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "configs": set(),
+    "storage": {"configs"},
+    "models": {"configs"},
+    "tasks": {"configs", "storage", "models"},
+    "flows": {"configs", "storage", "tasks"},
+}
+FILES = [path for room in ALLOWED for path in (ROOT / room).rglob("*.py")]
+TABLES = [POLICIES, BUILDERS, REWARDS, PLANS, KERNELS, TRAJECTORY_STORES, ALGORITHMS, STAGES]
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_direction(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    wrong = (imports(path) & set(ALLOWED)) - ALLOWED[room] - {room}
+    assert not wrong, f"{room} must not import {wrong}"
+
+
+def test_prefect_is_imported_by_flows_only() -> None:
+    users = {path.relative_to(ROOT).parts[0] for path in FILES if "prefect" in imports(path)}
+    assert users == {"flows"}
+
+
+def test_mlflow_is_imported_by_one_file() -> None:
+    users = [str(path.relative_to(ROOT)) for path in FILES if "mlflow" in imports(path)]
+    assert users == ["tasks/tracking.py"]
+
+
+def test_nothing_unpickles() -> None:
+    assert not [path for path in FILES if imports(path) & {"pickle", "dill", "cloudpickle", "joblib", "shelve"}]
+
+
+@pytest.mark.parametrize("module", ["configs.load", "configs.schema", "storage.verify", "flows.cli"])
+def test_light_modules_import_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'prefect' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table.values())).split(":")[0])
+def test_every_table_entry_exists(table: dict[str, str]) -> None:
+    for name in table:
+        assert callable(resolve(table, name, what="entry"))
+
+
+def test_packages_listed_for_installation_are_the_folders() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in FILES if path.name == "__init__.py"}
+    assert listed == folders
+
+
+def test_functions_and_files_stay_short() -> None:
+    too_long = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        if len(path.read_text().splitlines()) > 350:
+            too_long.append(str(path))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno and node.end_lineno - node.lineno > 60:
+                too_long.append(f"{path}:{node.name}")
+    assert not too_long
