@@ -51,7 +51,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: the file is missing or malformed, a key is unknown, or a value is not allowed.
     """
     source = Path(path)
-    data = _apply(_read(source), overrides)
+    data = _apply(_with_defaults(_read(source)) if overrides else _read(source), overrides)
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
         run["name"] = source.stem
@@ -101,6 +101,14 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in data.items():
         flat.update(_flatten_value(f"{prefix}{key}", value))
     return flat
+
+
+def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill in defaults, so that an override may reach into a section the file leaves out; as it is if not valid yet."""
+    try:
+        return RunConfig.model_validate(data).model_dump(mode="json")
+    except ValidationError:
+        return data
 
 
 def _flatten_value(name: str, value: object) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from tasks.check import check_config
+
+Make = Callable[..., RunConfig]
+
+
+def test_cost_by_hand(make_config: Make) -> None:
+    cost = check_config(make_config())
+    # 4 groups of 4, 3 steps, 2 of them trained, 3 states of 4 x 8 x 16 float32 values.
+    assert cost.samples_per_epoch == 16
+    assert cost.rollout_forwards == 16 * 3
+    assert cost.optimize_rows == 16 * 2
+    assert cost.latent_bytes_per_epoch == 16 * 3 * (4 * 8 * 16) * 4
+    assert cost.updates == 2 * 2
+    assert cost.shards_per_epoch == 2
+    assert cost.evaluate_forwards == 2 * 4 * 3
+    assert cost.evaluations == 3
+    assert cost.prompts == {"train": 8, "heldout": 3, "negative": 0}
+
+
+def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Make) -> None:
+    cost = check_config(make_config("model.guidance_scale=4.5"))
+    assert cost.rollout_forwards == 2 * 16 * 3
+    assert cost.prompts["negative"] == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.sampler.name=ode", "needs log-probs of stochastic steps, but rollout.sampler is 'ode'"),
+        ("rollout.group_size=1", "rollout.group_size is 1, but optimize.algorithm 'grpo' compares samples"),
+        ("rollout.steps=1", "trains none. Raise rollout.steps"),
+        ("rollout.prompts_per_epoch=9", "prompts.train holds 8 prompts"),
+        ("model.policy=sd4", "model.policy 'sd4' does not exist. Did you mean 'sd3'"),
+        ("rewards.0.name=jpeg_compresibility", "Did you mean 'jpeg_compressibility'"),
+        ("optimize.algorithm.name=gpro", "Did you mean 'grpo'"),
+        ("rollout.sampler.name=flow_sd", "Did you mean 'flow_sde'"),
+        ("rollout.store=webdatset", "Did you mean 'webdataset'"),
+        ("rollout.plan.options.last=never", "must be 'ode', 'sde' or 'train'"),
+        ("rollout.sampler.options.noise=1", "has no option 'noise'. Did you mean 'noise_level'"),
+        ("optimize.algorithm.options.clip_range=0", "must lie between 0 and 1"),
+        ("optimize.algorithm.options.kl=gauss", "must be 'gaussian'"),
+        ("evaluate.judges=[{name: jpeg_compressibility}]", "appears 2 times. Give each its own 'label'"),
+        ("rewards.0.name=nowhere:Reward", "module 'nowhere' cannot be imported"),
+        ("rewards.0.name=math:pi", "has no method 'score"),
+        ("model.path=./nowhere", "is no folder"),
+    ],
+)
+def test_what_cannot_work_is_refused(make_config: Make, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_config(make_config(override))
+    assert expected in str(error.value)

@@ -1,0 +1,383 @@
+"""The stages on a tiny real model: resume, skip, force, re-run alone, determinism over shards and processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommittedError, RewardError, RunConflictError
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.schema import ADVANTAGES, read_table
+from tasks.policy import policy_folder
+from tasks.rollout import RolloutStage, open_trajectory_store
+from tasks.runs import begin_run, describe_run, is_finished, mark_finished, open_run
+from tasks.stage import Shard, StageRun
+from tasks.stages import make_stage
+from tasks.workspace import Workspace
+from tests.conftest import prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def execute(workspace: Workspace, name: str, epoch: int, slot: str = "", **options: Any) -> ArtifactRef:
+    run = StageRun(make_stage(workspace, name, epoch, slot), **options)
+    run.execute()
+    return run.ref
+
+
+def trajectories(workspace: Workspace, epoch: int = 1) -> dict[str, tuple[np.ndarray, list[float], np.ndarray]]:
+    """Return latents, log-probs and image of every sample of an epoch."""
+    ref = workspace.run.require(epoch, "rollout").ref
+    found = {}
+    for record in workspace.store.records(ref):
+        shard = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record))
+        for row, columns in enumerate(shard.table.to_pylist()):
+            found[columns["sample_id"]] = (shard.latents(row), columns["log_probs"], shard.media(row))
+    return found
+
+
+def weights(workspace: Workspace, epoch: int = 1) -> dict[str, torch.Tensor]:
+    folder = policy_folder(workspace.store, workspace.policy_ref(epoch))
+    return load_file(folder / "policy.safetensors")
+
+
+def assert_same_trajectories(one: Workspace, other: Workspace) -> None:
+    a, b = trajectories(one), trajectories(other)
+    assert a.keys() == b.keys()
+    assert len(a) == 16
+    for sample in a:
+        for left, right in zip(a[sample], b[sample], strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    execute(workspace, "evaluate", 0)
+    run_epoch(workspace, 1)
+    execute(workspace, "evaluate", 1)
+    described = describe_run(workspace.run)
+    updates = workspace.store.require(workspace.policy_ref(1)).summary["updates"]
+    assert [update["update"] for update in updates] == [1, 2]
+    assert updates[0]["ratio_mean"] == 1.0
+    assert updates[0]["ratio_std"] == 0.0
+    assert updates[0]["approx_kl"] == 0.0
+    assert updates[1]["ratio_mean"] != 1.0
+    assert all(update["grad_norm"] > 0 for update in updates)
+    assert described["finished_epochs"] == 1
+    assert described["evaluations"]["0"] != described["evaluations"]["1"]
+    assert set(described["evaluations"]["1"]) == {"train", "heldout"}
+
+
+@pytest.mark.parametrize("override", ["rollout.groups_per_shard=4", "rollout.groups_per_shard=1"])
+def test_trajectories_do_not_depend_on_shards(make_config: Make, tmp_path: Path, override: str) -> None:
+    one, other = prepare(make_config()), prepare(make_config(f"store.root={tmp_path / 'other'}", override))
+    for workspace in (one, other):
+        execute(workspace, "rollout", 1)
+    assert one.run.require(1, "rollout").artifact == other.run.require(1, "rollout").artifact
+    shards = [len(w.store.records(w.run.require(1, "rollout").ref)) for w in (one, other)]
+    assert shards[0] == 2
+    assert shards[1] in (1, 4)
+    assert_same_trajectories(one, other)
+
+
+def test_equal_runs_have_equal_digests_and_another_seed_has_not(make_config: Make, tmp_path: Path) -> None:
+    digests = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        workspace = prepare(make_config(f"store.root={tmp_path / name}", f"run.seed={seed}"))
+        run_epoch(workspace, 1)
+        digests.append(workspace.run.digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_runs_share_what_they_have_in_common(make_config: Make) -> None:
+    first = prepare(make_config())
+    run_epoch(first, 1)
+    second = prepare(make_config("run.name=other", "optimize.learning_rate=1e-4"))
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
+        assert StageRun(make_stage(second, name, 1, slot)).complete, name
+        execute(second, name, 1, slot)
+    assert not second.ledger.stages()
+    assert not StageRun(make_stage(second, "optimize", 1)).complete
+
+
+def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    run_epoch(workspace, 1)
+    other = open_run(
+        workspace.store.root.uri, "small", overrides=["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"]
+    )
+    ref = execute(other, "score", 1, "kb")
+    assert other.ledger.stages() == ["score"]
+    assert other._held is None
+    before = workspace.run.require(1, "score", "jpeg_compressibility").ref
+    means = [workspace.store.require(each).summary["mean"] for each in (ref, before)]
+    assert means[0] == pytest.approx(500 * means[1], rel=1e-5)
+    assert StageRun(make_stage(open_run(workspace.store.root.uri, "small"), "advantage", 1)).complete
+
+
+def test_an_interrupted_rollout_goes_on_where_it_stopped(make_config: Make, tmp_path: Path) -> None:
+    whole = prepare(make_config(f"store.root={tmp_path / 'whole'}"))
+    execute(whole, "rollout", 1)
+    broken = prepare(make_config())
+    run = StageRun(make_stage(broken, "rollout", 1))
+    run.run_shard(run.pending()[1])
+    assert broken.run.find(1, "rollout") is None
+    again = open_run(broken.store.root.uri, "small")
+    resumed = StageRun(make_stage(again, "rollout", 1))
+    assert [shard.name for shard in resumed.pending()] == ["000000-000002"]
+    resumed.execute()
+    assert again.ledger.seconds("rollout") > 0
+    assert_same_trajectories(whole, again)
+    digests = [w.store.require(w.run.require(1, "rollout").ref).digest for w in (whole, again)]
+    assert digests[0] == digests[1]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(workspace: Workspace, update: int) -> None:
+    """Make the workspace's reporter raise after an optimizer update, as a kill would stop it."""
+
+    class Reporter:
+        def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+            if stage == "optimize" and done == update + 1:
+                raise Stop
+
+        def message(self, text: str) -> None:
+            pass
+
+    workspace.reporter = Reporter()
+
+
+@pytest.mark.parametrize("trained", ["full", "lora", "ema"])
+def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make, tmp_path: Path, trained: str) -> None:
+    extra = {"full": [], "lora": ["model.lora={rank: 2, alpha: 4}"], "ema": ["optimize.ema={decay: 0.5}"]}[trained]
+    extra += ["optimize.updates_per_epoch=4", "execution.checkpoint_every=1", "optimize.algorithm.options.kl_coef=0.1"]
+    whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *extra))
+    run_epoch(whole, 1)
+    broken = prepare(make_config(*extra))
+    stop_after(broken, 2)
+    with pytest.raises(Stop):
+        run_epoch(broken, 1)
+    again = open_run(broken.store.root.uri, "small")
+    told: list[str] = []
+    again.reporter.message = told.append  # type: ignore[method-assign]
+    run_epoch(again, 1)
+    assert told == ["epoch 1: training resumes after update 2."]
+    assert again.run.digest() == whole.run.digest()
+    policy = policy_folder(again.store, again.policy_ref(1))
+    assert (policy / "ema.safetensors").exists() == (trained == "ema")
+    assert not (Path(again.store.root.uri) / str(again.policy_ref(1)) / "_checkpoints").exists()
+
+
+def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    second = workspace.store.require(workspace.policy_ref(2))
+    assert [update["update"] for update in second.summary["updates"]] == [3, 4]
+    moments = load_file(policy_folder(workspace.store, workspace.policy_ref(2)) / "optimizer.safetensors")
+    assert {float(value) for key, value in moments.items() if key.startswith("step/")} == {4.0}
+
+
+def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    run_epoch(workspace, 1)
+    first = workspace.run.require(1, "advantage").ref
+    second = execute(workspace, "advantage", 1, force=True)
+    assert (second.fingerprint, second.id) == (first.fingerprint, f"{first.id}-a2")
+    current = workspace.run.require(1, "advantage")
+    assert (current.ref, current.forced) == (second, True)
+    # What depends on the new attempt is to be made again; what is above it is not.
+    assert not StageRun(make_stage(workspace, "optimize", 1)).complete
+    assert StageRun(make_stage(workspace, "rollout", 1)).complete
+
+
+def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make) -> None:
+    workspace = prepare(make_config("rewards=[{name: 'tests.test_stages:Constant'}]"))
+    told: list[str] = []
+    workspace.reporter.message = told.append  # type: ignore[method-assign]
+    run_epoch(workspace, 1)
+    assert workspace.store.require(workspace.run.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
+    assert workspace.store.require(workspace.policy_ref(1)).summary["updates"] == []
+    assert "nothing to learn" in told[-1]
+    run_epoch(workspace, 2)
+
+
+class Constant:
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [0.7] * len(media)
+
+
+class NotANumber:
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [float("nan")] * len(media)
+
+
+def test_a_nan_reward_stops_before_training_and_keeps_the_rollouts(make_config: Make) -> None:
+    workspace = prepare(make_config("rewards=[{name: 'tests.test_stages:NotANumber'}]"))
+    with pytest.raises(RewardError, match="not finite"):
+        run_epoch(workspace, 1)
+    assert workspace.run.require(1, "rollout")
+    assert workspace.run.find(1, "optimize") is None
+
+
+def test_a_loss_that_is_not_finite_is_never_trained_on(make_config: Make) -> None:
+    workspace = prepare(make_config("optimize.algorithm.options.kl_coef=1e38", "optimize.learning_rate=1e3"))
+    with pytest.raises(FlowmillError, match="would destroy the policy"):
+        run_epoch(workspace, 1)
+    assert workspace.run.find(1, "optimize") is None
+
+
+def test_advantages_are_those_of_the_rewards(make_config: Make) -> None:
+    both = "rewards=[{name: jpeg_compressibility, weight: 2}, {name: 'tests.test_stages:Constant', label: c, weight: 3}]"
+    workspace = prepare(make_config(both))
+    run_epoch(workspace, 1)
+    ref = workspace.run.require(1, "advantage").ref
+    folder = workspace.store.folder(ref, workspace.store.records(ref)[0])
+    table = read_table(folder / "advantages.parquet", ADVANTAGES).to_pandas()
+    scores = workspace.store.require(workspace.run.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
+    assert table.reward.mean() == pytest.approx(2 * scores + 3 * 0.7, rel=1e-5)
+    assert table.groupby("prompt_id").advantage.sum().abs().max() < 1e-4
+
+
+def test_damaged_trajectories_are_never_trained_on(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
+        execute(workspace, name, 1, slot)
+    tar = next((Path(workspace.store.root.uri) / "trajectories").rglob("samples.tar"))
+    data = bytearray(tar.read_bytes())
+    data[700] ^= 1
+    tar.write_bytes(bytes(data))
+    with pytest.raises(CorruptError, match=r"samples\.tar has checksum"):
+        execute(open_run(workspace.store.root.uri, "small"), "optimize", 1)
+
+
+def test_embeddings_are_computed_once_ever(make_config: Make, tmp_path: Path) -> None:
+    first = prepare(make_config())
+    assert "encode" in first.ledger.stages()
+    (tmp_path / "train.txt").write_text("".join(f'"{n:02d}"\n' for n in range(10)))
+    second = prepare(make_config("run.name=more"))
+    cache = ArtifactRef.parse(second.run.require(0, "encode").artifact)
+    rows = [record.rows for record in second.store.records(cache)]
+    assert sorted(rows) == [2, 11]
+    third = prepare(make_config("run.name=same"))
+    assert "encode" not in third.ledger.stages()
+
+
+def test_a_run_of_this_name_with_other_settings_is_refused(make_config: Make, tmp_path: Path) -> None:
+    begin_run(make_config())
+    begin_run(make_config("run.epochs=9", "execution.micro_batch_size=4"))
+    with pytest.raises(RunConflictError, match=r"optimize\.learning_rate: 0\.001 -> 0\.5") as error:
+        begin_run(make_config("optimize.learning_rate=0.5"))
+    assert "--name" in str(error.value)
+    (tmp_path / "train.txt").write_text('"11"\n"12"\n"13"\n"14"\n')
+    with pytest.raises(RunConflictError, match="other prompts now"):
+        begin_run(make_config())
+
+
+def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(make_config: Make) -> None:
+    workspace = prepare(make_config("model.path=null", "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"))
+    assert not is_finished(workspace)
+    mark_finished(workspace)
+    assert is_finished(workspace)
+    assert not is_finished(Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run))
+    execute(workspace, "policy", 0, force=True)
+    assert not is_finished(workspace)
+
+
+_BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"
+
+
+def test_stages_say_what_they_miss(make_config: Make) -> None:
+    workspace = prepare(make_config())
+    with pytest.raises(NotCommittedError, match="flowmill stage rollout --run small --epoch 4"):
+        execute(workspace, "score", 4, "jpeg_compressibility")
+    with pytest.raises(ConfigError, match="leave --epoch out"):
+        make_stage(workspace, "base", 2)
+    with pytest.raises(ConfigError, match="--epoch 1 or later"):
+        make_stage(workspace, "rollout", 0)
+    with pytest.raises(ConfigError, match="Did you mean 'rollout'"):
+        make_stage(workspace, "rolout", 1)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
+    make_config: Make, tiny_base: Path, lora: bool
+) -> None:
+    from diffusers import StableDiffusion3Pipeline
+
+    from tasks.export import ExportStage, exported_folder
+    from tasks.seeds import derive, generator
+
+    extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
+    workspace = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))
+    run_epoch(workspace, 1)
+    execute(workspace, "evaluate", 1)
+    execute(workspace, "export", 1)
+    folder = exported_folder(ExportStage(workspace, 1))
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        tiny_base if lora else folder, text_encoder_3=None, tokenizer_3=None
+    )
+    if lora:
+        pipeline.load_lora_weights(folder)
+    ref = workspace.run.require(1, "evaluate").ref
+    record = next(record for record in workspace.store.records(ref) if record.shard == "train")
+    shard = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record))
+    rows = shard.table.to_pylist()
+    assert rows[0]["seed"] == derive(0, "evaluate", rows[0]["prompt_id"], 0)
+    images = pipeline(
+        [row["prompt"] for row in rows],
+        generator=[generator(row["seed"]) for row in rows],
+        sigmas=[1.0, 2 / 3, 1 / 3],
+        guidance_scale=1.0,
+        max_sequence_length=1,
+        height=16,
+        width=32,
+        output_type="np",
+    ).images
+    stored = np.stack([shard.media(row) for row in range(8)]).astype(int)
+    assert np.abs((images * 255).round() - stored).max() <= 1
+    execute(workspace, "evaluate", 0)
+    base_ref = workspace.run.require(0, "evaluate").ref
+    base_record = next(r for r in workspace.store.records(base_ref) if r.shard == "train")
+    base = open_trajectory_store("webdataset").open(workspace.store.folder(base_ref, base_record))
+    assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
+
+
+def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -> None:
+    from tasks.score import ScoreStage
+
+    workspace = prepare(make_config())
+    stage = RolloutStage(workspace, 1)
+    rollout, scores = StageRun(stage), StageRun(ScoreStage(workspace, 1, "jpeg_compressibility", stage))
+    first = rollout.pending()[0]
+    rollout.run_shard(first)
+    scores.run_shard(next(shard for shard in scores.pending() if shard.name == first.name))
+    assert [record.shard for record in workspace.store.records(scores.ref)] == [first.name]
+    with pytest.raises(FlowmillError, match="cannot be scored yet"):
+        scores.run_shard(Shard("000002-000004"))
+
+
+def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f'"{n:02d}"', "wanted": n}) for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    source = f"prompts.train={tmp_path / 'train.jsonl'}"
+    workspace = prepare(make_config(source, "rewards=[{name: 'tests.test_stages:Wanted'}]", "prompts.heldout=null"))
+    run_epoch(workspace, 1)
+    mean = workspace.store.require(workspace.run.require(1, "score", "tests.test_stages:Wanted").ref).summary["mean"]
+    assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(workspace, 1).groups) / 4)
+
+
+class Wanted:
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [float(item["wanted"]) for item in metadata]
