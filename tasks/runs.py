@@ -25,25 +25,40 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspa
         StoreError: the root cannot be used.
         PromptError: a prompt source cannot be used.
     """
+    found = find_run(config, reporter=reporter)
+    if found is not None:
+        return found
     store = ArtifactStore(config.store.root)
-    name = run_name(config)
-    run = RunFolder(store, name)
-    record: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
-        "prompts": _prompts_identity(config),
-        "schema_version": 1,
-    }
-    if not run.create(record):
-        found = run.describe() or {}
-        changed = differences(found["config"], record["config"])
-        if found["prompts"] != record["prompts"]:
-            changed.append("prompts: the prompt files hold other prompts now")
-        if changed:
-            raise RunConflictError(
-                f"Run '{name}' exists in '{store.root.uri}' with other settings:\n  "
-                + "\n  ".join(changed)
-                + "\nGive this one another name with --name; what the two have in common is not computed again."
-            )
+    run = RunFolder(store, run_name(config))
+    if not run.create(_record(config)):
+        # Another process created it since; it is bound to only if it is the same.
+        return begin_run(config, reporter=reporter)
+    return Workspace(store, config, run, reporter=reporter)
+
+
+def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspace | None:
+    """Bind to the run a config describes if it exists with the same settings; None if it does not exist.
+
+    Raises:
+        RunConflictError: a run of this name exists with other settings.
+        StoreError: the root cannot be used.
+        PromptError: a prompt source cannot be used.
+    """
+    store = ArtifactStore(config.store.root)
+    run = RunFolder(store, run_name(config))
+    found = run.describe()
+    if found is None:
+        return None
+    record = _record(config)
+    changed = differences(found["config"], record["config"])
+    if found["prompts"] != record["prompts"]:
+        changed.append("prompts: the prompt files hold other prompts now")
+    if changed:
+        raise RunConflictError(
+            f"Run '{run.name}' exists in '{store.root.uri}' with other settings:\n  "
+            + "\n  ".join(changed)
+            + "\nGive this one another name with --name; what the two have in common is not computed again."
+        )
     return Workspace(store, config, run, reporter=reporter)
 
 
@@ -141,6 +156,10 @@ def _rewards(run: RunFolder, entries: Sequence[LineageEntry]) -> dict[str, dict[
 def _figures(run: RunFolder, entries: Sequence[LineageEntry], stage: str) -> dict[str, Any]:
     manifests = {entry.epoch: run.store.manifest(entry.ref) for entry in entries if entry.stage == stage}
     return {str(epoch): dict(manifest.summary) for epoch, manifest in manifests.items() if manifest is not None}
+
+
+def _record(config: RunConfig) -> dict[str, Any]:
+    return {"config": config.model_dump(mode="json"), "prompts": _prompts_identity(config), "schema_version": 1}
 
 
 def _prompts_identity(config: RunConfig) -> str:

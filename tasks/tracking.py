@@ -185,6 +185,9 @@ class Tracker:
         figures["time/evaluate_s"] = _seconds(self.workspace, entry.ref)
         if self._has(sorted(figures)[0], epoch):
             return
+        if epoch == 0:
+            once = [e for e in self.workspace.run.current() if e.stage in ("base", "preprocess")]
+            self._inputs([(e, self.workspace.store.require(e.ref)) for e in once])
         for split, path in grids(self.workspace, entry.ref).items():
             with Image.open(path) as image:
                 self._client().log_image(str(self.run_id), image.convert("RGB"), key=f"eval/{split}", step=epoch)

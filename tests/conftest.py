@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 from flows.environment import prepare_environment
 
+# Prefect's database of the tests is their own; a server named in the environment is not used.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="flowmill-prefect-")
+os.environ.pop("PREFECT_API_URL", None)
 prepare_environment()
 
-import os  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -24,6 +31,7 @@ from tasks.stages import make_stage  # noqa: E402
 from tasks.workspace import Workspace  # noqa: E402
 
 torch.set_num_threads(1)
+ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,14 +116,26 @@ def prepare(config: RunConfig) -> Workspace:
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[str]:
-    """A real Prefect API server, shared by the tests that start many runs."""
+    """The URL of a real Prefect API server, shared by the tests that start many runs."""
     from flows.server import LocalApi
 
-    saved = os.environ.get("PREFECT_API_URL")
     api = LocalApi()
     try:
         yield api.wait()
     finally:
         api.stop()
-        if saved is not None:
-            os.environ["PREFECT_API_URL"] = saved
+
+
+FlowmillCommand = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def flowmill(prefect_server: str, tmp_path: Path) -> FlowmillCommand:
+    """Runs the command line as a process of its own, against the shared server."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
+
+    return run

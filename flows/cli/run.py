@@ -25,15 +25,14 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
     extra = [*overrides, *_as_overrides(root, name)]
     checked = load_config(config, extra)
     prepare_environment(checked.execution.threads)
-    from tasks.runs import begin_run, is_finished
+    from tasks.runs import find_run, is_finished
 
-    workspace = begin_run(checked)
-    if is_finished(workspace):
+    found = find_run(checked)
+    if found is not None and is_finished(found):
         from flows.cli.summary import print_summary
 
-        print_summary(workspace, quiet=quiet)
+        print_summary(found, quiet=quiet)
         return
-    del workspace
     with local_api() as api, _one_process(checked):
         _train(str(config), checked, extra, api, quiet=quiet)
 
