@@ -24,8 +24,10 @@ from tasks.launch import die_with_parent, stop_tree
 
 @contextmanager
 def local_api() -> Iterator[LocalApi | None]:
-    """Start a temporary Prefect API server unless PREFECT_API_URL names one; stop it in the end."""
-    if os.environ.get("PREFECT_API_URL"):
+    """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it in the end."""
+    from prefect.settings import get_current_settings
+
+    if get_current_settings().api.url:
         yield None
         return
     api = LocalApi()

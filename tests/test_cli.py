@@ -116,7 +116,7 @@ def test_bad_input_is_one_message(flowmill: FlowmillCommand, arguments: list[str
 def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
     flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path
 ) -> None:
-    broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.test_stages:NotANumber'}]")
+    broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.rewards:NotANumber'}]")
     refused(broken, "returned nan for prompt")
     refused(flowmill("run", *arguments), "exists in")
     mended = flowmill("run", *arguments, "--name", "mended")
@@ -126,32 +126,15 @@ def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
 
 
 def test_an_unknown_failure_names_the_cause_without_a_traceback(flowmill: FlowmillCommand, arguments: list[str]) -> None:
-    crash = ["--set", "rewards=[{name: 'tests.test_cli:Crash'}]"]
+    crash = ["--set", "rewards=[{name: 'tests.rewards:Crash'}]"]
     result = flowmill("run", *arguments, *crash)
     refused(result, "ZeroDivisionError: float division by zero")
     assert "FLOWMILL_TRACEBACK=1" in result.stderr
     assert "Traceback" in flowmill("run", *arguments, *crash, FLOWMILL_TRACEBACK="1").stderr
 
 
-class Crash:
-    def score(self, media: Any, prompts: Any, metadata: Any) -> list[float]:
-        return [1 / 0.0]
-
-
-class Flaky:
-    """Fails with a lost connection the first two times."""
-
-    failures = 0
-
-    def score(self, media: Any, prompts: Any, metadata: Any) -> list[float]:
-        type(self).failures += 1
-        if type(self).failures <= 2:
-            raise ConnectionResetError("peer went away")
-        return [float(i) for i in range(len(media))]
-
-
 def test_transient_errors_are_retried_and_others_are_not(flowmill: FlowmillCommand, arguments: list[str]) -> None:
-    flaky = ["--set", "rewards=[{name: 'tests.test_cli:Flaky'}]", "--set", "execution.retry_delay_s=0.1"]
+    flaky = ["--set", "rewards=[{name: 'tests.rewards:Flaky'}]", "--set", "execution.retry_delay_s=0.1"]
     once = ["--set", "run.epochs=1", "--set", "evaluate.judges=[]"]
     skip_first = ["--set", "evaluate.samples=1"]
     result = flowmill("stage", "base", "--run", "none", *arguments[1:])

@@ -203,7 +203,7 @@ def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
 
 
 def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make) -> None:
-    workspace = prepare(make_config("rewards=[{name: 'tests.test_stages:Constant'}]"))
+    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:Constant'}]"))
     told: list[str] = []
     workspace.reporter.message = told.append  # type: ignore[method-assign]
     run_epoch(workspace, 1)
@@ -213,18 +213,8 @@ def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make)
     run_epoch(workspace, 2)
 
 
-class Constant:
-    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
-        return [0.7] * len(media)
-
-
-class NotANumber:
-    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
-        return [float("nan")] * len(media)
-
-
 def test_a_nan_reward_stops_before_training_and_keeps_the_rollouts(make_config: Make) -> None:
-    workspace = prepare(make_config("rewards=[{name: 'tests.test_stages:NotANumber'}]"))
+    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:NotANumber'}]"))
     with pytest.raises(RewardError, match="not finite"):
         run_epoch(workspace, 1)
     assert workspace.run.require(1, "rollout")
@@ -239,7 +229,7 @@ def test_a_loss_that_is_not_finite_is_never_trained_on(make_config: Make) -> Non
 
 
 def test_advantages_are_those_of_the_rewards(make_config: Make) -> None:
-    both = "rewards=[{name: jpeg_compressibility, weight: 2}, {name: 'tests.test_stages:Constant', label: c, weight: 3}]"
+    both = "rewards=[{name: jpeg_compressibility, weight: 2}, {name: 'tests.rewards:Constant', label: c, weight: 3}]"
     workspace = prepare(make_config(both))
     run_epoch(workspace, 1)
     ref = workspace.run.require(1, "advantage").ref
@@ -372,12 +362,7 @@ def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f'"{n:02d}"', "wanted": n}) for n in range(8)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     source = f"prompts.train={tmp_path / 'train.jsonl'}"
-    workspace = prepare(make_config(source, "rewards=[{name: 'tests.test_stages:Wanted'}]", "prompts.heldout=null"))
+    workspace = prepare(make_config(source, "rewards=[{name: 'tests.rewards:Wanted'}]", "prompts.heldout=null"))
     run_epoch(workspace, 1)
-    mean = workspace.store.require(workspace.run.require(1, "score", "tests.test_stages:Wanted").ref).summary["mean"]
+    mean = workspace.store.require(workspace.run.require(1, "score", "tests.rewards:Wanted").ref).summary["mean"]
     assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(workspace, 1).groups) / 4)
-
-
-class Wanted:
-    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
-        return [float(item["wanted"]) for item in metadata]

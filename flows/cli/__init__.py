@@ -94,6 +94,8 @@ def ui(
 def main() -> None:
     """Run the command line; a mistake is one message on standard error and exit code 1, without a traceback."""
     prepare_environment()
+    # Rewards and models of your own are found in the folder you work in.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         app()
     except FlowmillError as error:

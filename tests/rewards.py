@@ -1,0 +1,48 @@
+"""Rewards for tests, as a user would write them: plain classes in a module of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Constant:
+    """Every image is worth the same."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [0.7] * len(media)
+
+
+class NotANumber:
+    """No image has a score."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float("nan")] * len(media)
+
+
+class Wanted:
+    """The score is in the prompt's metadata."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [float(item["wanted"]) for item in metadata]
+
+
+class Crash:
+    """A bug in somebody's reward."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [1 / 0.0]
+
+
+class Flaky:
+    """Loses the connection the first two times."""
+
+    failures = 0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        type(self).failures += 1
+        if type(self).failures <= 2:
+            raise ConnectionResetError("peer went away")
+        return [float(i) for i in range(len(media))]
