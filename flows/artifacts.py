@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -15,6 +14,8 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.runtime import flow_run
+
+from flows.server import has_lasting_api
 
 _EVERY_S = 5.0
 
@@ -56,5 +57,5 @@ def flow_run_tags() -> dict[str, str]:
     """Return the tags that link an MLflow run to this flow run."""
     tags = {"prefect.flow_run_id": str(flow_run.id or "")}
     # The temporary API of a run without a server serves no UI that a link could open.
-    url = flow_run.ui_url if os.environ.get("PREFECT_API_URL") else None
+    url = flow_run.ui_url if has_lasting_api() else None
     return {**tags, "prefect.flow_run_url": str(url)} if url else tags

@@ -6,13 +6,13 @@ it looks. With the temporary API of a run without a server there is nobody who c
 
 from __future__ import annotations
 
-import os
 import time
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 
 from configs.errors import CancelledError
+from flows.server import has_lasting_api
 
 _EVERY_S = 2.0
 _last = [0.0]
@@ -25,7 +25,7 @@ def check_cancelled() -> None:
         CancelledError: it is.
     """
     now = time.monotonic()
-    if not os.environ.get("PREFECT_API_URL") or now - _last[0] < _EVERY_S or not flow_run.id:
+    if not has_lasting_api() or now - _last[0] < _EVERY_S or not flow_run.id:
         return
     _last[0] = now
     with get_client(sync_client=True) as client:

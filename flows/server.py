@@ -31,10 +31,20 @@ def local_api() -> Iterator[LocalApi | None]:
         yield None
         return
     api = LocalApi()
+    _temporary.append(api)
     try:
         yield api
     finally:
+        _temporary.remove(api)
         api.stop()
+
+
+def has_lasting_api() -> bool:
+    """Return whether the Prefect API is one that somebody else can reach and outlives this process."""
+    return not _temporary
+
+
+_temporary: list[LocalApi] = []
 
 
 class LocalApi:

@@ -1,0 +1,113 @@
+"""Kills a small run at random moments, continues it each time, and compares it with an uninterrupted one.
+
+    python -m tests.chaos.kills --kills 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a series of kills came to."""
+
+    digest: str
+    """Digest of the finished run."""
+    kills: int
+    """Kills that hit a running process."""
+    stages: tuple[str, ...]
+    """What was being worked on at each kill, as far as lineage tells."""
+
+
+def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start ``flowmill`` in a process group of its own."""
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def digest(root: str, run: str, environment: dict[str, str]) -> str:
+    """Return the digest of a run."""
+    arguments = [sys.executable, "-m", "flows.cli", "store", "digest", run, "--root", root]
+    return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def records(root: str) -> int:
+    """Return how many commit records, manifests and lineage entries a store holds: a clock of the run's progress."""
+    return sum(1 for _ in Path(root).rglob("*.json"))
+
+
+def uninterrupted(config: str, root: str, environment: dict[str, str]) -> str:
+    """Run to the end and return the digest."""
+    process = start(["run", config, "--root", root, "--quiet"], environment)
+    output = process.communicate(timeout=600)[0].decode()
+    if process.returncode:
+        raise SystemExit(output)
+    return digest(root, "small", environment)
+
+
+def killed(config: str, root: str, environment: dict[str, str], *, kills: int, seed: int) -> Outcome:
+    """Kill the run ``kills`` times at random moments after it has begun to commit, then let it finish."""
+    rng = random.Random(seed)
+    hits, stages = 0, []
+    while hits < kills:
+        before = records(root)
+        process = start(["run", config, "--root", root, "--quiet"], environment)
+        # Wait for new work, then for a random moment within it: kills spread over the whole run, not over start-up.
+        while process.poll() is None and records(root) <= before:
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.4)
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        hits += 1
+        stages.append(f"{records(root)} records")
+    return Outcome(uninterrupted(config, root, environment), hits, tuple(stages))
+
+
+def orphans(marker: str) -> list[int]:
+    """Return live processes whose command line or environment names a marker."""
+    found = []
+    for process in psutil.process_iter(["pid", "status"]):
+        try:
+            if process.info["status"] != psutil.STATUS_ZOMBIE and marker in process.environ().get("FLOWMILL_TEST", ""):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def main() -> None:
+    """Kill, continue, compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", required=True, help="config of a run named 'small'")
+    options = parser.parse_args()
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        expected = uninterrupted(options.config, f"{folder}/whole", environment)
+        outcome = killed(options.config, f"{folder}/killed", environment, kills=options.kills, seed=options.seed)
+    sys.stdout.write(f"{outcome.kills} kills at {', '.join(outcome.stages)}\n")
+    sys.stdout.write(f"uninterrupted {expected}\nkilled        {outcome.digest}\n")
+    sys.exit(expected != outcome.digest)
+
+
+if __name__ == "__main__":
+    main()

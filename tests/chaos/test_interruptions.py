@@ -1,0 +1,125 @@
+"""kill -9, Ctrl-C, SIGTERM and cancellation: nothing is lost, nothing changes, no process stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from storage.commit import ArtifactStore
+from storage.verify import verify_store
+from tests.chaos.kills import digest, killed, orphans, records, start, uninterrupted
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def environment(prefect_server: str, tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PREFECT_API_URL": prefect_server, "FLOWMILL_TEST": str(tmp_path)}
+
+
+@pytest.fixture
+def longer(config_file: Path) -> str:
+    """Three epochs with a checkpoint after every optimizer update."""
+    data = yaml.safe_load(config_file.read_text())
+    data["run"]["epochs"] = 3
+    data["optimize"]["updates_per_epoch"] = 4
+    data["execution"]["checkpoint_every"] = 1
+    config_file.write_text(yaml.safe_dump(data))
+    return str(config_file)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def begun(longer: str, root: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a run and wait until its first epoch has begun to commit."""
+    process = start(["run", longer, "--root", root], environment)
+    wait_until(lambda: bool(list(Path(root).glob("trajectories/*/_shards/*.json"))) or process.poll() is not None)
+    assert process.poll() is None
+    return process
+
+
+def test_kills_change_nothing(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    expected = uninterrupted(longer, str(tmp_path / "whole"), environment)
+    outcome = killed(longer, str(tmp_path / "killed"), environment, kills=4, seed=1)
+    assert outcome.kills == 4
+    assert outcome.digest == expected
+    assert verify_store(ArtifactStore(str(tmp_path / "killed")), deep=True)["problems"] == []
+    assert orphans(str(tmp_path)) == []
+    assert [entry for entry in os.listdir(tmp_path / "killed" / ".staging") if entry.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_and_loses_nothing(
+    longer: str, tmp_path: Path, environment: dict[str, str], number: int, code: int
+) -> None:
+    root = str(tmp_path / "store")
+    process = begun(longer, root, environment)
+    os.kill(process.pid, number)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert orphans(str(tmp_path)) == []
+    done = records(root)
+    assert uninterrupted(longer, root, environment) == uninterrupted(longer, str(tmp_path / "whole"), environment)
+    assert records(root) > done
+
+
+def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    alone = {name: value for name, value in environment.items() if name != "PREFECT_API_URL"}
+    process = begun(longer, str(tmp_path / "store"), alone)
+    assert len(orphans(str(tmp_path))) >= 2
+    process.kill()
+    process.wait()
+    wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_cancelling_in_prefect_stops_the_run(
+    longer: str, tmp_path: Path, environment: dict[str, str], processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.states import Cancelling
+
+    data = yaml.safe_load(Path(longer).read_text())
+    data["run"]["epochs"] = 50
+    data["execution"]["processes"] = processes
+    Path(longer).write_text(yaml.safe_dump(data))
+    root = str(tmp_path / "store")
+    process = begun(longer, root, environment)
+    with temporary_settings({PREFECT_API_URL: environment["PREFECT_API_URL"]}), get_client(sync_client=True) as client:
+        flow_runs = [run for run in client.read_flow_runs() if run.name == "small" and run.state and run.state.is_running()]
+        flow_run = max(flow_runs, key=lambda run: run.created)
+        client.set_flow_run_state(flow_run.id, Cancelling(), force=True)
+        output = process.communicate(timeout=120)[0].decode()
+        assert process.returncode == 1, output
+        assert "was cancelled" in output
+        assert "Traceback" not in output
+        state = client.read_flow_run(flow_run.id).state
+        assert state is not None
+        assert state.is_cancelled()
+    assert orphans(str(tmp_path)) == []
+    assert verify_store(ArtifactStore(root), deep=True)["problems"] == []
+
+
+def test_a_second_process_on_the_same_run_is_refused(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    root = str(tmp_path / "store")
+    first = begun(longer, root, environment)
+    second = start(["run", longer, "--root", root], environment)
+    output = second.communicate(timeout=60)[0].decode()
+    assert second.returncode == 1
+    assert f"is being executed by another process (pid {first.pid})" in output
+    assert first.wait(timeout=120) == 0
+    assert len(digest(root, "small", environment)) == 32
