@@ -174,6 +174,8 @@ class OptimizeSection(Section):
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
     inner_epochs: int = Field(1, ge=1)
     """Passes over the pairs of an epoch."""
+    guidance_gradient: Literal["conditional", "both"] = "conditional"
+    """With guidance: differentiate the conditional prediction only (as Flow-GRPO; a quarter cheaper), or both halves."""
     ema: EmaSection | None = None
     """Keep an average of the weights; evaluation and export then use it."""
 

@@ -123,6 +123,7 @@ class Workspace:
             guidance_scale=section.guidance_scale,
             dtype=getattr(torch, section.dtype),
             device=self.device,
+            train_negative=self.config.optimize.guidance_gradient == "both",
             gradient_checkpointing=section.gradient_checkpointing,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")

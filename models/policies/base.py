@@ -38,6 +38,8 @@ class PolicySettings:
     """Dtype of weights and forward pass."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of all tensors."""
+    train_negative: bool = False
+    """With guidance, differentiate the negative prediction too."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
 

@@ -135,13 +135,24 @@ class SD3(Policy):
         conditioning: Conditioning,
         denoisers: Mapping[str, nn.Module] | None = None,
     ) -> Tensor:
-        """Return velocities; with guidance, one forward of 2B rows, negative first, as in the pipeline."""
+        """Return velocities; with guidance, one forward of 2B rows, negative first, as in the pipeline.
+
+        When gradients are wanted of the conditional half only, the negative half is a forward of its own without any:
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at more cost.
+        """
         transformer = (denoisers or self.denoisers)["transformer"]
         if conditioning.negative is None:
             return self._call(transformer, latents, sigma, conditioning.positive).float()
+        if torch.is_grad_enabled() and not self.settings.train_negative:
+            with torch.no_grad():
+                negative = self._call(transformer, latents, sigma, conditioning.negative)
+            return self._guide(negative, self._call(transformer, latents, sigma, conditioning.positive))
         both = {k: torch.cat([conditioning.negative[k], v]) for k, v in conditioning.positive.items()}
         doubled: Tensor = self._call(transformer, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
         negative, positive = doubled.chunk(2)
+        return self._guide(negative, positive)
+
+    def _guide(self, negative: Tensor, positive: Tensor) -> Tensor:
         guided: Tensor = negative + self.settings.guidance_scale * (positive - negative)
         return guided.float()
 

@@ -119,6 +119,27 @@ def test_replay_equals_the_rollout_exactly(load: Load, guidance_scale: float, dt
         assert torch.equal(log_probs.detach(), rollout.log_probs[:, step])
 
 
+def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, tiny_base: Path) -> None:
+    def gradients(train_negative: bool, detach: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        settings = PolicySettings(height=16, width=32, guidance_scale=4.5, train_negative=train_negative)
+        policy = resolve(POLICIES, family, what="policy").load(tiny_base, settings, ALL, {"max_sequence_length": 1})
+        trainable = Trainable(policy, None, seed=0)
+        cond, latents, sigma = conditioning(policy, True), noise(policy), torch.full((4,), 0.5)
+        velocity = policy.velocity(latents, sigma, cond)
+        if detach:
+            assert cond.negative is not None
+            negative, positive = (policy.velocity(latents, sigma, Conditioning(c)) for c in (cond.negative, cond.positive))
+            velocity = negative.detach() + 4.5 * (positive - negative.detach())
+        velocity.pow(2).mean().backward()
+        return velocity.detach(), [p.grad for p in trainable.parameters() if p.grad is not None]
+
+    conditional, detached, both = gradients(False, False), gradients(True, True), gradients(True, False)
+    assert torch.equal(conditional[0], both[0])
+    for ours, theirs in zip(conditional[1], detached[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert any(not torch.allclose(a, b, rtol=1e-2) for a, b in zip(conditional[1], both[1], strict=True))
+
+
 def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
     policy = load(4.5)
     rollout = rollout_of(policy)
