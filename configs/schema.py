@@ -175,7 +175,7 @@ class OptimizeSection(Section):
     inner_epochs: int = Field(1, ge=1)
     """Passes over the pairs of an epoch."""
     guidance_gradient: Literal["conditional", "both"] = "conditional"
-    """With guidance: differentiate the conditional prediction only (as Flow-GRPO; a quarter cheaper), or both halves."""
+    """With guidance: differentiate the conditional prediction only (Flow-GRPO; a quarter cheaper), or both."""
     ema: EmaSection | None = None
     """Keep an average of the weights; evaluation and export then use it."""
 

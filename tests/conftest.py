@@ -136,6 +136,8 @@ def flowmill(prefect_server: str, tmp_path: Path) -> FlowmillCommand:
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
         command = [sys.executable, "-m", "flows.cli", *arguments]
-        return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False
+        )
 
     return run

@@ -44,7 +44,9 @@ def test_group_advantages_sum_to_zero_and_ignore_order(values: list[float], coun
 
 def test_clipping() -> None:
     rewards = torch.cat([torch.zeros(99), torch.ones(1)])
-    assert float(group_advantages(rewards, torch.zeros(100, dtype=torch.int64), std="group", epsilon=0, clip=5).max()) == 5
+    assert (
+        float(group_advantages(rewards, torch.zeros(100, dtype=torch.int64), std="group", epsilon=0, clip=5).max()) == 5
+    )
 
 
 def test_std_does_not_cancel() -> None:

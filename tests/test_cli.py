@@ -39,8 +39,15 @@ def arguments(config_file: Path, tmp_path: Path) -> list[str]:
     return [str(config_file), "--root", str(tmp_path / "store")]
 
 
-def test_a_run_from_nothing_to_an_export_and_again(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
-    build = ["--set", "model.path=null", "--set", "model.build={name: digits, options: {steps: 3, vae_steps: 3, images: 99}}"]
+def test_a_run_from_nothing_to_an_export_and_again(
+    flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path
+) -> None:
+    build = [
+        "--set",
+        "model.path=null",
+        "--set",
+        "model.build={name: digits, options: {steps: 3, vae_steps: 3, images: 99}}",
+    ]
     first = flowmill("run", *arguments, *build)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "orchestration + commits + tracking" in first.stdout
@@ -125,7 +132,9 @@ def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
     assert "base" not in stages
 
 
-def test_an_unknown_failure_names_the_cause_without_a_traceback(flowmill: FlowmillCommand, arguments: list[str]) -> None:
+def test_an_unknown_failure_names_the_cause_without_a_traceback(
+    flowmill: FlowmillCommand, arguments: list[str]
+) -> None:
     crash = ["--set", "rewards=[{name: 'tests.rewards:Crash'}]"]
     result = flowmill("run", *arguments, *crash)
     refused(result, "ZeroDivisionError: float division by zero")

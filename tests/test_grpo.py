@@ -54,7 +54,9 @@ def slow_loss(policy: LinearPolicy, rows: Batch, clip: float, kl_coef: float, no
     """The same formulas, one number at a time, in python floats."""
     total = 0.0
     for r in range(ROWS):
-        sigma, following, second = (float(t[r]) for t in (rows.grid.sigma, rows.grid.sigma_next, rows.grid.sigma_second))
+        sigma, following, second = (
+            float(t[r]) for t in (rows.grid.sigma, rows.grid.sigma_next, rows.grid.sigma_second)
+        )
         dt, safe = following - sigma, min(sigma, second) if sigma > 0.99 else sigma
         s = noise_level * math.sqrt(sigma / (1 - safe))
         log_prob = kl = 0.0

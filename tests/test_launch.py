@@ -33,8 +33,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
 
     def write(body: str) -> str:
-        lines = "import os, sys, time\nfrom torch.distributed.elastic.multiprocessing.errors import record\n\n@record\ndef main():\n"
-        (tmp_path / "worker_under_test.py").write_text(lines + textwrap.indent(textwrap.dedent(body), "    ") + "\nmain()\n")
+        imports = "import os, sys, time\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
+        lines = f"{imports}\n@record\ndef main():\n"
+        (tmp_path / "worker_under_test.py").write_text(
+            lines + textwrap.indent(textwrap.dedent(body), "    ") + "\nmain()\n"
+        )
         return "worker_under_test"
 
     return write
@@ -79,8 +82,11 @@ def test_an_error_in_the_caller_leaves_no_process(module: Callable[[str], str]) 
 def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_path: Path) -> None:
     name = module("open(f'{sys.argv[1]}/{os.getpid()}', 'w'); time.sleep(60)")
     (tmp_path / "pids").mkdir()
-    code = f"from tasks.launch import run_torchrun; run_torchrun({name!r}, [{str(tmp_path / 'pids')!r}], processes=2, on_line=print)"
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    call = f"run_torchrun({name!r}, [{str(tmp_path / 'pids')!r}], processes=2, on_line=print)"
+    code = f"from tasks.launch import run_torchrun; {call}"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 60
     while len(list((tmp_path / "pids").iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -110,7 +116,9 @@ def test_two_processes_equal_one(make_config: Callable[..., RunConfig], tmp_path
         path.write_text(two.config.model_dump_json())
         arguments = [str(path), name, "1", slot, str(run.ref)]
         listen = _listener(run.stage, committed.append)
-        run_torchrun("tasks.worker", arguments, processes=2, on_line=lambda line: listen(line) if PREFIX in line else None)
+        run_torchrun(
+            "tasks.worker", arguments, processes=2, on_line=lambda line: listen(line) if PREFIX in line else None
+        )
         run.finish()
 
     spread("rollout")

@@ -45,9 +45,25 @@ def scheduling_server(tmp_path: Path) -> Iterator[dict[str, str]]:
         port = probe.getsockname()[1]
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
     environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "2"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-ui",
+    ]
     server = subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
     try:
@@ -87,13 +103,20 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
             entrypoint="flows/stages.py:evaluate",
             path=str(ROOT),
             parameters={"run": "small", "root": workspace.store.root.uri},
-            schedules=[DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=15)), active=True)],
+            schedules=[
+                DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=15)), active=True)
+            ],
             work_pool_name=pool,
             job_variables={"env": {"PYTHONPATH": str(ROOT)}, "working_dir": str(ROOT)},
         )
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         worker = subprocess.Popen(
-            command, env=scheduling_server, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=scheduling_server,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             wait_until(lambda: completed(client, deployment), 240)

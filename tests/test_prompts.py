@@ -86,7 +86,7 @@ def test_a_dataset_that_cannot_be_reached_is_one_message(monkeypatch: pytest.Mon
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(PromptError, match="'owner/name'.*cannot be loaded: no route"):
+    with pytest.raises(PromptError, match=r"'owner/name'.*cannot be loaded: no route"):
         read("owner/name")
 
 

@@ -15,10 +15,14 @@ def test_seeds_are_what_they_were() -> None:
     assert float(torch.randn(1, generator=generator(1))) == float(torch.randn(1, generator=generator(1)))
 
 
-
 def test_every_part_matters() -> None:
     base = (0, "noise", 1, "p", 2, 3)
-    variants = [(1, "noise", 1, "p", 2, 3), (0, "plan", 1, "p", 2, 3), (0, "noise", 12, "p", 3), (0, "noise", 1, "p", 23)]
+    variants = [
+        (1, "noise", 1, "p", 2, 3),
+        (0, "plan", 1, "p", 2, 3),
+        (0, "noise", 12, "p", 3),
+        (0, "noise", 1, "p", 23),
+    ]
     assert len({derive(*parts) for parts in [base, *variants]}) == len(variants) + 1
     assert all(0 <= derive(*parts) < 2**63 for parts in variants)
 

@@ -112,7 +112,9 @@ def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
     workspace = prepare(make_config())
     run_epoch(workspace, 1)
     other = open_run(
-        workspace.store.root.uri, "small", overrides=["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"]
+        workspace.store.root.uri,
+        "small",
+        overrides=["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"],
     )
     ref = execute(other, "score", 1, "kb")
     assert other.ledger.stages() == ["score"]
@@ -280,7 +282,9 @@ def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(m
     assert not is_finished(workspace)
     mark_finished(workspace)
     assert is_finished(workspace)
-    assert not is_finished(Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run))
+    assert not is_finished(
+        Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run)
+    )
     execute(workspace, "policy", 0, force=True)
     assert not is_finished(workspace)
 

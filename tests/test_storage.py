@@ -176,7 +176,10 @@ def test_one_process_executes_a_run(tmp_path: Path) -> None:
     holder = context.Process(target=_hold, args=(str(tmp_path), ready, release))
     holder.start()
     assert ready.wait(30)
-    with pytest.raises(RunConflictError, match=f"pid {holder.pid}"), LocalRoot(tmp_path).lock("runs/r/.lock", "Run 'r'"):
+    with (
+        pytest.raises(RunConflictError, match=f"pid {holder.pid}"),
+        LocalRoot(tmp_path).lock("runs/r/.lock", "Run 'r'"),
+    ):
         pass
     holder.kill()
     holder.join()

@@ -1,6 +1,6 @@
 """Kills a small run at random moments, continues it each time, and compares it with an uninterrupted one.
 
-    python -m tests.chaos.kills --kills 20
+python -m tests.chaos.kills --kills 20
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen
 def digest(root: str, run: str, environment: dict[str, str]) -> str:
     """Return the digest of a run."""
     arguments = [sys.executable, "-m", "flows.cli", "store", "digest", run, "--root", root]
-    return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def records(root: str) -> int:

@@ -100,7 +100,9 @@ def test_cancelling_in_prefect_stops_the_run(
     root = str(tmp_path / "store")
     process = begun(longer, root, environment)
     with temporary_settings({PREFECT_API_URL: environment["PREFECT_API_URL"]}), get_client(sync_client=True) as client:
-        flow_runs = [run for run in client.read_flow_runs() if run.name == "small" and run.state and run.state.is_running()]
+        flow_runs = [
+            run for run in client.read_flow_runs() if run.name == "small" and run.state and run.state.is_running()
+        ]
         flow_run = max(flow_runs, key=lambda run: run.created)
         client.set_flow_run_state(flow_run.id, Cancelling(), force=True)
         output = process.communicate(timeout=120)[0].decode()

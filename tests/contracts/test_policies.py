@@ -128,7 +128,9 @@ def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, tin
         velocity = policy.velocity(latents, sigma, cond)
         if detach:
             assert cond.negative is not None
-            negative, positive = (policy.velocity(latents, sigma, Conditioning(c)) for c in (cond.negative, cond.positive))
+            negative, positive = (
+                policy.velocity(latents, sigma, Conditioning(c)) for c in (cond.negative, cond.positive)
+            )
             velocity = negative.detach() + 4.5 * (positive - negative.detach())
         velocity.pow(2).mean().backward()
         return velocity.detach(), [p.grad for p in trainable.parameters() if p.grad is not None]
@@ -172,7 +174,7 @@ def test_published_lora_targets_match(load: Load) -> None:
     policy = load()
     for name, module in policy.denoisers.items():
         check_lora_targets(name, module, policy.lora_targets)
-        with pytest.raises(ConfigError, match="'attn.to_nowhere' matches no layer"):
+        with pytest.raises(ConfigError, match=r"'attn\.to_nowhere' matches no layer"):
             check_lora_targets(name, module, ["attn.to_nowhere"])
 
 

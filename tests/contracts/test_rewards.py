@@ -28,7 +28,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def images(count: int = 6) -> np.ndarray:
-    texts, gray = digit_pairs(count, seed=3)
+    _, gray = digit_pairs(count, seed=3)
     return np.repeat(gray[..., None], 3, -1)
 
 
@@ -67,7 +67,7 @@ def test_digits_are_read(classifier: str) -> None:
     reward = build("digits", classifier=classifier)
     right = score(reward, "digits", media, [f'"{text}"' for text in texts], [{}] * 64)
     assert right.values.mean() > 0.97
-    assert list(right.notes or [])[0] == texts[0]
+    assert next(iter(right.notes or [])) == texts[0]
     wrong = score(reward, "digits", media, [f'"{(int(text) + 11) % 100:02d}"' for text in texts], [{}] * 64)
     assert wrong.values.mean() < 0.1
 

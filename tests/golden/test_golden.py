@@ -101,7 +101,9 @@ def test_ocr_score(golden_dir: Path) -> None:
             text = "".join(case["lines"] or [])
             ours, theirs = text_score(text, quoted_text(case["prompt"])), case["flowfactory_reward"]
         else:
-            text = "".join(line for line, sure in zip(case["lines"] or [], case["confidences"] or [], strict=True) if sure > 0)
+            text = "".join(
+                line for line, sure in zip(case["lines"] or [], case["confidences"] or [], strict=True) if sure > 0
+            )
             ours, theirs = text_score(text, quoted_text(case["prompt"])), case["image_reward"]
         assert ours == pytest.approx(theirs, abs=1e-9), case
 
