@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint
 from configs.schema import RunConfig
 from models.policies.base import Part, Policy
@@ -28,11 +29,17 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
     """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
 
     Raises:
-        PromptError: a source cannot be used.
+        PromptError: a source cannot be used, or a held-out prompt is trained on.
     """
     section = config.prompts
     train = read_prompts(section.train, section, where="prompts.train")
     heldout = read_prompts(section.heldout, section, where="prompts.heldout") if section.heldout else []
+    shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
+    if shared:
+        raise PromptError(
+            f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r}. Their "
+            "evaluation would not be of held-out prompts. Remove them from one of the two."
+        )
     negative = [Prompt(text=config.model.negative_prompt)] if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PromptError
 from configs.schema import RunConfig
 from tasks.check import check_config
 
@@ -29,6 +30,12 @@ def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Ma
     cost = check_config(make_config("model.guidance_scale=4.5"))
     assert cost.rollout_forwards == 2 * 16 * 3
     assert cost.prompts["negative"] == 1
+
+
+def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "heldout.txt").write_text('"91"\n"03"\n')
+    with pytest.raises(PromptError, match="1 prompts are in prompts.train too, the first is '\"03\"'"):
+        check_config(make_config())
 
 
 @pytest.mark.parametrize(

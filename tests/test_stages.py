@@ -181,6 +181,18 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
     assert not (Path(again.store.root.uri) / str(again.policy_ref(1)) / "_checkpoints").exists()
 
 
+@pytest.mark.parametrize("trained", ["full", "lora"])
+def test_half_precision_forward_with_float32_weights(make_config: Make, trained: str) -> None:
+    extra = ["model.lora={rank: 2, alpha: 4}"] if trained == "lora" else []
+    workspace = prepare(make_config("model.dtype=bfloat16", "model.guidance_scale=3", *extra))
+    execute(workspace, "evaluate", 0)
+    run_epoch(workspace, 1)
+    first = workspace.store.require(workspace.policy_ref(1)).summary["updates"][0]
+    assert first["ratio_mean"] == pytest.approx(1.0, abs=1e-3)
+    assert first["grad_norm"] > 0
+    assert all(value.dtype == torch.float32 for value in weights(workspace).values())
+
+
 def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:
     workspace = prepare(make_config())
     for epoch in (1, 2):

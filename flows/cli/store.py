@@ -26,7 +26,7 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
         return
     table = Table("artifact", "stage", "shards", "rows", "size", "state", "runs")
     for item in found:
-        state = "complete" if item["complete"] else "incomplete"
+        state = "grows" if item["artifact"].startswith("embeddings/") else ("incomplete", "complete")[item["complete"]]
         row = (item["artifact"], item["stage"], item["shards"], item["rows"], size(item["size"]), state)
         table.add_row(*(str(value) for value in row), ", ".join(item["runs"]))
     console.print(table)

@@ -81,6 +81,9 @@ class SD3(Policy):
         )
         pipeline.set_progress_bar_config(disable=True)
         pipeline.to(settings.device)
+        if pipeline.vae is not None:
+            # Decoding is a small part of the work, and rewards see its rounding.
+            pipeline.vae.to(torch.float32)
         if pipeline.transformer is None:
             # encode_prompt reads widths from the transformer's config; a meta copy has the config and no weights.
             with torch.device("meta"):
@@ -176,13 +179,16 @@ class SD3(Policy):
 
     def _call(self, transformer: nn.Module, latents: Tensor, sigma: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         train_timesteps = self.pipeline.scheduler.config.num_train_timesteps
-        return transformer(  # type: ignore[no-any-return]
-            hidden_states=latents.to(self.settings.dtype),
-            timestep=sigma * train_timesteps,
-            encoder_hidden_states=rows["prompt_embeds"],
-            pooled_projections=rows["pooled"],
-            return_dict=False,
-        )[0]
+        dtype = self.settings.dtype
+        # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
+        with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
+            return transformer(  # type: ignore[no-any-return]
+                hidden_states=latents.to(dtype),
+                timestep=sigma * train_timesteps,
+                encoder_hidden_states=rows["prompt_embeds"],
+                pooled_projections=rows["pooled"],
+                return_dict=False,
+            )[0]
 
     def _mu(self) -> float:
         config, patch = self.pipeline.scheduler.config, self.pipeline.transformer.config.patch_size

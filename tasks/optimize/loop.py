@@ -107,10 +107,9 @@ def _accumulate(batches: Sequence[Batch], algorithm: Algorithm, models: Models, 
         loss = (result.loss * batch.weights).sum() / rows
         loss.backward()  # type: ignore[no-untyped-call]
         for name, values in {"loss": result.loss.detach(), **result.metrics}.items():
-            totals[name] = (
-                totals.get(name, torch.zeros((), dtype=torch.float64))
-                + (values * batch.weights).double().sum().cpu() / rows
-            )
+            # Stays on the device: reading a number here would make a GPU wait after every micro-batch.
+            total = (values * batch.weights).double().sum() / rows
+            totals[name] = totals[name] + total if name in totals else total
     return totals
 
 
@@ -120,7 +119,8 @@ def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str
         return {name: float(value) for name, value in totals.items()}
     device = models.trainable.parameters()[0].device
     names = _shared_names(list(totals), ranks)
-    values = torch.stack([totals.get(name, torch.zeros((), dtype=torch.float64)) for name in names]).to(device)
+    absent = torch.zeros((), dtype=torch.float64, device=device)
+    values = torch.stack([totals.get(name, absent) for name in names])
     return dict(zip(names, ranks.sum(values).tolist(), strict=True))
 
 
