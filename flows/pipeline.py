@@ -17,7 +17,7 @@ from flows.stages import execute, submit, work
 from tasks.check import is_evaluated
 from tasks.export import ExportStage, exported_folder
 from tasks.rollout import RolloutStage
-from tasks.runs import mark_finished
+from tasks.runs import executing, mark_finished
 from tasks.score import ScoreStage
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
@@ -36,20 +36,21 @@ def pipeline(config: str, root: str | None = None, name: str | None = None, over
         overrides: ``section.key=value`` strings.
     """
     workspace = runtime.begin(runtime.configured(config, root, name, overrides))
-    tracker = Tracker(workspace, orchestrator=flow_run_tags())
-    status = "FAILED"
-    try:
-        train(workspace, tracker)
-        status = "FINISHED"
-    except CancelledError as error:
-        status = "KILLED"
-        return Cancelled(message=str(error))
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        tracker.close(status)
-    mark_finished(workspace)
+    with executing(workspace):
+        tracker = Tracker(workspace, orchestrator=flow_run_tags())
+        status = "FAILED"
+        try:
+            train(workspace, tracker)
+            status = "FINISHED"
+        except CancelledError as error:
+            status = "KILLED"
+            return Cancelled(message=str(error))
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            tracker.close(status)
+        mark_finished(workspace)
     return workspace.run.digest()
 
 

@@ -16,6 +16,7 @@ from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
 from configs.errors import FlowmillError, StoreError
+from configs.load import override_config
 from flows import runtime
 from flows.cancellation import check_cancelled
 from storage.layout import ArtifactRef
@@ -109,10 +110,7 @@ def run_ranks(arguments: Sequence[str], processes: int, on_line: Callable[[str],
 
 def _work_spread(run: StageRun, on_commit: Callable[[str], None]) -> None:
     stage = run.stage
-    config = stage.config.model_copy(
-        update={"run": stage.config.run.model_copy(update={"name": stage.workspace.run.name})}
-    )
-    config = config.model_copy(update={"store": config.store.model_copy(update={"root": run.store.root.uri})})
+    config = override_config(stage.config, [f"store.root={run.store.root.uri}"])
     check_cancelled()
     with tempfile.TemporaryDirectory(prefix="flowmill-") as folder, stage.workspace.ledger.work(stage.name):
         path = Path(folder) / "config.json"
@@ -123,8 +121,6 @@ def _work_spread(run: StageRun, on_commit: Callable[[str], None]) -> None:
             config.execution.processes,
             _listener(stage, on_commit),
         )
-    if stage.workspace.store.records(run.ref) and stage.name == "optimize":
-        stage.workspace.forget_weights()
 
 
 def _listener(stage: Stage, on_commit: Callable[[str], None]) -> Callable[[str], None]:

@@ -42,6 +42,8 @@ class ExportStage(Stage):
         shutil.copytree(self.workspace.base_folder, target, ignore=self._ignore(trainable.policy.denoisers))
         for name, module in trainable.policy.denoisers.items():
             module.save_pretrained(target / name)
+            # diffusers writes the path it loaded from into the config; the base's own has none.
+            shutil.copy(self.workspace.base_folder / name / "config.json", target / name / "config.json")
         return Output(rows=1)
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from configs.errors import ConfigError, RunConflictError, StoreError
@@ -102,6 +103,23 @@ def run_name(config: RunConfig) -> str:
     if not name or not all(char.isalnum() or char in "-_." for char in name) or name.startswith("."):
         raise ConfigError(f"run.name '{name}' must consist of letters, digits, '-', '_' and '.'. Set it with --name.")
     return name
+
+
+@contextmanager
+def executing(workspace: Workspace) -> Iterator[None]:
+    """Hold the run's lock, after clearing what killed processes of this machine left half-written.
+
+    Raises:
+        RunConflictError: another process executes the run.
+        ConfigError: something in the config cannot work.
+    """
+    from tasks.check import check_config
+
+    check_config(workspace.config, rewards=False)
+    root = workspace.store.root
+    root.sweep()
+    with root.lock(workspace.run.lock_path, f"Run '{workspace.run.name}'"):
+        yield
 
 
 def mark_finished(workspace: Workspace) -> None:

@@ -34,7 +34,7 @@ def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Ma
 
 def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "heldout.txt").write_text('"91"\n"03"\n')
-    with pytest.raises(PromptError, match="1 prompts are in prompts.train too, the first is '\"03\"'"):
+    with pytest.raises(PromptError, match=r"1 prompts are in prompts\.train too, the first is '\"03\"'"):
         check_config(make_config())
 
 

@@ -360,6 +360,21 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_no_artifact_holds_a_path_of_this_machine(
+    make_config: Make, tmp_path: Path, tiny_base: Path, lora: bool
+) -> None:
+    workspace = prepare(make_config(*["model.lora={rank: 2, alpha: 8}"] * lora))
+    run_epoch(workspace, 1)
+    execute(workspace, "evaluate", 1)
+    execute(workspace, "export", 1)
+    for record in Path(workspace.store.root.uri).rglob("_shards/*.json"):
+        for path in (path for path in record.parent.parent.glob(f"{record.stem}-*/**/*") if path.is_file()):
+            content = path.read_bytes()
+            assert str(tmp_path).encode() not in content, path
+            assert str(tiny_base).encode() not in content, path
+
+
 def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -> None:
     from tasks.score import ScoreStage
 

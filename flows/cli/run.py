@@ -33,7 +33,7 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
 
         print_summary(found, quiet=quiet)
         return
-    with local_api() as api, _one_process(checked):
+    with local_api() as api:
         _train(str(config), checked, extra, api, quiet=quiet)
 
 
@@ -115,19 +115,6 @@ def _explain(error: BaseException) -> str:
         f"{type(error).__name__}: {error}. This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. "
         "What is committed stays."
     )
-
-
-@contextlib.contextmanager
-def _one_process(config: RunConfig) -> Iterator[None]:
-    """Hold the run's lock, and clear what killed processes of this machine left half-written."""
-    from storage.commit import ArtifactStore
-    from storage.lineage import RunFolder
-
-    store = ArtifactStore(config.store.root)
-    store.root.sweep()
-    run = RunFolder(store, str(config.run.name))
-    with store.root.lock(run.lock_path, f"Run '{run.name}'"):
-        yield
 
 
 @contextlib.contextmanager
