@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from storage.layout import ArtifactRef
-from tasks.base import PIPELINE
+from tasks.sources import PIPELINE
 from tasks.stage import Output, Shard, Stage
 
 

@@ -1,4 +1,4 @@
-"""Policy artifacts: the initial policy, and reading the weights of any."""
+"""The policy before any training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from configs.fingerprint import canonical_json
-from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from tasks.sources import WEIGHTS
 from tasks.stage import Output, Shard, Stage
 
-WEIGHTS = "policy.safetensors"
-AVERAGE = "ema.safetensors"
-OPTIMIZER = "optimizer.safetensors"
 ABOUT = "policy.json"
 SHARD = "policy"
 
@@ -48,26 +44,3 @@ class PolicyStage(Stage):
         if self.config.model.lora is not None:
             save_file(self.workspace.fresh_state(), folder / WEIGHTS)
         return Output(rows=1)
-
-
-def read_weights(store: ArtifactStore, ref: ArtifactRef, *, average: bool = False) -> dict[str, torch.Tensor] | None:
-    """Return a policy's trained weights, or None for the base model itself.
-
-    Args:
-        store: the store.
-        ref: the policy.
-        average: the moving average instead, where the policy has one.
-
-    Raises:
-        NotCommittedError: the policy is not complete.
-        CorruptError: its files are damaged.
-    """
-    folder = policy_folder(store, ref)
-    path = folder / (AVERAGE if average and (folder / AVERAGE).exists() else WEIGHTS)
-    return load_file(path) if path.exists() else None
-
-
-def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
-    """Return the verified local folder of a complete policy."""
-    store.require(ref)
-    return store.folder(ref, store.records(ref)[0])

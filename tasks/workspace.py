@@ -17,6 +17,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.schema import PROMPTS, read_table
 from tasks.progress import Ledger, Reporter, Silent
+from tasks.sources import base_folder, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -102,9 +103,7 @@ class Workspace:
     @cached_property
     def base_folder(self) -> Path:
         """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
-        from tasks.base import locate_base
-
-        return locate_base(self)
+        return base_folder(self.run, self.config.model)
 
     def load_policy(self, parts: frozenset[Part]) -> Policy:
         """Load some parts of the base model, fresh."""
@@ -136,8 +135,6 @@ class Workspace:
             ref: the policy.
             average: its moving average instead of its last weights, where there is one.
         """
-        from tasks.policy import read_weights
-
         with self._lock:
             if self._held is None:
                 self._held = self._fresh_trainable()

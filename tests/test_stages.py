@@ -16,9 +16,9 @@ from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommitte
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
-from tasks.policy import policy_folder
 from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.runs import begin_run, describe_run, is_finished, mark_finished, open_run
+from tasks.sources import policy_folder
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from configs.errors import NotCommittedError
 from flows.cli.console import console, duration
-from tasks.base import PIPELINE
 from tasks.runs import describe_run
+from tasks.sources import PIPELINE
 from tasks.tracking import grids, tracking_uri
 from tasks.workspace import Workspace
 

@@ -22,8 +22,9 @@ from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.optimize.batches import Row, TrainingSet, plan_updates
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
-from tasks.policy import ABOUT, AVERAGE, OPTIMIZER, SHARD, WEIGHTS, policy_folder
+from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
+from tasks.sources import AVERAGE, OPTIMIZER, WEIGHTS, policy_folder
 from tasks.stage import Output, Shard, Stage
 
 METRICS = "metrics.json"

@@ -1,0 +1,92 @@
+"""Where models come from: the base model's folder, and the weights of policy artifacts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import ConfigError
+from configs.schema import ModelSection
+from storage.commit import ArtifactStore, hash_file
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+
+if TYPE_CHECKING:
+    import torch
+
+PIPELINE = "pipeline"
+WEIGHTS = "policy.safetensors"
+AVERAGE = "ema.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+_MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model")
+_PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model"]
+
+
+def base_folder(run: RunFolder, section: ModelSection) -> Path:
+    """Return the local folder of a run's base model.
+
+    Raises:
+        ConfigError: the folder does not exist, or the hub repository cannot be had.
+    """
+    if section.path is not None:
+        return local_model(section.path, section.revision)
+    ref = run.require(0, "base").ref
+    run.store.require(ref)
+    return run.store.folder(ref, run.store.records(ref)[0]) / PIPELINE
+
+
+def local_model(path: str, revision: str | None) -> Path:
+    """Return the local folder of a diffusers model, downloading a hub repository if needed.
+
+    Raises:
+        ConfigError: there is neither such a folder nor such a repository.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=_PIPELINE_FILES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path '{path}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
+            "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
+        ) from None
+
+
+def model_identity(path: str, revision: str | None) -> dict[str, Any]:
+    """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder."""
+    folder = local_model(path, revision)
+    commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
+    if commit:
+        return {"hub": path, "commit": commit[1]}
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
+    return {"files": {file.relative_to(folder).as_posix(): hash_file(file) for file in files}}
+
+
+def read_weights(store: ArtifactStore, ref: ArtifactRef, *, average: bool = False) -> dict[str, torch.Tensor] | None:
+    """Return a policy's trained weights, or None for the base model itself.
+
+    Args:
+        store: the store.
+        ref: the policy.
+        average: the moving average instead, where the policy has one.
+
+    Raises:
+        NotCommittedError: the policy is not complete.
+        CorruptError: its files are damaged.
+    """
+    from safetensors.torch import load_file
+
+    folder = policy_folder(store, ref)
+    path = folder / (AVERAGE if average and (folder / AVERAGE).exists() else WEIGHTS)
+    return load_file(path) if path.exists() else None
+
+
+def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
+    """Return the verified local folder of a complete policy."""
+    store.require(ref)
+    return store.folder(ref, store.records(ref)[0])
