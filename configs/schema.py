@@ -109,6 +109,8 @@ class RolloutSection(Section):
     """Denoising steps of a rollout."""
     sampler: Component = Component(name="flow_sde")
     """Transition kernel of the trained steps."""
+    solver: str = "euler"
+    """Deterministic solver of the steps without noise."""
     plan: Component = Component(name="all")
     """Which steps are stochastic and stored for training."""
     same_noise: bool = False
@@ -189,6 +191,8 @@ class EvaluateSection(Section):
     """Images per split; prompts repeat with other seeds when there are fewer."""
     steps: int | None = Field(None, ge=1)
     """ODE steps; rollout.steps when absent."""
+    solver: str = "euler"
+    """Deterministic solver."""
     seed: int = Field(0, ge=0)
     """Seed of the initial noise, independent of run.seed so that runs compare."""
     judges: tuple[RewardSection, ...] = ()

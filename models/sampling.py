@@ -13,7 +13,8 @@ from torch import Tensor
 
 from models.policies.base import Conditioning, Policy
 from models.schedules import Steps
-from models.transitions import ODE, Gaussian, Grid, Kernel, expand
+from models.solvers import Solver
+from models.transitions import Gaussian, Grid, Kernel, expand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ def sample(
     *,
     kernel: Kernel,
     plans: Sequence[Steps],
+    solver: Solver,
     noise: Callable[[int], Tensor],
     storage_dtype: torch.dtype = torch.float32,
 ) -> Rollout:
@@ -51,6 +53,7 @@ def sample(
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32 from 1 to 0.
         kernel: the stochastic step.
+        solver: the deterministic step.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; asked only for steps that some row needs.
         storage_dtype: dtype the stored latents are rounded to.
@@ -70,12 +73,13 @@ def sample(
             break
         grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
         velocity = policy.velocity(latents, grid.sigma, conditioning)
-        following = ODE().step(latents, velocity, grid).mean
+        following = solver.advance(latents, velocity, grid)
         moving = _rows_where(latents, [step in plan.stochastic for plan in plans])
         if bool(moving.any()):
             distribution = kernel.step(latents, velocity, grid)
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
             following = torch.where(moving, drawn, following)
+            solver.forget()
             log_probs[step] = distribution.log_prob(following)
         latents = following
     return Rollout(

@@ -6,11 +6,15 @@ a frozen dataclass with ``draw`` and one line in the table.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 PLANS = {
     "all": "models.schedules:AllSteps",
+    "window": "models.schedules:Window",
+    "subset": "models.schedules:Subset",
+    "final": "models.schedules:FinalOnly",
 }
 
 
@@ -22,18 +26,20 @@ class Steps:
     """Steps taken with the stochastic kernel; the others are ODE steps."""
     trained: tuple[int, ...]
     """Stochastic steps that are stored for training."""
+    kept: tuple[int, ...] = ()
+    """Further steps whose latents are stored; T is the final latents."""
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Steps whose latents must be stored: every trained step and its successor."""
-        return tuple(sorted({state for step in self.trained for state in (step, step + 1)}))
+        """Steps whose latents must be stored: every trained step, its successor, and what is kept besides."""
+        return tuple(sorted({state for step in self.trained for state in (step, step + 1)} | set(self.kept)))
 
 
 class Plan(Protocol):
     """Chooses steps for a group."""
 
-    def draw(self, steps: int, seed: int) -> Steps:
-        """Return the steps of one group; equal seeds give equal steps."""
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the steps of one group in an epoch (from 1); equal arguments give equal steps."""
         ...
 
 
@@ -56,10 +62,91 @@ class AllSteps:
         if self.last not in ("ode", "sde", "train"):
             raise ValueError(f"last is {self.last!r}; it must be 'ode', 'sde' or 'train'.")
 
-    def draw(self, steps: int, seed: int) -> Steps:
-        """Return the same steps for every group; the seed is not used."""
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the same steps for every group."""
         body, every = tuple(range(steps - 1)), tuple(range(steps))
         return Steps(
             stochastic=body if self.last == "ode" else every,
             trained=every if self.last == "train" else body,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """``size`` consecutive stochastic, trained steps within [low, high); all others are ODE steps.
+
+    ``random`` draws the start per group (Flow-GRPO-Fast draws it per rank, which mixes windows within a group);
+    ``fixed`` starts at ``low``; ``progressive`` slides by ``stride`` every ``epochs_per_shift`` epochs and starts again
+    at ``low`` after the last position (MixGRPO, arXiv 2507.21802).
+    """
+
+    size: int = 2
+    low: int = 0
+    high: int | None = None
+    mode: Literal["random", "fixed", "progressive"] = "random"
+    stride: int = 1
+    epochs_per_shift: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.mode not in ("random", "fixed", "progressive"):
+            raise ValueError(f"mode is {self.mode!r}; it must be 'random', 'fixed' or 'progressive'.")
+        if min(self.size, self.stride, self.epochs_per_shift) < 1 or self.low < 0:
+            raise ValueError("size, stride and epochs_per_shift must be at least 1, low at least 0.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the window of a group; without ``high`` the last step is never in it.
+
+        Raises:
+            ValueError: the window does not fit into the schedule.
+        """
+        high = steps - 1 if self.high is None else self.high
+        starts = range(self.low, high - self.size + 1)
+        if not starts or high > steps:
+            raise ValueError(
+                f"a window of {self.size} steps does not fit into [{self.low}, {high}) of rollout.steps {steps}. "
+                "Lower size or low, or raise rollout.steps."
+            )
+        if self.mode == "fixed":
+            start = starts[0]
+        elif self.mode == "random":
+            start = random.Random(seed).choice(starts)
+        else:
+            start = starts[(epoch - 1) // self.epochs_per_shift * self.stride % len(starts)]
+        chosen = tuple(range(start, start + self.size))
+        return Steps(stochastic=chosen, trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subset:
+    """``count`` stochastic, trained steps drawn per group from ``candidates`` (Flow-Factory's ``sde_steps``)."""
+
+    count: int = 1
+    candidates: tuple[int, ...] | None = None
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the subset of a group; without candidates, of all steps but the last.
+
+        Raises:
+            ValueError: there are fewer candidates than steps to draw, or one lies outside the schedule.
+        """
+        candidates = list(range(steps - 1)) if self.candidates is None else sorted(self.candidates)
+        if not 1 <= self.count <= len(candidates) or not all(0 <= step < steps for step in candidates):
+            raise ValueError(
+                f"{self.count} of the steps {candidates} cannot be drawn from a schedule of rollout.steps {steps}."
+            )
+        chosen = tuple(sorted(random.Random(seed).sample(candidates, self.count)))
+        return Steps(stochastic=chosen, trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalOnly:
+    """No stochastic step; only the final latents are stored, for forward-process algorithms (NFT, AWM, DPO ...)."""
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the plan that keeps state T."""
+        return Steps(stochastic=(), trained=(), kept=(steps,))

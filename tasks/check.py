@@ -16,7 +16,8 @@ from configs.suggest import did_you_mean
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from models.schedules import PLANS, Steps
+from models.schedules import PLANS, Plan, Steps
+from models.solvers import SOLVERS
 from models.transitions import KERNELS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
@@ -71,6 +72,8 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
         PromptError: a prompt source cannot be used.
     """
     _known("model.policy", config.model.policy, POLICIES)
+    _known("rollout.solver", config.rollout.solver, SOLVERS)
+    _known("evaluate.solver", config.evaluate.solver, SOLVERS)
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     kernel = create(KERNELS, config.rollout.sampler.name, config.rollout.sampler.options, what="rollout.sampler")
     plan = create(PLANS, config.rollout.plan.name, config.rollout.plan.options, what="rollout.plan")
@@ -78,11 +81,23 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
     _check_rewards(config, build=rewards)
     _check_model(config)
-    steps = plan.draw(config.rollout.steps, 0)
+    steps = _draw(config, plan)
     _check_requirements(config, requires, stochastic=kernel.stochastic, steps=steps)
     prompts = {split: len(items) for split, items in source_prompts(config).items()}
     _check_prompts(config, prompts)
     return _cost(config, prompts, steps, requires)
+
+
+def _draw(config: RunConfig, plan: Plan) -> Steps:
+    """Return the plan of one group.
+
+    Raises:
+        ConfigError: it does not fit the schedule.
+    """
+    try:
+        return plan.draw(config.rollout.steps, 0, 1)
+    except ValueError as error:
+        raise ConfigError(f"rollout.plan '{config.rollout.plan.name}': {error}") from None
 
 
 def _check_rewards(config: RunConfig, *, build: bool) -> None:
@@ -131,6 +146,11 @@ def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic
         raise ConfigError(
             f"optimize.algorithm '{algorithm}' needs trained steps, but rollout.steps {config.rollout.steps} with "
             f"rollout.plan '{config.rollout.plan.name}' trains none. Raise rollout.steps."
+        )
+    if steps.stochastic and config.rollout.solver != "euler":
+        raise ConfigError(
+            f"rollout.solver '{config.rollout.solver}' remembers earlier steps, but rollout.plan "
+            f"'{config.rollout.plan.name}' adds noise between them. Set rollout.solver to 'euler' or rollout.plan to 'final'."
         )
     if config.rollout.group_size < requires.min_group_size:
         raise ConfigError(

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.registry import create
 from configs.schema import RewardSection
 from models.rewards.base import Scores, perfect_score, score
 from models.sampling import ode_plan, sample
+from models.solvers import SOLVERS
 from models.transitions import ODE
 from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
@@ -36,6 +38,7 @@ class EvaluateStage(Stage):
         return {
             "samples": section.samples,
             "steps": self._steps,
+            "solver": section.solver,
             "seed": section.seed,
             "images": section.images,
             "model": call_options(self.config),
@@ -96,6 +99,7 @@ class EvaluateStage(Stage):
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,
             kernel=ODE(),
+            solver=create(SOLVERS, self.config.evaluate.solver, {}, what="evaluate.solver"),
             plans=[ode_plan()] * pad_to,
             noise=_no_noise,
         )

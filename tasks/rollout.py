@@ -16,6 +16,7 @@ from torch import Tensor
 from configs.registry import create, resolve
 from models.sampling import Rollout, sample
 from models.schedules import PLANS, Plan, Steps
+from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
 from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
@@ -106,7 +107,7 @@ class RolloutStage(Stage):
         policy = self.workspace.trainable(ref).policy
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self.config.rollout.steps)
-        plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0)) for job in padded]
+        plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0), self.epoch) for job in padded]
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         rollout = sample(
             policy,
@@ -114,6 +115,7 @@ class RolloutStage(Stage):
             latents,
             sigmas,
             kernel=self._kernel,
+            solver=create(SOLVERS, self.config.rollout.solver, {}, what="rollout.solver"),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
             storage_dtype=getattr(torch, self.config.rollout.latents_dtype),

@@ -99,5 +99,5 @@ def test_noise_level_must_be_positive() -> None:
     ],
 )
 def test_all_steps_plan(last: str, stochastic: tuple, trained: tuple, states: tuple) -> None:
-    steps = AllSteps(last=last).draw(3, seed=1)  # type: ignore[arg-type]
+    steps = AllSteps(last=last).draw(3, seed=1, epoch=1)  # type: ignore[arg-type]
     assert (steps.stochastic, steps.trained, steps.states) == (stochastic, trained, states)

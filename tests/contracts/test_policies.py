@@ -18,6 +18,7 @@ from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.sampling import grid_at, ode_plan, replay, sample
 from models.schedules import AllSteps
+from models.solvers import Euler
 from models.transitions import ODE, FlowSDE
 
 ALL = frozenset(Part)
@@ -76,6 +77,7 @@ def test_ode_equals_the_pipeline_bit_for_bit(
         noise(policy),
         policy.sigmas(steps),
         kernel=ODE(),
+        solver=Euler(),
         plans=[ode_plan()] * 4,
         noise=no_noise,
     )
@@ -98,7 +100,8 @@ def rollout_of(policy: Policy, prompts: list[str] = PROMPTS, dtype: torch.dtype 
         noise(policy, len(prompts)),
         policy.sigmas(4),
         kernel=FlowSDE(),
-        plans=[AllSteps().draw(4, 0)] * len(prompts),
+        solver=Euler(),
+        plans=[AllSteps().draw(4, 0, 1)] * len(prompts),
         noise=draws.__getitem__,
         storage_dtype=dtype,
     )
