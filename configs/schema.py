@@ -176,6 +176,8 @@ class OptimizeSection(Section):
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
     inner_epochs: int = Field(1, ge=1)
     """Passes over the pairs of an epoch."""
+    replay_epochs: int = Field(0, ge=0)
+    """Train on the trajectories of so many earlier epochs too, with their stored behavior log-probs."""
     guidance_gradient: Literal["conditional", "both"] = "conditional"
     """With guidance: differentiate the conditional prediction only (Flow-GRPO; a quarter cheaper), or both."""
     ema: EmaSection | None = None

@@ -44,6 +44,7 @@ class Trainable:
         self.policy = policy
         self.lora = lora
         self._reference: dict[str, nn.Module] | None = None
+        self._teacher: dict[str, nn.Module] | None = None
         for name, module in policy.denoisers.items():
             if lora is None:
                 module.requires_grad_(True)
@@ -107,6 +108,34 @@ class Trainable:
         if self._reference is None:
             raise RuntimeError("set_reference() must be called before reference velocities are asked for")
         return self.policy.velocity(latents, sigma, conditioning, self._reference)
+
+    def set_teacher(self, denoisers: Mapping[str, nn.Module]) -> None:
+        """Give the frozen denoisers of a teacher of the same family."""
+        self._teacher = {name: module.requires_grad_(False).eval() for name, module in denoisers.items()}
+
+    @torch.no_grad()
+    def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the teacher's (B, ...) velocity.
+
+        Raises:
+            RuntimeError: no teacher was set.
+        """
+        if self._teacher is None:
+            raise RuntimeError("set_teacher() must be called before teacher velocities are asked for")
+        return self.policy.velocity(latents, sigma, conditioning, self._teacher)
+
+    @contextmanager
+    def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Let the trained parameters have other values inside, in the order of ``parameters``; no copy is made."""
+        parameters = self.parameters()
+        own = [parameter.data for parameter in parameters]
+        try:
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.data = value
+            yield
+        finally:
+            for parameter, value in zip(parameters, own, strict=True):
+                parameter.data = value
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:

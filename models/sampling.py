@@ -27,6 +27,8 @@ class Rollout:
     """(B, N, ...) stored latents in the storage dtype, or None when nothing is trained."""
     log_probs: Tensor
     """(B, S) float32 log-probs of the trained steps."""
+    means: Tensor
+    """(B, S, ...) float32 means of the trained steps."""
 
 
 @torch.no_grad()
@@ -64,6 +66,7 @@ def sample(
     steps = len(sigmas) - 1
     history: dict[int, Tensor] = {}
     log_probs: dict[int, Tensor] = {}
+    means: dict[int, Tensor] = {}
     for step in range(steps + 1):
         stored = _rows_where(latents, [step in plan.states for plan in plans])
         latents = torch.where(stored, latents.to(storage_dtype).float(), latents)
@@ -80,12 +83,13 @@ def sample(
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
             following = torch.where(moving, drawn, following)
             solver.forget()
-            log_probs[step] = distribution.log_prob(following)
+            log_probs[step], means[step] = distribution.log_prob(following), distribution.mean
         latents = following
     return Rollout(
         final=latents,
         states=_gather([plan.states for plan in plans], history) if history else None,
         log_probs=_gather([plan.trained for plan in plans], log_probs),
+        means=_gather([plan.trained for plan in plans], means),
     )
 
 

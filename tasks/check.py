@@ -137,20 +137,32 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic: bool, steps: Steps) -> None:
     algorithm, sampler = config.optimize.algorithm.name, config.rollout.sampler.name
-    if requires.log_probs and not stochastic:
+    transitions = requires.data == "transitions"
+    if transitions and not stochastic:
         raise ConfigError(
             f"optimize.algorithm '{algorithm}' needs log-probs of stochastic steps, but rollout.sampler is "
             f"'{sampler}', which has no noise. Set rollout.sampler to 'flow_sde'."
         )
-    if requires.log_probs and not steps.trained:
+    if transitions and not steps.trained:
         raise ConfigError(
             f"optimize.algorithm '{algorithm}' needs trained steps, but rollout.steps {config.rollout.steps} with "
             f"rollout.plan '{config.rollout.plan.name}' trains none. Raise rollout.steps."
         )
+    if not transitions and config.rollout.steps not in steps.states:
+        raise ConfigError(
+            f"optimize.algorithm '{algorithm}' needs the final latents of a rollout, but rollout.plan "
+            f"'{config.rollout.plan.name}' does not store them. Set rollout.plan to 'final'."
+        )
+    if requires.unit == "group" and config.execution.micro_batch_size < config.rollout.group_size:
+        raise ConfigError(
+            f"optimize.algorithm '{algorithm}' compares whole groups in one forward, but execution.micro_batch_size is "
+            f"{config.execution.micro_batch_size} and rollout.group_size {config.rollout.group_size}. "
+            f"Set execution.micro_batch_size to {config.rollout.group_size} or more."
+        )
     if steps.stochastic and config.rollout.solver != "euler":
         raise ConfigError(
             f"rollout.solver '{config.rollout.solver}' remembers earlier steps, but rollout.plan "
-            f"'{config.rollout.plan.name}' adds noise between them. Set rollout.solver to 'euler' or rollout.plan to 'final'."
+            f"'{config.rollout.plan.name}' adds noise between them. Set the solver to 'euler' or the plan to 'final'."
         )
     if config.rollout.group_size < requires.min_group_size:
         raise ConfigError(
@@ -177,7 +189,9 @@ def _known(what: str, name: str, table: Mapping[str, str]) -> None:
 def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires: Requirements) -> Cost:
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
     samples = rollout.prompts_per_epoch * rollout.group_size
-    rows = samples * len(steps.trained) * config.optimize.inner_epochs
+    positions = requires.times.count if requires.times is not None else len(steps.trained)
+    used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" else samples
+    rows = used * positions * config.optimize.inner_epochs * (1 + config.optimize.replay_epochs)
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
     values = _latent_values(config)

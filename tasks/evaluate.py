@@ -22,6 +22,7 @@ from storage.trajectories.base import Sample
 from tasks.pictures import grid
 from tasks.rollout import call_options, open_trajectory_store
 from tasks.seeds import derive, generator
+from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import StoredPrompt
 
@@ -90,7 +91,7 @@ class EvaluateStage(Stage):
     def _sample_batch(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]], *, pad_to: int) -> list[Sample]:
         padded = [*jobs, *[jobs[-1]] * (pad_to - len(jobs))]
         ref = self.inputs()[0]
-        policy = self.workspace.trainable(ref, average=self.config.optimize.ema is not None).policy
+        policy = self.workspace.trainable(ref, Weights.AVERAGE).policy
         seeds = [derive(self.config.evaluate.seed, "evaluate", prompt.id, replica) for prompt, replica in padded]
         sigmas = policy.sigmas(self._steps)
         rollout = sample(

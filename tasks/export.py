@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from storage.layout import ArtifactRef
-from tasks.sources import PIPELINE
+from tasks.sources import PIPELINE, Weights
 from tasks.stage import Output, Shard, Stage
 
 
@@ -33,8 +33,7 @@ class ExportStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write the files."""
-        average = self.config.optimize.ema is not None
-        trainable = self.workspace.trainable(self.inputs()[0], average=average)
+        trainable = self.workspace.trainable(self.inputs()[0], Weights.AVERAGE)
         target = folder / PIPELINE
         if self._format == "lora":
             trainable.policy.save_lora(target)

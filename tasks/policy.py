@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from configs.fingerprint import canonical_json
 from storage.layout import ArtifactRef
-from tasks.sources import WEIGHTS
+from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
 
 ABOUT = "policy.json"
@@ -42,5 +42,5 @@ class PolicyStage(Stage):
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
         (folder / ABOUT).write_text(canonical_json(self.options()))
         if self.config.model.lora is not None:
-            save_file(self.workspace.fresh_state(), folder / WEIGHTS)
+            save_file(self.workspace.fresh_state(), folder / Weights.TRAINED.value)
         return Output(rows=1)

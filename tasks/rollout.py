@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from configs.registry import create, resolve
+from configs.schema import RunConfig
 from models.sampling import Rollout, sample
 from models.schedules import PLANS, Plan, Steps
 from models.solvers import SOLVERS
@@ -22,7 +23,10 @@ from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryStore
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Requirements
 from tasks.seeds import derive, epoch_prompts, generator
+from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage, cover
 from tasks.workspace import StoredPrompt
 
@@ -37,12 +41,10 @@ class RolloutStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
         rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard"})
-        return {
-            "rollout": rollout,
-            "model": call_options(self.config),
-            "seed": self.config.run.seed,
-            "epoch": self.epoch,
-        }
+        about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
+        if self._with_means:
+            about["means"] = True
+        return {"rollout": rollout, "model": call_options(self.config), **about}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """The policy, the prompts."""
@@ -86,6 +88,11 @@ class RolloutStage(Stage):
         """The format of the shards."""
         return open_trajectory_store(self.config.rollout.store)
 
+    @cached_property
+    def _with_means(self) -> bool:
+        """Whether the algorithm compares step means with those of the behavior policy."""
+        return algorithm_requirements(self.config).old_means
+
     @property
     def _size(self) -> int:
         return int(self.config.rollout.group_size)
@@ -104,7 +111,7 @@ class RolloutStage(Stage):
         """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
         padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
         ref = self.inputs()[0]
-        policy = self.workspace.trainable(ref).policy
+        policy = self.workspace.trainable(ref, Weights.BEHAVIOR).policy
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self.config.rollout.steps)
         plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0), self.epoch) for job in padded]
@@ -121,9 +128,9 @@ class RolloutStage(Stage):
             storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
         )
         images = policy.decode(rollout.final).cpu().numpy()
-        about = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
+        about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         return [
-            _stored(job, images[row], rollout, row, plans[row], seed=seeds[row], **about)
+            _stored(job, images[row], rollout, row, plans[row], means=self._with_means, seed=seeds[row], **about)
             for row, job in enumerate(jobs)
         ]
 
@@ -147,7 +154,7 @@ class _Job:
         self.replica = replica
 
 
-def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **about: Any) -> Sample:
+def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any) -> Sample:
     return Sample(
         sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}",
         prompt_id=job.prompt.id,
@@ -159,16 +166,28 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, **ab
         states=plan.states,
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row].cpu().numpy(),
+        means=rollout.means[row].cpu().numpy() if means else None,
         **about,
     )
 
 
-def call_options(config: Any) -> dict[str, Any]:
+def call_options(config: RunConfig) -> dict[str, Any]:
     """Return how the model is called: the model options that change samples of a given policy."""
     model = config.model
     guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
     return {**size, **(guided if model.guidance_scale > 1 else {})}
+
+
+def algorithm_requirements(config: RunConfig) -> Requirements:
+    """Return what the config's algorithm needs from rollouts.
+
+    Raises:
+        ConfigError: there is no such algorithm, or an option cannot work.
+    """
+    chosen = config.optimize.algorithm
+    algorithm = create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")
+    return algorithm.requires  # type: ignore[no-any-return]
 
 
 def open_trajectory_store(name: str) -> TrajectoryStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,20 @@ if TYPE_CHECKING:
     import torch
 
 PIPELINE = "pipeline"
-WEIGHTS = "policy.safetensors"
-AVERAGE = "ema.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+
+
+class Weights(Enum):
+    """Which weights of a policy artifact; those it does not have fall back to the trained ones."""
+
+    TRAINED = "policy.safetensors"
+    """As the last update left them."""
+    AVERAGE = "ema.safetensors"
+    """Their moving average, for evaluation and export."""
+    BEHAVIOR = "behavior.safetensors"
+    """The policy that rolls out, where the algorithm lets it follow slowly."""
+
+
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model")
 _PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model"]
 
@@ -67,13 +79,8 @@ def model_identity(path: str, revision: str | None) -> dict[str, Any]:
     return {"files": {file.relative_to(folder).as_posix(): hash_file(file) for file in files}}
 
 
-def read_weights(store: ArtifactStore, ref: ArtifactRef, *, average: bool = False) -> dict[str, torch.Tensor] | None:
-    """Return a policy's trained weights, or None for the base model itself.
-
-    Args:
-        store: the store.
-        ref: the policy.
-        average: the moving average instead, where the policy has one.
+def read_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> dict[str, torch.Tensor] | None:
+    """Return a policy's weights, or None for the base model itself.
 
     Raises:
         NotCommittedError: the policy is not complete.
@@ -82,7 +89,8 @@ def read_weights(store: ArtifactStore, ref: ArtifactRef, *, average: bool = Fals
     from safetensors.torch import load_file
 
     folder = policy_folder(store, ref)
-    path = folder / (AVERAGE if average and (folder / AVERAGE).exists() else WEIGHTS)
+    chosen = folder / weights.value
+    path = chosen if chosen.exists() else folder / Weights.TRAINED.value
     return load_file(path) if path.exists() else None
 
 

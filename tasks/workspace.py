@@ -17,7 +17,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.schema import PROMPTS, read_table
 from tasks.progress import Ledger, Reporter, Silent
-from tasks.sources import base_folder, read_weights
+from tasks.sources import Weights, base_folder, local_model, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class Workspace:
         self.reporter: Reporter = reporter or Silent()
         self.ledger = Ledger()
         self._held: Trainable | None = None
-        self._held_ref: tuple[ArtifactRef, bool] | None = None
+        self._held_ref: tuple[ArtifactRef, Weights] | None = None
         self._rewards: dict[str, Reward] = {}
         self._lock = threading.Lock()
 
@@ -105,8 +105,8 @@ class Workspace:
         """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
         return base_folder(self.run, self.config.model)
 
-    def load_policy(self, parts: frozenset[Part]) -> Policy:
-        """Load some parts of the base model, fresh."""
+    def load_policy(self, parts: frozenset[Part], folder: Path | None = None) -> Policy:
+        """Load some parts of the base model, or of another folder of its family, fresh."""
         import torch
 
         from models.libraries import quiet_libraries
@@ -126,23 +126,18 @@ class Workspace:
             gradient_checkpointing=section.gradient_checkpointing,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")
-        return family.load(self.base_folder, settings, parts, section.options)  # type: ignore[no-any-return]
+        return family.load(folder or self.base_folder, settings, parts, section.options)  # type: ignore[no-any-return]
 
-    def trainable(self, ref: ArtifactRef, *, average: bool = False) -> Trainable:
-        """Return the policy with the weights of a policy artifact; denoiser and VAE are loaded once per process.
-
-        Args:
-            ref: the policy.
-            average: its moving average instead of its last weights, where there is one.
-        """
+    def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
+        """Return the policy with weights of a policy artifact; denoiser and VAE are loaded once per process."""
         with self._lock:
             if self._held is None:
                 self._held = self._fresh_trainable()
                 self._held_ref = None
-            if self._held_ref != (ref, average):
-                weights = read_weights(self.store, ref, average=average)
-                self._held.load(weights if weights is not None else self._base_weights())
-                self._held_ref = (ref, average)
+            if self._held_ref != (ref, weights):
+                values = read_weights(self.store, ref, weights)
+                self._held.load(values if values is not None else self._base_weights())
+                self._held_ref = (ref, weights)
             return self._held
 
     def forget_weights(self) -> None:
@@ -171,6 +166,12 @@ class Workspace:
         if section is None:
             return None
         return LoraSpec(rank=section.rank, alpha=section.alpha, targets=section.targets or policy.lora_targets)
+
+    def give_teacher(self, trainable: Trainable, folder: str) -> None:
+        """Load the frozen denoisers of another model of the family."""
+        from models.policies.base import Part
+
+        trainable.set_teacher(self.load_policy(frozenset({Part.DENOISER}), local_model(folder, None)).denoisers)
 
     def _fresh_trainable(self) -> Trainable:
         from models.adapters import Trainable

@@ -33,6 +33,10 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
 
         print_summary(found, quiet=quiet)
         return
+    if found is not None:
+        # Says so before anything heavy starts; the flow holds the lock while it works.
+        with found.store.root.lock(found.run.lock_path, f"Run '{found.run.name}'"):
+            pass
     with local_api() as api:
         _train(str(config), checked, extra, api, quiet=quiet)
 

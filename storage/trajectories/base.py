@@ -45,6 +45,8 @@ class Sample:
     """(S,) float32 behavior log-probs, mean over latent dims."""
     latents: np.ndarray | None = None
     """(N, ...) float32 or float16 latents, one per stored state."""
+    means: np.ndarray | None = None
+    """(S, ...) float32 means of the behavior policy's trained steps, for algorithms that compare means."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 
@@ -57,6 +59,14 @@ class TrajectoryShard(Protocol):
 
     def latents(self, row: int) -> np.ndarray:
         """Return the (N, ...) latents of a row, without decoding; read-only."""
+        ...
+
+    def means(self, row: int) -> np.ndarray:
+        """Return the (S, ...) float32 step means of a row, without decoding; read-only.
+
+        Raises:
+            CorruptError: none are stored.
+        """
         ...
 
     def media(self, row: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The default store: one Parquet table beside one WebDataset tar.
 
-The tar holds ``<sample>.latents.npy``, ``<sample>.png`` and ``<sample>.json``. Members start at multiples of 512 and
-npy payloads at multiples of 64 within them, so latents are read through a memory map at the offset the table gives,
-and any ``tar``, ``webdataset`` or ``datasets`` user can read the same file.
+The tar holds ``<sample>.latents.npy``, ``<sample>.png``, ``<sample>.json`` and, where asked for,
+``<sample>.means.npy``. Members start at multiples of 512 and npy payloads at multiples of 64 within them, so latents
+are read through a memory map at the offset the table gives, and any ``tar``, ``webdataset`` or ``datasets`` user can
+read the same file.
 """
 
 from __future__ import annotations
@@ -71,14 +72,26 @@ class WebDatasetShard:
         Raises:
             CorruptError: the byte range does not hold an array of the shape and dtype in the table.
         """
-        shape, dtype = self._columns["latents_shape"][row], np.dtype(self._columns["latents_dtype"][row])
-        offset, size = self._columns["latents_offset"][row], self._columns["latents_size"][row]
-        if size != math.prod(shape) * dtype.itemsize or offset + size > len(self._map):
+        return self._view("latents", row, self._columns["latents_shape"][row], self._columns["latents_dtype"][row])
+
+    def means(self, row: int) -> np.ndarray:
+        """Return a read-only view of a row's step means in the mapped tar.
+
+        Raises:
+            CorruptError: none are stored, or the byte range does not hold them.
+        """
+        shape = [len(self._columns["steps"][row]), *self._columns["latents_shape"][row][1:]]
+        return self._view("means", row, shape, "float32")
+
+    def _view(self, payload: str, row: int, shape: Sequence[int], dtype_name: str) -> np.ndarray:
+        dtype, count = np.dtype(dtype_name), math.prod(shape)
+        offset, size = self._columns[f"{payload}_offset"][row], self._columns[f"{payload}_size"][row]
+        if offset < 0 or size != count * dtype.itemsize or offset + size > len(self._map):
             raise CorruptError(
-                f"{self._path}: latents of row {row} are {size} bytes at {offset}, but shape {shape} of {dtype} needs "
-                f"{math.prod(shape) * dtype.itemsize} bytes within {len(self._map)}."
+                f"{self._path}: {payload} of row {row} are {size} bytes at {offset}, but shape {list(shape)} of "
+                f"{dtype} needs {count * dtype.itemsize} bytes within {len(self._map)}."
             )
-        return np.frombuffer(self._map, dtype, math.prod(shape), offset).reshape(shape)
+        return np.frombuffer(self._map, dtype, count, offset).reshape(shape)
 
     def media(self, row: int) -> np.ndarray:
         """Decode a row's image, (H, W, 3) uint8."""
@@ -92,6 +105,9 @@ _PAYLOAD_COLUMNS = (
     "latents_dtype",
     "latents_offset",
     "latents_size",
+    "means_offset",
+    "means_size",
+    "steps",
     "media_offset",
     "media_size",
 )
@@ -99,10 +115,9 @@ _PAYLOAD_COLUMNS = (
 
 def _write_sample(tar: tarfile.TarFile, sample: Sample) -> dict[str, Any]:
     latents = np.zeros((0,), np.float32) if sample.latents is None else np.ascontiguousarray(sample.latents)
-    latents_offset = -1
-    if sample.latents is not None:
-        start, header = _add(tar, f"{sample.sample_id}.latents.npy", _npy(latents))
-        latents_offset = start + header - latents.nbytes
+    latents_offset = -1 if sample.latents is None else _add_array(tar, f"{sample.sample_id}.latents.npy", latents)
+    means = np.zeros((0,), np.float32) if sample.means is None else np.ascontiguousarray(sample.means, np.float32)
+    means_offset = -1 if sample.means is None else _add_array(tar, f"{sample.sample_id}.means.npy", means)
     media = _png(sample.media)
     media_offset, _ = _add(tar, f"{sample.sample_id}.png", media)
     metadata = canonical_json(dict(sample.metadata))
@@ -125,10 +140,18 @@ def _write_sample(tar: tarfile.TarFile, sample: Sample) -> dict[str, Any]:
         "latents_shape": list(latents.shape),
         "latents_offset": latents_offset,
         "latents_size": latents.nbytes,
+        "means_offset": means_offset,
+        "means_size": means.nbytes,
         "media_format": "png",
         "media_offset": media_offset,
         "media_size": len(media),
     }
+
+
+def _add_array(tar: tarfile.TarFile, name: str, array: np.ndarray) -> int:
+    """Append an array as .npy; return where its raw data starts."""
+    start, size = _add(tar, name, _npy(array))
+    return start + size - array.nbytes
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> tuple[int, int]:

@@ -6,9 +6,10 @@ Legend: B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from models.adapters import Trainable
@@ -17,40 +18,139 @@ from models.transitions import Gaussian, Grid, Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTimes:
+    """Noise levels at which a forward-process algorithm looks at each sample."""
+
+    count: int = 4
+    """Levels per sample and epoch."""
+    kind: Literal["stratified", "grid", "logit_normal"] = "stratified"
+    """One draw per equal part of the range; the sampler's own levels in a drawn order; sigmoid of a normal draw."""
+    low: float = 0.02
+    """Smallest level, for 'stratified'."""
+    high: float = 0.98
+    """Largest level, for 'stratified'."""
+    shared: bool = False
+    """All samples of a group see the same levels and noise (algorithms that compare them do)."""
+    constant_noise: bool = False
+    """The noise does not change from level to level."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.kind not in ("stratified", "grid", "logit_normal"):
+            raise ValueError(f"times.kind is {self.kind!r}; it must be 'stratified', 'grid' or 'logit_normal'.")
+        if self.count < 1 or not 0 < self.low < self.high < 1:
+            raise ValueError("times.count must be at least 1, and 0 < times.low < times.high < 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BehaviorDecay:
+    """How fast the policy that rolls out follows the one that is trained: behavior = d behavior + (1 - d) new.
+
+    d = 0 before ``flat`` epochs, then min(rate (epoch - flat), maximum). DiffusionNFT's ``return_decay`` has the types
+    0 (0, 0, 0), 1 (0, 0.001, 0.5) and 2 (75, 0.0075, 0.999), counted in its own steps, one per epoch.
+    """
+
+    flat: int = 0
+    rate: float = 0.0
+    maximum: float = 0.0
+
+    def __call__(self, epoch: int) -> float:
+        """Return d after an epoch."""
+        return 0.0 if epoch < self.flat else min(self.rate * (epoch - self.flat), self.maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
     """What an algorithm needs from rollouts; ``flowmill check`` compares it with the config before any work."""
 
-    log_probs: bool = False
-    """Stored log-probs of stochastic steps."""
+    data: Literal["transitions", "forward"] = "transitions"
+    """Stored stochastic steps with log-probs, or final latents noised anew."""
+    times: ForwardTimes | None = None
+    """Noise levels, for forward data."""
+    unit: Literal["row", "pair", "group"] = "row"
+    """What must stay together in a batch: nothing, a group's best and worst sample, or a whole group."""
     min_group_size: int = 1
     """Samples per prompt."""
     reference: bool = False
     """Velocities of the base model."""
+    behavior: bool = False
+    """Velocities of the policy the rollouts were made with."""
+    decay: BehaviorDecay | None = None
+    """Rollouts are made with a policy that follows the trained one slowly; None: with the trained one."""
+    old_means: bool = False
+    """Stored means of the behavior policy's steps."""
+    teacher: str | None = None
+    """Folder of another model of the family whose velocities are needed."""
     zero_advantages: bool = False
     """Rows with advantage 0 still contribute (a KL term does); otherwise they cost no forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B (sample, step) rows, steps and samples freely mixed."""
+    """B rows, steps and samples freely mixed."""
 
     latents: Tensor
-    """(B, ...) float32 state before the step."""
-    next_latents: Tensor
-    """(B, ...) float32 state after the step."""
+    """(B, ...) float32 state the policy is asked about."""
     grid: Grid
     """Noise levels of each row."""
-    old_log_probs: Tensor
-    """(B,) float32 behavior log-probs."""
     advantages: Tensor
     """(B,) float32."""
     conditioning: Conditioning
     """B rows."""
     weights: Tensor
     """(B,) float32: 1, or 0 for rows that only pad the batch to its fixed size."""
+    units: Tensor
+    """(B,) int64 number of the unit a row belongs to within the batch; padding rows share the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionBatch(Batch):
+    """Stored stochastic steps."""
+
+    next_latents: Tensor
+    """(B, ...) float32 state after the step."""
+    old_log_probs: Tensor
+    """(B,) float32 behavior log-probs."""
+    mean_std: Tensor
+    """(B,) mean noise std over all trained steps of the epoch, from the schedule."""
+    old_means: Tensor | None = None
+    """(B, ...) float32 means of the behavior policy's steps, if stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch(Batch):
+    """Final latents noised to a level: latents = (1 - t) clean + t noise with t = grid.sigma."""
+
+    clean: Tensor
+    """(B, ...) float32 final latents of the rollout."""
+    noise: Tensor
+    """(B, ...) float32 standard normal noise."""
+
+    @property
+    def target(self) -> Tensor:
+        """The velocity that leads back to the sample, noise - clean."""
+        return self.noise - self.clean
+
+
+B = TypeVar("B", bound=Batch)
+
+
+def expect(batch: Batch, kind: type[B]) -> B:
+    """Return the batch as the kind an algorithm declared in ``requires.data``.
+
+    Raises:
+        TypeError: it is another.
+    """
+    if not isinstance(batch, kind):
+        raise TypeError(f"this algorithm needs a {kind.__name__}, but got a {type(batch).__name__}")
+    return batch
+
+
+@dataclass(slots=True, kw_only=True)
 class Models:
     """What an algorithm may ask for."""
 
@@ -58,6 +158,10 @@ class Models:
     """The policy being trained."""
     kernel: Kernel
     """The rollout's stochastic step."""
+    behavior: list[Tensor] = field(default_factory=list)
+    """Trained parameters of the policy the rollouts were made with."""
+    on_policy: bool = False
+    """True while the trained policy still is the behavior policy."""
 
     def velocity(self, batch: Batch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
@@ -66,6 +170,17 @@ class Models:
     def reference_velocity(self, batch: Batch) -> Tensor:
         """Return (B, ...) velocities of the base model, without gradient."""
         return self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+
+    def behavior_velocity(self, batch: Batch, velocity: Tensor) -> Tensor:
+        """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""
+        if self.on_policy:
+            return velocity.detach()
+        with torch.no_grad(), self.trainable.holding(self.behavior):
+            return self.velocity(batch)
+
+    def teacher_velocity(self, batch: Batch) -> Tensor:
+        """Return (B, ...) velocities of the teacher, without gradient."""
+        return self.trainable.teacher_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def step(self, batch: Batch, velocity: Tensor) -> Gaussian:
         """Return the distribution of the next latents under a velocity."""

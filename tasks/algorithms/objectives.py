@@ -1,11 +1,15 @@
-"""Loss terms shared by algorithms. Pure: tensors in, tensors out; (B,) unless said."""
+"""Loss terms shared by algorithms. Pure: tensors in, tensors out; (B,) unless said.
+
+Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from models.transitions import Gaussian, gaussian_kl
+from models.transitions import Gaussian, expand, gaussian_kl
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
@@ -35,13 +39,132 @@ def policy_kl(
     Args:
         kind: 'gaussian', the true KL, mean (mu - mu')^2 / (2 s^2 |dt|) (also Flow-GRPO's Wan script);
             'flow_grpo', its image scripts' mean (mu - mu')^2 / (2 s^2), which leaves |dt| out;
-            'velocity', mean (v - v')^2 (Flow-Factory's 'v-based').
+            'velocity', mean (v - v')^2 (Flow-Factory's 'v-based'); 'mean', mean (mu - mu')^2 (its 'x-based').
         new: step of the policy.
         reference: step of the reference from the same latents.
         velocities: (B, ...) of policy and reference.
         scale: |dt|.
     """
     if kind == "velocity":
-        return ((velocities[0] - velocities[1]) ** 2).flatten(1).mean(1)
+        return squared_error(*velocities)
+    if kind == "mean":
+        return squared_error(new.mean, reference.mean)
     true = gaussian_kl(new, reference)
     return true * scale if kind == "flow_grpo" else true
+
+
+def squared_error(left: Tensor, right: Tensor) -> Tensor:
+    """Return the mean squared difference of (B, ...) tensors over all but the first dim."""
+    return ((left - right) ** 2).flatten(1).mean(1)
+
+
+def guarded_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
+    """Return GRPO-Guard's S (log rho + b) with b = mean (mu - mu_old)^2 / (2 S^2) and S the step's noise std.
+
+    It equals mean_d xi_d (mu - mu_old)_d with the sampled noise xi: zero mean, where log rho has the mean -b
+    (public code: Flow-GRPO ``train_sd3_GRPO_Guard.py``, whose b is one number per batch by a reduction over all dims).
+    """
+    return std * (log_ratio + squared_error(mean, old_mean) / (2 * std**2))
+
+
+def divergence_mask(ratio: Tensor, advantages: Tensor, divergence: Tensor, threshold: float) -> Tensor:
+    """Return Flow-DPPO's (arXiv 2606.11025) mask: 0 where the step diverged and the row pushes it further away."""
+    away = ((advantages > 0) & (ratio > 1)) | ((advantages < 0) & (ratio < 1))
+    return (~(away & (divergence >= threshold))).to(ratio.dtype)
+
+
+def preference(advantages: Tensor, scale: float) -> Tensor:
+    """Return clip(A / (2 scale) + 1/2, 0, 1): the weight of 'more of this' (DiffusionNFT's r, with scale 5)."""
+    return (advantages / (2 * scale) + 0.5).clamp(0, 1)
+
+
+def nft_loss(
+    velocity: Tensor, behavior: Tensor, state: tuple[Tensor, Tensor, Tensor], weight: Tensor, beta: float
+) -> Tensor:
+    """Return DiffusionNFT's loss (arXiv 2509.16117, eq. 9; ``train_nft_sd3.py``) without its factor of 5.
+
+    [r L(v+) + (1 - r) L(v-)] / beta with v+ = beta v + (1 - beta) v_old, v- = (1 + beta) v_old - beta v and
+    L(u) = mean (x_t - t u - x0)^2 / w, w = max(mean |x_t - t u - x0|, 1e-5) without gradient, in float64.
+
+    Args:
+        velocity: (B, ...) of the policy.
+        behavior: (B, ...) of the behavior policy.
+        state: x_t (B, ...), x0 (B, ...), t (B,).
+        weight: r.
+        beta: how far the two implicit policies lie from the behavior policy.
+    """
+    latents, clean, time = state
+    positive = beta * velocity + (1 - beta) * behavior
+    negative = (1 + beta) * behavior - beta * velocity
+    losses = [_self_normalized(latents - expand(time, latents) * u, clean) for u in (positive, negative)]
+    return (weight * losses[0] + (1 - weight) * losses[1]) / beta
+
+
+def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float = 0.25) -> Tensor:
+    """Return AWM's pseudo log-prob of the flow-matching error m (Flow-Factory ``trainers/awm.py``), in float64.
+
+    'uniform' -m; 't' -t m; 't2' -t^2 m; 'huber' -(sqrt(m + 1e-10) - 1e-5) t;
+    'ghuber' -((m + 1e-10)^p - 1e-10^p) t / p.
+    """
+    m, t = error.double(), time.double()
+    if weighting == "uniform":
+        return -m
+    if weighting == "t":
+        return -t * m
+    if weighting == "t2":
+        return -(t**2) * m
+    if weighting == "huber":
+        return -(torch.sqrt(m + 1e-10) - 1e-5) * t
+    if weighting == "ghuber":
+        return -((m + 1e-10) ** power - 1e-10**power) * t / power
+    raise ValueError(f"weighting {weighting!r} is unknown")
+
+
+def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
+    """Return Diffusion-DPO's loss (arXiv 2311.12908, eq. 14) of pairs, (G,).
+
+    -log sigmoid(-beta / 2 (m - m_ref)), m = error of the winner minus error of the loser at shared noise and level.
+    """
+    loss: Tensor = -F.logsigmoid(-0.5 * beta * (margin - reference_margin))
+    return loss
+
+
+def unit_sum(values: Tensor, units: Tensor) -> Tensor:
+    """Return each row's sum over the rows of its unit."""
+    totals = torch.zeros(int(units.max()) + 1, dtype=values.dtype, device=values.device)
+    return totals.index_add(0, units, values)[units]
+
+
+def dgpo_weight(advantages: Tensor, error: Tensor, reference_error: Tensor, units: Tensor, beta: float) -> Tensor:
+    """Return DGPO's group weight (Luo-Yihong/DGPO; Flow-Factory ``trainers/dgpo.py``), without gradient.
+
+    sigmoid(sum_g A beta (d - d_ref) / K), the same for all K rows of a group.
+    """
+    size = unit_sum(torch.ones_like(error), units)
+    return torch.sigmoid(unit_sum(advantages * beta * (error - reference_error), units) / size).detach()
+
+
+def centered(values: Tensor, weights: Tensor, units: Tensor, *, detach: bool = False) -> Tensor:
+    """Return values minus their weighted mean over their unit; the weights of a unit sum to 1.
+
+    ``detach`` keeps the gradient out of the mean, as Flow-Factory does; then it is not that of the loss.
+    """
+    mean = unit_sum(weights * values, units)
+    return values - (mean.detach() if detach else mean)
+
+
+def unit_softmax(values: Tensor, units: Tensor, temperature: float) -> Tensor:
+    """Return softmax weights within units: uniform for a negative temperature, on the largest value for 0."""
+    if temperature < 0:
+        return 1 / unit_sum(torch.ones_like(values), units)
+    count = int(units.max()) + 1
+    top = torch.full((count,), -torch.inf, dtype=values.dtype, device=values.device)
+    top = top.scatter_reduce(0, units, values, "amax")[units]
+    raw = (values == top).to(values.dtype) if temperature == 0 else torch.exp((values - top) / temperature)
+    return raw / unit_sum(raw, units)
+
+
+def _self_normalized(estimate: Tensor, clean: Tensor) -> Tensor:
+    difference = estimate.double() - clean.double()
+    scale = difference.detach().abs().flatten(1).mean(1).clamp(min=1e-5)
+    return (difference**2).flatten(1).mean(1) / scale

@@ -6,7 +6,7 @@ Legend: B rows of a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
 from tasks.algorithms.base import Algorithm, Batch, Models
-from tasks.optimize.batches import Row
+from tasks.optimize.batches import Unit, micro_batches
 from tasks.ranks import Ranks
 
 
@@ -56,9 +56,9 @@ def run_updates(
     state: TrainerState,
     algorithm: Algorithm,
     models: Models,
-    plan: Sequence[Sequence[Row]],
+    plan: Sequence[Sequence[Unit]],
     *,
-    batches: Callable[[Sequence[Row]], Batch],
+    batches: Callable[[Sequence[Unit]], Batch],
     micro_batch_size: int,
     section: OptimizeSection,
     ranks: Ranks,
@@ -70,8 +70,8 @@ def run_updates(
         state: changed in place.
         algorithm: gives the loss of each row.
         models: what the algorithm may call.
-        plan: rows of every update.
-        batches: rows -> micro-batch of the fixed size.
+        plan: units of every update.
+        batches: units -> micro-batch of the fixed size.
         micro_batch_size: rows per micro-batch.
         section: optimizer settings.
         ranks: micro-batches are dealt out to ranks in turn.
@@ -81,11 +81,9 @@ def run_updates(
         FlowmillError: a loss or gradient is not finite; nothing of it is kept.
     """
     for number in range(len(state.metrics), len(plan)):
-        rows = plan[number]
-        chunks = [rows[start : start + micro_batch_size] for start in range(0, len(rows), micro_batch_size)]
-        totals = _accumulate(
-            [batches(chunk) for chunk in chunks[ranks.rank :: ranks.world]], algorithm, models, len(rows)
-        )
+        rows = sum(len(unit) for unit in plan[number])
+        chunks = micro_batches(plan[number], micro_batch_size)[ranks.rank :: ranks.world]
+        totals = _accumulate((batches(chunk) for chunk in chunks), algorithm, models, rows)
         ranks.sum_gradients(state.parameters)
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         means = _reduce(totals, ranks, models)
@@ -93,13 +91,14 @@ def run_updates(
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
         state.total_updates += 1
+        models.on_policy = False
         if state.ema is not None and section.ema is not None and state.total_updates % section.ema.every == 0:
             state.ema.update(state.parameters, state.total_updates)
-        state.metrics.append(_entry(state.total_updates, len(rows), gradient_norm, means))
+        state.metrics.append(_entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
 
 
-def _accumulate(batches: Sequence[Batch], algorithm: Algorithm, models: Models, rows: int) -> dict[str, Tensor]:
+def _accumulate(batches: Iterable[Batch], algorithm: Algorithm, models: Models, rows: int) -> dict[str, Tensor]:
     """Backpropagate the mean loss over all rows of the update; return summed row metrics."""
     totals: dict[str, Tensor] = {}
     for batch in batches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_che
 from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
+from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm, Batch, Models
-from tasks.optimize.batches import Row, TrainingSet, plan_updates
+from tasks.algorithms.base import Algorithm, Batch, Models, Requirements
+from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet, Unit, plan_updates
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
-from tasks.sources import AVERAGE, OPTIMIZER, WEIGHTS, policy_folder
+from tasks.seeds import derive
+from tasks.sources import OPTIMIZER, Weights, policy_folder
 from tasks.stage import Output, Shard, Stage
 
 METRICS = "metrics.json"
@@ -48,13 +50,13 @@ class OptimizeStage(Stage):
         }
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """The policy before, the trajectories, the advantages."""
-        run = self.workspace.run
-        return (
-            self.workspace.policy_ref(self.epoch - 1),
-            run.require(self.epoch, "rollout").ref,
-            run.require(self.epoch, "advantage").ref,
-        )
+        """The policy before, then trajectories and advantages of this epoch and of the replayed ones before it."""
+        run, first = self.workspace.run, max(1, self.epoch - self.config.optimize.replay_epochs)
+        pairs = [
+            (run.require(epoch, "rollout").ref, run.require(epoch, "advantage").ref)
+            for epoch in range(self.epoch, first - 1, -1)
+        ]
+        return (self.workspace.policy_ref(self.epoch - 1), *(ref for pair in pairs for ref in pair))
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -63,13 +65,13 @@ class OptimizeStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Train, resuming from the last committed checkpoint of this epoch."""
         self.workspace.use_threads()
-        state, samples = self._state(), self._samples()
-        algorithm = create(ALGORITHMS, self.config.optimize.algorithm.name, self._algorithm_options, what="algorithm")
-        if algorithm.requires.reference:
-            self.workspace.give_reference(state.trainable)
-        models = Models(trainable=state.trainable, kernel=self._kernel())
-        plan = self._plan(samples, algorithm)
+        algorithm = self._algorithm()
+        state = self._state()
+        samples = self._samples(algorithm.requires)
+        models = self._models(state, algorithm.requires)
+        plan = self._plan(samples, algorithm.requires)
         self._resume(state)
+        models.on_policy = models.on_policy and not state.metrics
         run_updates(
             state,
             algorithm,
@@ -82,9 +84,11 @@ class OptimizeStage(Stage):
             after_update=lambda done: self._after_update(state, done, len(plan)),
         )
         _write_state(state, folder)
+        self._write_behavior(state, models, algorithm.requires, folder)
         about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
         (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
-        return Output(rows=sum(len(rows) for rows in plan), summary={"updates": state.metrics})
+        rows = sum(len(unit) for units in plan for unit in units)
+        return Output(rows=rows, summary={"updates": state.metrics})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Metrics of every update."""
@@ -94,9 +98,9 @@ class OptimizeStage(Stage):
         """Remove the checkpoints within the epoch."""
         clear_checkpoints(self.workspace.store, ref)
 
-    @property
-    def _algorithm_options(self) -> Mapping[str, Any]:
-        return self.config.optimize.algorithm.options  # type: ignore[no-any-return]
+    def _algorithm(self) -> Algorithm:
+        chosen = self.config.optimize.algorithm
+        return create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")  # type: ignore[no-any-return]
 
     def _kernel(self) -> Kernel:
         sampler = self.config.rollout.sampler
@@ -117,40 +121,73 @@ class OptimizeStage(Stage):
             state.metrics.clear()
         return state
 
-    def _samples(self) -> TrainingSet:
-        _, trajectories, advantages = self.inputs()
-        store = self.workspace.store
-        store.require(trajectories)
-        store.require(advantages)
-        opener = open_trajectory_store(self.config.rollout.store)
-        shards = [opener.open(store.folder(trajectories, record)) for record in store.records(trajectories)]
-        folder = store.folder(advantages, store.records(advantages)[0])
-        table = read_table(folder / "advantages.parquet", ADVANTAGES)
-        columns = (table.column("sample_id").to_pylist(), table.column("advantage").to_pylist())
-        return TrainingSet(shards, dict(zip(*columns, strict=True)))
+    def _models(self, state: TrainerState, requires: Requirements) -> Models:
+        """Return what the algorithm may ask for: behavior weights, base model and teacher only if it does."""
+        if requires.reference:
+            self.workspace.give_reference(state.trainable)
+        if requires.teacher is not None:
+            self.workspace.give_teacher(state.trainable, requires.teacher)
+        models = Models(trainable=state.trainable, kernel=self._kernel())
+        if requires.behavior:
+            stored = policy_folder(self.workspace.store, self.inputs()[0]) / Weights.BEHAVIOR.value
+            models.on_policy = not stored.exists() and not self.config.optimize.replay_epochs
+            own = [(name, p.detach()) for name, p in state.trainable.named_parameters()]
+            values = load_file(stored) if stored.exists() else None
+            models.behavior = [p.clone() if values is None else values[name].to(p.device) for name, p in own]
+        return models
 
-    def _plan(self, samples: TrainingSet, algorithm: Algorithm) -> list[list[Row]]:
-        rows = samples.rows(with_zero=algorithm.requires.zero_advantages)
-        if not rows:
+    def _samples(self, requires: Requirements) -> SampleSet:
+        shards: list[TrajectoryShard] = []
+        advantages: dict[str, float] = {}
+        for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
+            shards += self._open(trajectories)
+            advantages |= self._advantages(rated)
+        if requires.data == "forward" and requires.times is not None:
+            seed = derive(self.config.run.seed, "forward", self.epoch)
+            return ForwardSet(shards, advantages, times=requires.times, seed=seed)
+        return TransitionSet(shards, advantages, kernel=self._kernel(), means=requires.old_means)
+
+    def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
+        store, opener = self.workspace.store, open_trajectory_store(self.config.rollout.store)
+        store.require(trajectories)
+        return [opener.open(store.folder(trajectories, record)) for record in store.records(trajectories)]
+
+    def _advantages(self, ref: ArtifactRef) -> dict[str, float]:
+        store = self.workspace.store
+        store.require(ref)
+        table = read_table(store.folder(ref, store.records(ref)[0]) / "advantages.parquet", ADVANTAGES)
+        columns = (table.column("sample_id").to_pylist(), table.column("advantage").to_pylist())
+        return dict(zip(*columns, strict=True))
+
+    def _plan(self, samples: SampleSet, requires: Requirements) -> list[list[Unit]]:
+        units = samples.units(requires)
+        if not units:
             self.workspace.reporter.message(
                 f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
             )
         section = self.config.optimize
         seed, epoch = self.config.run.seed, self.epoch
         return plan_updates(
-            rows, updates=section.updates_per_epoch, inner_epochs=section.inner_epochs, seed=seed, epoch=epoch
+            units, updates=section.updates_per_epoch, inner_epochs=section.inner_epochs, seed=seed, epoch=epoch
         )
 
-    def _batches(self, samples: TrainingSet) -> Any:
+    def _batches(self, samples: SampleSet) -> Callable[[Sequence[Unit]], Batch]:
         prompts = list(dict.fromkeys(samples.prompts))
         conditioning = self.workspace.conditioning(prompts)
         prompt_rows = {prompt: row for row, prompt in enumerate(prompts)}
         size = self.config.execution.micro_batch_size
+        return lambda units: samples.batch(units, size, conditioning, prompt_rows)
 
-        def batches(rows: Sequence[Row]) -> Batch:
-            return samples.batch(rows, size, conditioning, prompt_rows)
-
-        return batches
+    def _write_behavior(self, state: TrainerState, models: Models, requires: Requirements, folder: Path) -> None:
+        """Write the policy that rolls out next, where it follows the trained one slowly."""
+        decay = requires.decay(self.epoch) if requires.decay is not None else 0.0
+        if decay == 0.0:
+            return
+        named = list(state.trainable.named_parameters())
+        moved = [
+            torch.lerp(new.detach(), old, decay).cpu() for (_, new), old in zip(named, models.behavior, strict=True)
+        ]
+        save_file(dict(zip((name for name, _ in named), moved, strict=True)), folder / Weights.BEHAVIOR.value)
 
     def _after_update(self, state: TrainerState, done: int, total: int) -> None:
         latest = state.metrics[-1]
@@ -174,9 +211,9 @@ class OptimizeStage(Stage):
 def _write_state(state: TrainerState, folder: Path) -> None:
     """Write weights, average, optimizer moments and the metrics so far."""
     names = [name for name, _ in state.trainable.named_parameters()]
-    save_file(state.trainable.state(), folder / WEIGHTS)
+    save_file(state.trainable.state(), folder / Weights.TRAINED.value)
     if state.ema is not None:
-        save_file(dict(zip(names, (v.cpu() for v in state.ema.values), strict=True)), folder / AVERAGE)
+        save_file(dict(zip(names, (v.cpu() for v in state.ema.values), strict=True)), folder / Weights.AVERAGE.value)
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in state.trainable.named_parameters():
         for key, value in state.optimizer.state.get(parameter, {}).items():
@@ -192,7 +229,7 @@ def _read_state(state: TrainerState, folder: Path) -> None:
     Raises:
         CorruptError: the optimizer state belongs to other parameters.
     """
-    state.trainable.load(load_file(folder / WEIGHTS))
+    state.trainable.load(load_file(folder / Weights.TRAINED.value))
     _read_average(state, folder)
     moments = load_file(folder / OPTIMIZER)
     own = dict(state.trainable.named_parameters())
@@ -210,8 +247,8 @@ def _read_state(state: TrainerState, folder: Path) -> None:
 def _read_average(state: TrainerState, folder: Path) -> None:
     if state.ema is None:
         return
-    if not (folder / AVERAGE).exists():
+    if not (folder / Weights.AVERAGE.value).exists():
         raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
-    stored = load_file(folder / AVERAGE)
+    stored = load_file(folder / Weights.AVERAGE.value)
     for value, (name, _) in zip(state.ema.values, state.trainable.named_parameters(), strict=True):
         value.copy_(stored[name])

@@ -1,0 +1,56 @@
+"""AWM, advantage-weighted matching (arXiv 2509.25050): the clipped policy ratio of a forward-process pseudo log-prob.
+
+The log-prob is minus the flow-matching error at the same level and noise, weighted by time in one of five ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.objectives import awm_log_prob, clipped_surrogate, ratio_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AWM(ForwardProcess):
+    """Flow-Factory's ``trainers/awm.py``."""
+
+    clip_range: float = 1.0
+    """Ratios are clipped to 1 +- clip_range."""
+    weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "uniform"
+    """Time weighting of the error, see ``objectives.awm_log_prob``."""
+    power: float = 0.25
+    """Exponent of 'ghuber'."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.weighting not in ("uniform", "t", "t2", "huber", "ghuber"):
+            raise ValueError(f"weighting is {self.weighting!r}; it must be 'uniform', 't', 't2', 'huber' or 'ghuber'.")
+        if not (self.clip_range > 0 and self.power > 0 and self.kl_coef >= 0):
+            raise ValueError("clip_range and power must be above 0, kl_coef not negative.")
+        self.levels()
+
+    @property
+    def requires(self) -> Requirements:
+        """Forward data and the behavior policy."""
+        return self.needs(levels=self.levels(), behavior=True, zero_advantages=self.kl_coef > 0)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return the clipped loss, plus the KL."""
+        rows = expect(batch, ForwardBatch)
+        velocity = models.velocity(rows)
+        error, old_error = errors(rows, velocity, models.behavior_velocity(rows, velocity))
+        time = rows.grid.sigma
+        new, old = (awm_log_prob(e, time, self.weighting, self.power).to(velocity.dtype) for e in (error, old_error))
+        ratio = torch.exp(new - old)
+        metrics = {**ratio_metrics(ratio.detach(), (new - old).detach(), self.clip_range), "error": error.detach()}
+        loss = clipped_surrogate(ratio, rows.advantages, self.clip_range)
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

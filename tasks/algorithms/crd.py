@@ -1,0 +1,91 @@
+"""CRD, centered reward distillation (arXiv 2603.14128): match an implicit reward to the advantages within a group.
+
+The implicit reward of a sample is how much better the policy's error on it is than the behavior policy's. Both it and
+the preference are centered within the group, so the unknown normalizer cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.forward import ForwardProcess
+from tasks.algorithms.objectives import centered, preference, unit_softmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CRD(ForwardProcess):
+    """Flow-Factory's ``trainers/crd.py``, with groups by prompt."""
+
+    beta: float = 1.0
+    """Scale of the implicit reward."""
+    scale: float = 5.0
+    """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
+    distance: Literal["mse", "bce"] = "mse"
+    """How centered implicit rewards are compared with centered preferences."""
+    temperature: float = -1.0
+    """Of the weights that center: below 0 uniform, above 0 softmax towards the best and the worst in turn."""
+    adaptive: bool = True
+    """Divide each error by its mean absolute error."""
+
+    detach_center: bool = False
+    """Keep the gradient out of the center, as the public code does."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.distance not in ("mse", "bce"):
+            raise ValueError(f"distance is {self.distance!r}; it must be 'mse' or 'bce'.")
+        if not (self.beta > 0 and self.scale > 0):
+            raise ValueError("beta and scale must be above 0.")
+        self.levels()
+
+    @property
+    def requires(self) -> Requirements:
+        """Whole groups at shared noise, and the behavior policy."""
+        return self.needs(levels=self.levels(shared=True), unit="group", behavior=True)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return the distance per row, times scale / beta."""
+        rows = expect(batch, ForwardBatch)
+        velocity = models.velocity(rows)
+        behavior = models.behavior_velocity(rows, velocity)
+        implicit = crd_error(behavior, rows.target, adaptive=self.adaptive) - crd_error(
+            velocity, rows.target, adaptive=self.adaptive
+        )
+        wanted = preference(rows.advantages, self.scale).to(implicit.dtype)
+        loss = (self.scale / self.beta) * self.compare(implicit, wanted, rows.units).to(velocity.dtype)
+        metrics = {"implicit_reward": implicit.detach().float()}
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
+
+    def compare(self, implicit: Tensor, wanted: Tensor, units: Tensor) -> Tensor:
+        """Return the distance of centered implicit rewards (B,) to centered preferences (B,)."""
+        if self.temperature < 0:
+            return self._compare(implicit, wanted, units, unit_softmax(wanted, units, -1.0))
+        best, worst = (unit_softmax(sign * wanted, units, self.temperature) for sign in (1, -1))
+        return (self._compare(implicit, wanted, units, best) + self._compare(implicit, wanted, units, worst)) / 2
+
+    def _compare(self, implicit: Tensor, wanted: Tensor, units: Tensor, weights: Tensor) -> Tensor:
+        ours = self.beta * centered(implicit, weights, units, detach=self.detach_center)
+        theirs = centered(wanted, weights, units)
+        if self.distance == "mse":
+            return (ours - theirs) ** 2
+        return F.binary_cross_entropy_with_logits(ours, torch.sigmoid(theirs), reduction="none")
+
+
+def crd_error(velocity: Tensor, target: Tensor, *, adaptive: bool) -> Tensor:
+    """Return (B,) mean squared errors, each divided by its mean absolute error in float64 when adaptive."""
+    difference = velocity - target
+    if not adaptive:
+        return (difference**2).flatten(1).mean(1)
+    exact = difference.double()
+    scale = exact.detach().abs().flatten(1).mean(1).clamp(min=1e-5)
+    return (exact**2).flatten(1).mean(1) / scale

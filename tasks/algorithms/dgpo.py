@@ -1,0 +1,55 @@
+"""DGPO (Luo-Yihong/DGPO): a group-level preference of flow-matching errors, without a policy ratio.
+
+Each row's error is weighted by its advantage and by how wrong the whole group still is against the base model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.objectives import dgpo_weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DGPO(ForwardProcess):
+    """Flow-Factory's ``trainers/dgpo.py``."""
+
+    beta: float = 100.0
+    """Inverse temperature of the group weight."""
+    clip_range: float = 1e-2
+    """A row whose error left 1 +- clip_range (as a ratio to the behavior policy) on its advantage's side is frozen."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not (self.beta > 0 and self.clip_range > 0):
+            raise ValueError("beta and clip_range must be above 0.")
+        self.levels()
+
+    @property
+    def requires(self) -> Requirements:
+        """Whole groups at shared, constant noise, the behavior policy and the base model."""
+        levels = self.levels(shared=True, constant_noise=True)
+        return self.needs(levels=levels, unit="group", behavior=True, reference=True)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return w A d per row."""
+        rows = expect(batch, ForwardBatch)
+        velocity = models.velocity(rows)
+        behavior = models.behavior_velocity(rows, velocity)
+        error, old, reference = errors(rows, velocity, behavior, models.reference_velocity(rows))
+        ratio = torch.exp(old - error).detach()
+        beyond = torch.where(rows.advantages > 0, ratio > 1 + self.clip_range, ratio < 1 - self.clip_range)
+        frozen = beyond & (rows.advantages != 0)
+        live = torch.where(frozen, error.detach(), error)
+        weight = dgpo_weight(rows.advantages * rows.weights, error.detach(), reference, rows.units, self.beta)
+        metrics = {"frozen": frozen.float(), "group_weight": weight, "error": error.detach()}
+        loss = self.add_kl(rows, models, velocity, weight * rows.advantages * live, metrics)
+        return RowLoss(loss=loss, metrics=metrics)

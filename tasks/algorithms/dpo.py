@@ -1,0 +1,48 @@
+"""Diffusion-DPO (arXiv 2311.12908) on a group's best and worst sample, at shared noise and level.
+
+Offline by nature: any stored trajectories will do, however old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.objectives import dpo_loss, unit_sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPO(ForwardProcess):
+    """Flow-Factory's ``trainers/dpo.py``."""
+
+    beta: float = 2000.0
+    """Inverse temperature; errors are means over latent dims, so it is large."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not self.beta > 0:
+            raise ValueError(f"beta is {self.beta}; it must be above 0.")
+        self.levels()
+
+    @property
+    def requires(self) -> Requirements:
+        """Pairs at shared noise, and the base model."""
+        return self.needs(levels=self.levels(shared=True), unit="pair", reference=True)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return each pair's loss, on both of its rows."""
+        rows = expect(batch, ForwardBatch)
+        velocity = models.velocity(rows)
+        error, reference = errors(rows, velocity, models.reference_velocity(rows))
+        # The better sample of a pair has the larger advantage.
+        sign = (rows.advantages > unit_sum(rows.advantages, rows.units) / 2).to(error.dtype) * 2 - 1
+        margin, reference_margin = (unit_sum(sign * values * rows.weights, rows.units) for values in (error, reference))
+        loss = dpo_loss(margin, reference_margin, self.beta)
+        preferred = (margin < reference_margin).float()
+        metrics = {"preferred": preferred.detach(), "margin": (margin - reference_margin).detach()}
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -1,0 +1,57 @@
+"""Flow-DPPO (arXiv 2606.11025): policy gradient without ratio clipping, masked where the policy diverged.
+
+A row counts unless its step is ``threshold`` or further (KL to the behavior step) from where it was and the row would
+push it further away. On-policy it is Flow-GRPO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from models.sampling import replay
+from models.transitions import Gaussian, gaussian_kl
+from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
+from tasks.algorithms.grpo import KL
+from tasks.algorithms.objectives import divergence_mask, ratio_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowDPPO(KL):
+    """Divergence mask."""
+
+    threshold: float = 1e-5
+    """KL beyond which rows that push further are masked."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not self.threshold > 0:
+            raise ValueError(f"threshold is {self.threshold}; it must be above 0.")
+        self.check_kl()
+
+    @property
+    def requires(self) -> Requirements:
+        """What Flow-GRPO needs, and the behavior policy's means."""
+        with_kl = self.kl_coef > 0
+        return Requirements(min_group_size=2, reference=with_kl, zero_advantages=with_kl, old_means=True)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return the masked loss."""
+        rows = expect(batch, TransitionBatch)
+        if rows.old_means is None:
+            raise TypeError("Flow-DPPO needs the behavior policy's means")
+        velocity = models.velocity(rows)
+        step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
+        log_ratio = log_probs - rows.old_log_probs
+        ratio = torch.exp(log_ratio)
+        divergence = gaussian_kl(step, Gaussian(rows.old_means, step.std)).detach()
+        mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
+        metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), float("inf"))
+        metrics |= {"divergence": divergence, "masked": 1 - mask}
+        loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
+        return RowLoss(loss=loss, metrics=metrics)

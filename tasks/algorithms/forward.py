@@ -1,0 +1,66 @@
+"""What the forward-process algorithms share: they noise final latents anew, and need neither log-probs nor an SDE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tasks.algorithms.base import Batch, BehaviorDecay, ForwardBatch, ForwardTimes, Models, Requirements
+from tasks.algorithms.objectives import squared_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardProcess:
+    """Options and parts of an algorithm on forward-process samples."""
+
+    times: Mapping[str, Any] = field(default_factory=dict)
+    """Noise levels, see ``base.ForwardTimes``: count, kind, low, high."""
+    kl_coef: float = 0.0
+    """Weight of mean (v - v_base)^2."""
+
+    def levels(self, **forced: Any) -> ForwardTimes:
+        """Return the noise levels; ``forced`` are what the algorithm itself demands.
+
+        Raises:
+            ValueError: an option is unknown or cannot work.
+        """
+        try:
+            return ForwardTimes(**{**self.times, **forced})
+        except TypeError as error:
+            raise ValueError(f"times: {error}") from None
+
+    def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
+        """Return requirements on forward data, with the base model for a KL."""
+        with_kl = self.kl_coef > 0
+        base: dict[str, Any] = {"data": "forward", "times": levels, "min_group_size": 2, "reference": with_kl}
+        return Requirements(**{**base, **further})
+
+    def add_kl(
+        self, batch: Batch, models: Models, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the loss plus kl_coef times the velocity KL, and report the KL."""
+        if self.kl_coef == 0:
+            return loss
+        kl = squared_error(velocity, models.reference_velocity(batch))
+        metrics["kl"] = kl.detach()
+        return loss + self.kl_coef * kl
+
+
+def errors(batch: ForwardBatch, *velocities: Tensor) -> tuple[Tensor, ...]:
+    """Return the flow-matching error of each velocity, (B,)."""
+    return tuple(squared_error(velocity, batch.target) for velocity in velocities)
+
+
+def decay_of(options: Mapping[str, Any]) -> BehaviorDecay:
+    """Return a decay from its options.
+
+    Raises:
+        ValueError: an option is unknown.
+    """
+    try:
+        return BehaviorDecay(**options)
+    except TypeError as error:
+        raise ValueError(f"decay: {error}") from None

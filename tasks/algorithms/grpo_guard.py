@@ -1,0 +1,44 @@
+"""GRPO-Guard (arXiv 2510.22319): Flow-GRPO with a log-ratio freed from its bias and scaled to the step's noise.
+
+The bias is per sample and the scale per row, so micro-batches may mix timesteps. ``divide_by_dt`` divides the loss by
+|dt| as Flow-GRPO's script does; Flow-Factory's does not, so their clip ranges differ (2e-6 and 1e-4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.transitions import Gaussian
+from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch
+from tasks.algorithms.grpo import GRPO
+from tasks.algorithms.objectives import guarded_log_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOGuard(GRPO):
+    """Bias-free ratio."""
+
+    clip_range: float = 2e-6
+    """Ratios are clipped to 1 +- clip_range."""
+    divide_by_dt: bool = True
+    """Divide the loss by |dt|."""
+
+    @property
+    def requires(self) -> Requirements:
+        """What Flow-GRPO needs, and the behavior policy's means."""
+        with_kl = self.kl_coef > 0
+        return Requirements(min_group_size=2, reference=with_kl, zero_advantages=with_kl, old_means=True)
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return the clipped loss of the guarded ratio."""
+        return self.surrogate(batch, models, self._guard)
+
+    def _guard(self, rows: TransitionBatch, step: Gaussian, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        if rows.old_means is None:
+            raise TypeError("GRPO-Guard needs the behavior policy's means")
+        guarded = guarded_log_ratio(log_ratio, step.mean, rows.old_means, step.std)
+        # max(-A rho, ...) / |dt| is the same loss with A / |dt|.
+        dt = rows.grid.sigma - rows.grid.sigma_next
+        return guarded, rows.advantages / dt if self.divide_by_dt else rows.advantages

@@ -1,0 +1,54 @@
+"""DiffusionNFT (arXiv 2509.16117): contrast an implicit better and worse policy on noised final latents.
+
+Samples with a high advantage pull the velocity towards them, samples with a low one push the mirrored velocity.
+Rollouts are made, by any solver and without guidance, with a policy that follows the trained one by ``decay``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.objectives import nft_loss, preference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NFT(ForwardProcess):
+    """``scripts/train_nft_sd3.py`` of the public code."""
+
+    beta: float = 1.0
+    """How far the implicit policies lie from the behavior policy; 1 or 0.1 in the public configs."""
+    scale: float = 5.0
+    """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
+    decay: Mapping[str, Any] = field(default_factory=dict)
+    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not (self.beta > 0 and self.scale > 0 and self.kl_coef >= 0):
+            raise ValueError("beta and scale must be above 0, kl_coef not negative.")
+        self.levels()
+        decay_of(self.decay)
+
+    @property
+    def requires(self) -> Requirements:
+        """Forward data and the behavior policy; a sample of advantage 0 only pulls back to that, and is left out."""
+        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return scale times the contrastive loss, plus the KL."""
+        rows = expect(batch, ForwardBatch)
+        velocity = models.velocity(rows)
+        behavior = models.behavior_velocity(rows, velocity)
+        weight = preference(rows.advantages, self.scale)
+        state = (rows.latents, rows.clean, rows.grid.sigma)
+        loss = self.scale * nft_loss(velocity, behavior, state, weight, self.beta).to(velocity.dtype)
+        metrics = {"preference": weight, "behavior_distance": (velocity - behavior).detach().abs().flatten(1).mean(1)}
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -1,0 +1,25 @@
+"""TempFlow-GRPO (arXiv 2508.04324): Flow-GRPO with each step's advantage weighted by its noise level.
+
+A is replaced by s sqrt(-dt) / mean(s sqrt(-dt)) A. The mean is over the trained steps of the schedule; the public code
+writes it as the literals 2.25, 1.73 and 1.53 for three schedules. With one trained step it is Flow-GRPO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.algorithms.base import Batch, Models, RowLoss
+from tasks.algorithms.grpo import GRPO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempFlow(GRPO):
+    """Noise-level weighting."""
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        """Return the clipped loss with weighted advantages."""
+        return self.surrogate(
+            batch,
+            models,
+            lambda rows, step, log_ratio: (log_ratio, rows.advantages * step.std.detach() / rows.mean_std),
+        )

@@ -1,0 +1,297 @@
+"""Every loss against finite differences in float64, GRPO against a slow reference, and the identities of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.errors import ConfigError
+from configs.registry import create
+from models.policies.base import Conditioning
+from models.transitions import FlowSDE, Gaussian, Grid
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Algorithm, Batch, BehaviorDecay, ForwardBatch, Models, TransitionBatch
+from tasks.algorithms.grpo import GRPO
+from tasks.algorithms.objectives import divergence_mask, guarded_log_ratio
+
+ROWS, SHAPE = 6, (2, 3)
+
+
+class LinearPolicy:
+    """v = scale * x + shift: the smallest policy with a gradient; its reference is scale 0.3."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+        self.policy = self
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Any) -> Tensor:
+        return self.scale * latents + 0.1
+
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Any) -> Tensor:
+        return 0.3 * latents + 0.1
+
+    teacher_velocity = reference_velocity
+
+    @contextmanager
+    def holding(self, values: list[Tensor]) -> Iterator[None]:
+        own, self.scale = self.scale, values[0]
+        try:
+            yield
+        finally:
+            self.scale = own
+
+
+def draws(seed: int = 0) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def common(draw: Callable[..., Tensor]) -> dict[str, Any]:
+    return {
+        "advantages": draw(ROWS),
+        "conditioning": Conditioning({}),
+        "weights": torch.ones(ROWS, dtype=torch.float64),
+        "units": torch.tensor([0, 0, 1, 1, 1, 1]),
+    }
+
+
+def transitions(behavior: LinearPolicy, noise_level: float = 0.7) -> TransitionBatch:
+    draw = draws()
+    sigma = torch.linspace(1.0, 0.2, ROWS, dtype=torch.float64)
+    grid = Grid(sigma, sigma - 0.2, torch.full_like(sigma, 0.8))
+    latents = draw(ROWS, *SHAPE)
+    step = FlowSDE(noise_level).step(latents, behavior.velocity(latents, sigma, None).detach(), grid)
+    following = step.sample(draw(ROWS, *SHAPE))
+    return TransitionBatch(
+        latents=latents,
+        next_latents=following,
+        grid=grid,
+        old_log_probs=step.log_prob(following),
+        old_means=step.mean,
+        mean_std=torch.full((ROWS,), 0.4, dtype=torch.float64),
+        **common(draw),
+    )
+
+
+def noised() -> ForwardBatch:
+    draw = draws(1)
+    sigma = torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64)
+    clean, noise, level = draw(ROWS, *SHAPE), draw(ROWS, *SHAPE), sigma.view(-1, 1, 1)
+    return ForwardBatch(
+        latents=(1 - level) * clean + level * noise,
+        clean=clean,
+        noise=noise,
+        grid=Grid(sigma, torch.zeros_like(sigma), sigma),
+        **{**common(draw), "units": torch.tensor([0, 0, 1, 1, 2, 2])},
+    )
+
+
+def slow_loss(
+    policy: LinearPolicy, rows: TransitionBatch, clip: float, kl_coef: float, noise_level: float = 0.7
+) -> float:
+    """The same formulas, one number at a time, in python floats."""
+    total = 0.0
+    for r in range(ROWS):
+        sigma, following, second = (
+            float(t[r]) for t in (rows.grid.sigma, rows.grid.sigma_next, rows.grid.sigma_second)
+        )
+        dt, safe = following - sigma, min(sigma, second) if sigma > 0.99 else sigma
+        s = noise_level * math.sqrt(sigma / (1 - safe))
+        log_prob = kl = 0.0
+        x, y = rows.latents[r].flatten().tolist(), rows.next_latents[r].flatten().tolist()
+        for xi, yi in zip(x, y, strict=True):
+            means = []
+            for scale in (policy.scale.item(), 0.3):
+                v = scale * xi + 0.1
+                means.append(xi + (v + s**2 / (2 * sigma) * (xi + (1 - sigma) * v)) * dt)
+            variance = s**2 * -dt
+            log_prob += -((yi - means[0]) ** 2) / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
+            kl += (means[0] - means[1]) ** 2 / (2 * variance)
+        ratio = math.exp(log_prob / len(x) - float(rows.old_log_probs[r]))
+        advantage = float(rows.advantages[r])
+        total += max(-advantage * ratio, -advantage * min(max(ratio, 1 - clip), 1 + clip)) + kl_coef * kl / len(x)
+    return total / ROWS
+
+
+def models_of(policy: LinearPolicy, *, on_policy: bool = False) -> Models:
+    behavior = [torch.tensor(0.5, dtype=torch.float64)]
+    return Models(trainable=policy, kernel=FlowSDE(0.7), behavior=behavior, on_policy=on_policy)  # type: ignore[arg-type]
+
+
+def loss_of(policy: LinearPolicy, rows: Batch, algorithm: Algorithm) -> Tensor:
+    return algorithm.loss(rows, models_of(policy)).loss.mean()
+
+
+def rows_of(algorithm: Algorithm) -> Batch:
+    return noised() if algorithm.requires.data == "forward" else transitions(LinearPolicy(0.5))
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+@pytest.mark.parametrize("scale", [0.5, 0.52, 0.9])
+def test_loss_equals_the_slow_one(scale: float, kl_coef: float) -> None:
+    rows = transitions(LinearPolicy(0.5))
+    ours = loss_of(LinearPolicy(scale), rows, GRPO(clip_range=0.01, kl_coef=kl_coef))
+    assert float(ours.detach()) == pytest.approx(slow_loss(LinearPolicy(scale), rows, 0.01, kl_coef), rel=1e-12)
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {"clip_range": 0.5}),
+    *[("grpo", {"clip_range": 0.5, "kl_coef": 0.3, "kl": kl}) for kl in ("gaussian", "flow_grpo", "velocity", "mean")],
+    ("tempflow", {"clip_range": 0.5}),
+    ("grpo_guard", {"clip_range": 0.9}),
+    ("grpo_guard", {"clip_range": 0.9, "divide_by_dt": False}),
+    ("flow_dppo", {"threshold": 1e3, "kl_coef": 0.1}),
+    ("awm", {"kl_coef": 0.2}),
+    *[("awm", {"weighting": weighting}) for weighting in ("t", "t2", "huber", "ghuber")],
+    ("dpo", {"beta": 3.0, "kl_coef": 0.2}),
+    *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.5)],
+    ("opd", {"teacher": "somewhere"}),
+]
+
+
+def test_every_algorithm_is_here() -> None:
+    assert {name for name, _ in VARIANTS} | {"nft", "dgpo"} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_gradient_equals_finite_differences(name: str, options: dict[str, Any]) -> None:
+    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    rows, policy, step = rows_of(algorithm), LinearPolicy(0.55), 1e-6
+    loss_of(policy, rows, algorithm).backward()
+    high, low = (loss_of(LinearPolicy(0.55 + sign * step), rows, algorithm).item() for sign in (1, -1))
+    assert abs(high - low) > 1e-12
+    assert policy.scale.grad is not None
+    assert policy.scale.grad.item() == pytest.approx((high - low) / (2 * step), rel=1e-5)
+
+
+def test_nft_gradient_is_that_of_its_fixed_normalizers() -> None:
+    rows, policy, options = noised(), LinearPolicy(0.55), {"beta": 0.5, "scale": 2.0}
+    algorithm = create(ALGORITHMS, "nft", options, what="algorithm")
+    loss_of(policy, rows, algorithm).backward()
+    level, r = rows.grid.sigma.view(-1, 1, 1), (rows.advantages / 4 + 0.5).clamp(0, 1)
+    old = 0.5 * rows.latents + 0.1
+    expected = torch.zeros((), dtype=torch.float64)
+    for sign, weight in ((1, r), (-1, 1 - r)):
+        u = old + sign * 0.5 * (policy.velocity(rows.latents, rows.grid.sigma, None).detach() - old)
+        off = rows.latents - level * u - rows.clean
+        scale = off.abs().flatten(1).mean(1)
+        slope = (2 * off * -level * sign * 0.5 * rows.latents).flatten(1).mean(1) / scale
+        expected += (weight * slope).mean() * 2.0 / 0.5
+    assert policy.scale.grad is not None
+    assert policy.scale.grad.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_dgpo_freezes_rows_that_went_far_enough() -> None:
+    rows = noised()
+    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, what="a").loss(rows, models_of(LinearPolicy(0.55)))
+    frozen = result.metrics["frozen"].bool()
+    assert bool(frozen.any())
+    assert not bool(frozen.all())
+    policy = LinearPolicy(0.55)
+    result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, what="a").loss(rows, models_of(policy))
+    (gradient,) = torch.autograd.grad(result.loss[frozen].sum(), policy.scale, allow_unused=True)
+    assert gradient is None or float(gradient) == 0.0
+
+
+RATIOS = [("grpo", {}), ("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {}), ("awm", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), RATIOS, ids=str)
+def test_on_policy_ratios_are_exactly_one(name: str, options: dict[str, Any]) -> None:
+    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    result = algorithm.loss(rows_of(algorithm), models_of(LinearPolicy(0.5), on_policy=True))
+    assert result.metrics["ratio"].tolist() == [1.0] * ROWS
+    again = algorithm.loss(rows_of(algorithm), models_of(LinearPolicy(0.5)))
+    assert again.metrics["ratio"].tolist() == [1.0] * ROWS
+
+
+def test_tempflow_with_equal_noise_is_grpo() -> None:
+    rows = transitions(LinearPolicy(0.5))
+    std = FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std
+    equal = dataclasses.replace(rows, mean_std=std)
+    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, what="a")) for n in ("grpo", "tempflow")]
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_guard_takes_the_bias_out_of_the_ratio() -> None:
+    # E over the noise of S (log rho + b) is 0; that of log rho is -b.
+    generator = torch.Generator().manual_seed(0)
+    count, std = 20_000, torch.full((20_000,), 0.3, dtype=torch.float64)
+    old, new = torch.zeros(count, 4, dtype=torch.float64), torch.full((count, 4), 0.05, dtype=torch.float64)
+    following = old + 0.3 * torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    log_ratio = Gaussian(new, std).log_prob(following) - Gaussian(old, std).log_prob(following)
+    guarded = guarded_log_ratio(log_ratio, new, old, std)
+    error = float(guarded.std()) / math.sqrt(count)
+    assert abs(float(guarded.mean())) < 4 * error
+    assert float(log_ratio.mean()) < -0.9 * 0.05**2 / (2 * 0.3**2) + 4 * float(log_ratio.std()) / math.sqrt(count)
+
+
+def test_dppo_masks_rows_that_left_and_push_further() -> None:
+    ratio = torch.tensor([1.2, 1.2, 0.8, 0.8])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    divergence = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    assert divergence_mask(ratio, advantages, divergence, 0.5).tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert divergence_mask(ratio, advantages, divergence, 2.0).tolist() == [1.0] * 4
+
+
+def test_behavior_decay_by_hand() -> None:
+    assert [BehaviorDecay()(epoch) for epoch in (1, 100)] == [0.0, 0.0]
+    slow = BehaviorDecay(flat=75, rate=0.0075, maximum=0.999)
+    assert [slow(epoch) for epoch in (74, 75, 76, 1000)] == pytest.approx([0.0, 0.0, 0.0075, 0.999])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("nft", {"beta": 0}, "must be above 0"),
+        ("nft", {"decay": {"speed": 1}}, "decay: "),
+        ("nft", {"times": {"kind": "often"}}, "times.kind is 'often'"),
+        ("awm", {"weighting": "x"}, "weighting is 'x'"),
+        ("dpo", {"beta": -1}, "beta is -1"),
+        ("crd", {"distance": "x"}, "distance is 'x'"),
+        ("flow_dppo", {"threshold": 0}, "threshold is 0"),
+        ("grpo_guard", {"kl": "x"}, "kl is 'x'"),
+    ],
+)
+def test_options_are_checked(name: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        create(ALGORITHMS, name, options, what="algorithm")
+
+
+def test_on_policy_ratio_is_exactly_one_and_the_gradient_is_the_policy_gradient() -> None:
+    behavior = LinearPolicy(0.5)
+    rows, policy = transitions(behavior), LinearPolicy(0.5)
+    result = GRPO().loss(rows, models_of(policy))
+    assert result.metrics["ratio"].tolist() == [1.0] * ROWS
+    assert result.metrics["approx_kl"].tolist() == [0.0] * ROWS
+    (gradient,) = torch.autograd.grad(result.loss.mean(), policy.scale)
+    step = FlowSDE(0.7).step(rows.latents, policy.velocity(rows.latents, rows.grid.sigma, None), rows.grid)
+    plain = -(rows.advantages * step.log_prob(rows.next_latents)).mean()
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, policy.scale)[0])
+
+
+def test_clipped_rows_have_no_gradient() -> None:
+    rows = transitions(LinearPolicy(0.5))
+    policy = LinearPolicy(0.9)
+    result = GRPO(clip_range=1e-6).loss(rows, models_of(policy))
+    ratio = result.metrics["ratio"]
+    outside = ((ratio > 1) & (rows.advantages > 0)) | ((ratio < 1) & (rows.advantages < 0))
+    assert bool(outside.any())
+    (gradient,) = torch.autograd.grad(result.loss[outside].sum(), policy.scale)
+    assert float(gradient) == 0.0
+    assert result.metrics["clip_high"].sum() + result.metrics["clip_low"].sum() == ROWS
+
+
+def test_kl_needs_the_reference_and_all_rows() -> None:
+    assert not GRPO().requires.reference
+    with_kl = GRPO(kl_coef=0.1).requires
+    assert with_kl.reference
+    assert with_kl.zero_advantages
