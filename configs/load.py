@@ -45,6 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         path: YAML file. Relative prompt and model paths inside it are taken relative to its folder.
+            ``extends: other.yaml`` lays it over another file.
         overrides: ``section.key=value`` strings; values are YAML.
 
     Raises:
@@ -55,7 +56,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
         run["name"] = source.stem
-    return _with_absolute_paths(parse_config(data, where=str(source)), source.parent)
+    # What an override names is looked for where the command is given, then beside the config.
+    for folder in (Path.cwd(), source.parent):
+        data = _resolve_paths(data, folder)
+    return parse_config(data, where=str(source))
 
 
 def parse_config(data: Mapping[str, Any], *, where: str) -> RunConfig:
@@ -123,7 +127,7 @@ def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
@@ -134,7 +138,25 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Config file '{path}' is not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"Config file '{path}' holds {type(data).__name__}, not sections like 'model:'.")
-    return data
+    data = _resolve_paths(data, path.parent)
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    if path.resolve() in (seen := (*seen, path.resolve()))[:-1]:
+        raise ConfigError(f"Config file '{path}' extends itself through {' -> '.join(p.name for p in seen)}.")
+    return _merge(_read(path.parent / str(parent), seen), data)
+
+
+def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with another laid over it: sections are merged, components, lists and values replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and "name" not in value:
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _apply(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -217,15 +239,14 @@ def _section_of(annotation: Any) -> type[Section] | None:
     return None
 
 
-def _with_absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Resolve paths against the config's folder, so that a run can be resumed from anywhere."""
+#: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
+_PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"))
 
-    def resolve(value: str | None) -> str | None:
-        local = value is not None and "://" not in value and (folder / value).exists()
-        return str((folder / str(value)).resolve()) if local else value
 
-    prompts = config.prompts.model_copy(
-        update={"train": resolve(config.prompts.train), "heldout": resolve(config.prompts.heldout)}
-    )
-    model = config.model.model_copy(update={"path": resolve(config.model.path)})
-    return config.model_copy(update={"prompts": prompts, "model": model})
+def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make paths that exist below a folder absolute, so that a run can be resumed from anywhere."""
+    for section, key in _PATHS:
+        value = data[section].get(key) if isinstance(data.get(section), dict) else None
+        if isinstance(value, str) and "://" not in value and (folder / value).exists():
+            data[section][key] = str((folder / value).resolve())
+    return data

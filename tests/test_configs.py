@@ -59,6 +59,29 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
         load_config(tmp_path / "list.yaml")
 
 
+def test_paths_in_overrides_are_those_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here.txt").write_text("a\n")
+    monkeypatch.chdir(tmp_path)
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    assert load_config(digits, ["prompts.train=here.txt"]).prompts.train == str(tmp_path / "here.txt")
+
+
+def test_a_config_may_extend_another(tmp_path: Path) -> None:
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: {digits}\noptimize: {{learning_rate: 1.0e-5}}\nrollout: {{sampler: {{name: cps}}}}\n"
+    )
+    mine, base = load_config(tmp_path / "mine.yaml"), load_config(digits)
+    assert (mine.run.name, mine.optimize.learning_rate) == ("mine", 1e-5)
+    assert mine.optimize.betas == base.optimize.betas
+    assert mine.rollout.sampler.options == {}
+    assert mine.rollout.steps == base.rollout.steps
+    assert mine.prompts == base.prompts
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "loop.yaml")
+
+
 def test_overrides_reach_every_kind_of_value() -> None:
     path = next(p for p in PRESETS if p.stem == "digits")
     overrides = ["optimize.learning_rate=1e-3", "run.seed=7", "rewards=[{name: ocr}]", "optimize.ema.decay=0.5"]

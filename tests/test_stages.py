@@ -16,9 +16,11 @@ from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommitte
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
+from tasks.algorithms import ALGORITHMS
+from tasks.check import check_config
 from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.runs import begin_run, describe_run, is_finished, mark_finished, open_run
-from tasks.sources import policy_folder
+from tasks.sources import Weights, policy_folder
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
@@ -191,6 +193,105 @@ def test_half_precision_forward_with_float32_weights(make_config: Make, trained:
     assert first["ratio_mean"] == pytest.approx(1.0, abs=1e-3)
     assert first["grad_norm"] > 0
     assert all(value.dtype == torch.float32 for value in weights(workspace).values())
+
+
+FORWARD = "rollout.plan={name: final}"
+ALGORITHM_RUNS: dict[str, list[str]] = {
+    "grpo": [],
+    "tempflow": ["rollout.plan={name: subset, options: {count: 1}}", "rollout.sampler={name: cps}"],
+    "grpo_guard": ["rollout.plan={name: window, options: {size: 1}}", "rollout.sampler={name: dance_sde}"],
+    "flow_dppo": ["optimize.inner_epochs=2", "optimize.algorithm.options={threshold: 1}"],
+    "nft": [FORWARD, "rollout.solver=dpm2", "optimize.algorithm.options={decay: {rate: 0.1, maximum: 0.5}}"],
+    "awm": [FORWARD, "optimize.algorithm.options={times: {kind: grid, count: 2}, kl_coef: 0.1}"],
+    "dpo": [FORWARD, "optimize.algorithm.options={times: {kind: logit_normal}}"],
+    "dgpo": [FORWARD, "model.lora={rank: 2, alpha: 4}"],
+    "crd": [FORWARD, "optimize.algorithm.options={temperature: 0.5}"],
+    "opd": [],
+}
+
+
+def algorithm_run(make_config: Make, name: str, *further: str) -> RunConfig:
+    return make_config(f"optimize.algorithm={{name: {name}}}", *ALGORITHM_RUNS[name], *further)
+
+
+def test_every_algorithm_has_a_run() -> None:
+    assert set(ALGORITHM_RUNS) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHM_RUNS))
+def test_every_algorithm_trains_and_equal_runs_are_equal(
+    make_config: Make, tmp_path: Path, tiny_base: Path, name: str
+) -> None:
+    teacher = [f"optimize.algorithm.options.teacher={tiny_base}"] * (name == "opd")
+    digests = []
+    for root in ("a", "b"):
+        config = algorithm_run(make_config, name, f"store.root={tmp_path / root}", *teacher)
+        check_config(config)
+        workspace = prepare(config)
+        for epoch in (1, 2):
+            run_epoch(workspace, epoch)
+        digests.append(workspace.run.digest())
+    assert digests[0] == digests[1]
+    for epoch in (1, 2):
+        updates = workspace.store.require(workspace.policy_ref(epoch)).summary["updates"]
+        assert updates, epoch
+        assert all(np.isfinite(list(update.values())).all() for update in updates)
+        if name != "opd" or epoch == 2:
+            assert updates[-1]["grad_norm"] > 0
+    first = workspace.store.require(workspace.policy_ref(1)).summary["updates"][0]
+    if "ratio_mean" in first:
+        assert (first["ratio_mean"], first["ratio_std"]) == (1.0, 0.0)
+    if name == "opd":
+        assert first["teacher_kl"] == 0.0
+
+
+def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> None:
+    workspace = prepare(algorithm_run(make_config, "nft"))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    folders = [policy_folder(workspace.store, workspace.policy_ref(epoch)) for epoch in (1, 2)]
+    new, behavior = (load_file(folders[0] / f"{name}.safetensors") for name in ("policy", "behavior"))
+    base = {name: value.float() for name, value in workspace._base_weights().items()}
+    for name in new:
+        torch.testing.assert_close(behavior[name], torch.lerp(new[name], base[name], 0.1))
+    held = workspace.trainable(workspace.policy_ref(1), Weights.BEHAVIOR).state()
+    assert all(torch.equal(held[name], behavior[name]) for name in held)
+    evaluated = workspace.trainable(workspace.policy_ref(1), Weights.AVERAGE).state()
+    assert all(torch.equal(evaluated[name], new[name]) for name in evaluated)
+
+
+def test_only_the_final_latents_are_stored_where_nothing_else_is_trained(make_config: Make) -> None:
+    workspace = prepare(algorithm_run(make_config, "nft"))
+    execute(workspace, "rollout", 1)
+    stored = trajectories(workspace)
+    assert {latents.shape[0] for latents, _, _ in stored.values()} == {1}
+    assert all(log_probs == [] for _, log_probs, _ in stored.values())
+
+
+def test_groups_share_their_random_window(make_config: Make) -> None:
+    workspace = prepare(make_config("rollout.steps=6", "rollout.plan={name: window, options: {size: 1}}"))
+    execute(workspace, "rollout", 1)
+    ref = workspace.run.require(1, "rollout").ref
+    windows: dict[str, set[tuple[int, ...]]] = {}
+    for record in workspace.store.records(ref):
+        table = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record)).table
+        for row in table.to_pylist():
+            windows.setdefault(row["prompt_id"], set()).add(tuple(row["steps"]))
+    assert {len(drawn) for drawn in windows.values()} == {1}
+    assert len(set.union(*windows.values())) > 1
+
+
+def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: Make) -> None:
+    workspace = prepare(make_config("optimize.replay_epochs=1", "run.epochs=2"))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    manifest = workspace.store.require(workspace.policy_ref(2))
+    assert len(manifest.inputs) == 5
+    alone = workspace.store.require(workspace.policy_ref(1))
+    rows = [sum(update["rows"] for update in each.summary["updates"]) for each in (alone, manifest)]
+    # Samples of advantage 0 are left out, so the epochs differ by a few rows.
+    assert rows[1] > 1.8 * rows[0]
+    assert manifest.summary["updates"][0]["ratio_mean"] != 1.0
 
 
 def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:

@@ -22,7 +22,7 @@ def trajectory_store(request: pytest.FixtureRequest) -> TrajectoryStore:
     return resolve(TRAJECTORY_STORES, request.param, what="store")()
 
 
-def samples(count: int = 3, dtype: type = np.float32, states: int = 3) -> list[Sample]:
+def samples(count: int = 3, dtype: type = np.float32, states: int = 3, means: bool = False) -> list[Sample]:
     rng = np.random.default_rng(0)
     return [
         Sample(
@@ -38,6 +38,7 @@ def samples(count: int = 3, dtype: type = np.float32, states: int = 3) -> list[S
             states=range(states),
             log_probs=rng.normal(size=states - 1).astype(np.float32),
             latents=rng.normal(size=(states, 4, 2, 3)).astype(dtype),
+            means=rng.normal(size=(states - 1, 4, 2, 3)).astype(np.float32) if means else None,
             media=rng.integers(0, 256, (16, 32, 3), dtype=np.uint8),
             metadata={"target": i},
         )
@@ -64,6 +65,20 @@ def test_what_is_written_is_read(trajectory_store: TrajectoryStore, tmp_path: Pa
         )
         np.testing.assert_array_equal(np.float32(columns["log_probs"]), sample.log_probs)
         assert json.loads(columns["metadata"]) == {"target": row}
+
+
+def test_step_means_are_stored_where_asked_for(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    written = samples(dtype=np.float16, means=True)
+    trajectory_store.write(tmp_path, written)
+    shard = trajectory_store.open(tmp_path)
+    for row, sample in enumerate(written):
+        assert sample.means is not None
+        assert shard.means(row).dtype == np.float32
+        np.testing.assert_array_equal(shard.means(row), sample.means)
+    (tmp_path / "without").mkdir()
+    trajectory_store.write(tmp_path / "without", samples())
+    with pytest.raises(CorruptError, match="means of row 0"):
+        trajectory_store.open(tmp_path / "without").means(0)
 
 
 def test_samples_without_latents(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
