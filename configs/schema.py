@@ -140,10 +140,24 @@ class RewardSection(Component):
 class AdvantageSection(Section):
     """How rewards become advantages."""
 
-    std: Literal["group", "global"] = "group"
-    """Divide by the standard deviation of the group, or of all rewards of the epoch."""
+    aggregation: Literal["sum", "gdpo"] = "sum"
+    """Weighted sum of rewards, then normalization; or each reward normalized first (GDPO)."""
+    std: Literal["group", "global", "running"] = "group"
+    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO)."""
     epsilon: float = Field(1e-4, ge=0)
-    """Added to the standard deviation."""
+    """Added to the standard deviation, or its lower bound."""
+    floor: Literal["add", "max"] = "add"
+    """Whether epsilon is added (Flow-GRPO) or a lower bound (Flow-Factory)."""
+    unbiased: bool = False
+    """Standard deviation with n - 1 (DanceGRPO)."""
+    buffer: int = Field(16, ge=1)
+    """Rewards of a prompt that count, with std 'running'."""
+    min_count: int = Field(16, ge=1)
+    """With std 'running', prompts with fewer rewards use the whole epoch's mean and std."""
+    mode: Literal["all", "positive_only", "negative_only", "binary", "best_worst"] = "all"
+    """Which advantages are kept, and whether only their sign counts."""
+    best_of: int | None = Field(None, ge=2)
+    """Keep the best and worst best_of / 2 samples of each group."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to +-clip."""
 

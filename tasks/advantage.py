@@ -13,12 +13,19 @@ from configs.errors import CorruptError
 from storage.commit import ArtifactStore, ShardRecord
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, REWARDS, read_table, write_table
-from tasks.algorithms.advantages import group_advantages, group_statistics
+from tasks.algorithms.advantages import (
+    Normalizer,
+    gdpo_advantages,
+    group_advantages,
+    group_statistics,
+    running_advantages,
+    shape_advantages,
+)
 from tasks.stage import Output, Shard, Stage
 
 
 class AdvantageStage(Stage):
-    """The weighted sum of rewards, normalized within groups."""
+    """The rewards of an epoch, normalized within groups, as one advantage per sample."""
 
     name = "advantage"
     kind = "advantages"
@@ -29,9 +36,11 @@ class AdvantageStage(Stage):
         return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """The rewards."""
+        """The rewards of this epoch, and with running statistics those of all epochs before it."""
         run = self.workspace.run
-        return tuple(run.require(self.epoch, "score", section.slot).ref for section in self.config.rewards)
+        first = 1 if self.config.advantage.std == "running" else self.epoch
+        epochs = range(self.epoch, first - 1, -1)
+        return tuple(run.require(e, "score", section.slot).ref for e in epochs for section in self.config.rewards)
 
     def shards(self) -> list[Shard]:
         """One: statistics are over the whole epoch."""
@@ -39,28 +48,70 @@ class AdvantageStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Compute and write the table."""
-        tables = [read_rewards(self.workspace.store, ref) for ref in self.inputs()]
-        ids = tables[0].column("sample_id").to_pylist()
-        for table, ref in zip(tables, self.inputs(), strict=True):
-            if table.column("sample_id").to_pylist() != ids:
-                raise CorruptError(
-                    f"{ref} scores other samples than {self.inputs()[0]}. Run 'flowmill stage score' again."
-                )
-        rewards = torch.zeros(len(ids), dtype=torch.float64)
-        for table, section in zip(tables, self.config.rewards, strict=True):
-            rewards += section.weight * torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
-        prompt_ids = tables[0].column("prompt_id")
-        groups = torch.tensor(prompt_ids.combine_chunks().dictionary_encode().indices.to_pylist())
-        chosen = self.config.advantage
-        advantages = group_advantages(rewards, groups, std=chosen.std, epsilon=chosen.epsilon, clip=chosen.clip)
+        now, *earlier = self._epochs()
+        ids, prompt_ids = (now[0].column(name).to_pylist() for name in ("sample_id", "prompt_id"))
+        prompts = list(dict.fromkeys(prompt_ids))
+        numbers = {prompt: number for number, prompt in enumerate(prompts)}
+        groups = torch.tensor([numbers[prompt] for prompt in prompt_ids])
+        rewards = self._weighted(now)
+        section = self.config.advantage
+        if section.std == "running":
+            history = self._history(prompts, earlier)
+            advantages = running_advantages(
+                rewards, groups, history, buffer=section.buffer, min_count=section.min_count, epsilon=section.epsilon
+            )
+        else:
+            advantages = self._normalized(now, rewards, groups)
+        shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
         columns = {
             "sample_id": ids,
-            "prompt_id": prompt_ids.to_pylist(),
+            "prompt_id": prompt_ids,
             "reward": rewards.float().numpy(),
-            "advantage": advantages.numpy(),
+            "advantage": shaped.numpy(),
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
-        return Output(rows=len(ids), summary=_summary(rewards, groups, advantages))
+        return Output(rows=len(ids), summary=_summary(rewards, groups, shaped))
+
+    def _normalized(self, tables: Sequence[pa.Table], rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        section = self.config.advantage
+        normalizer = Normalizer(
+            std="global" if section.std == "global" else "group",
+            epsilon=section.epsilon,
+            floor=section.floor,
+            unbiased=section.unbiased,
+        )
+        if section.aggregation == "sum":
+            return group_advantages(rewards, groups, normalizer)
+        weights = [reward.weight for reward in self.config.rewards]
+        return gdpo_advantages([_values(table) for table in tables], weights, groups, normalizer)
+
+    def _epochs(self) -> list[list[pa.Table]]:
+        """Return the reward tables of each epoch, this one first, checked to be of the same samples."""
+        count, refs = len(self.config.rewards), self.inputs()
+        tables = [read_rewards(self.workspace.store, ref) for ref in refs]
+        for start in range(0, len(refs), count):
+            ids = tables[start].column("sample_id")
+            for offset in range(1, count):
+                if tables[start + offset].column("sample_id") != ids:
+                    raise CorruptError(
+                        f"{refs[start + offset]} scores other samples than {refs[start]}. "
+                        "Run 'flowmill stage score' again."
+                    )
+        return [tables[start : start + count] for start in range(0, len(refs), count)]
+
+    def _weighted(self, tables: Sequence[pa.Table]) -> torch.Tensor:
+        weights = [section.weight for section in self.config.rewards]
+        return torch.stack([w * _values(table) for table, w in zip(tables, weights, strict=True)]).sum(0)
+
+    def _history(self, prompts: Sequence[str], earlier: Sequence[Sequence[pa.Table]]) -> list[torch.Tensor]:
+        """Return each prompt's rewards of earlier epochs, oldest first."""
+        found: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+        for tables in reversed(earlier):
+            totals = self._weighted(tables).tolist()
+            for prompt, total in zip(tables[0].column("prompt_id").to_pylist(), totals, strict=True):
+                if prompt in found:
+                    found[prompt].append(total)
+        return [torch.tensor(found[prompt], dtype=torch.float64) for prompt in prompts]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """The figures of the one shard."""
@@ -72,6 +123,10 @@ def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     store.require(ref)
     folders = [store.folder(ref, record) for record in store.records(ref)]
     return pa.concat_tables([read_table(folder / "rewards.parquet", REWARDS) for folder in folders])
+
+
+def _values(table: pa.Table) -> torch.Tensor:
+    return torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
 
 
 def _summary(rewards: torch.Tensor, groups: torch.Tensor, advantages: torch.Tensor) -> dict[str, float]:

@@ -1,21 +1,35 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from tasks.algorithms.advantages import group_advantages, group_statistics
+from tasks.algorithms.advantages import (
+    Normalizer,
+    gdpo_advantages,
+    group_advantages,
+    group_ranks,
+    group_statistics,
+    running_advantages,
+    shape_advantages,
+)
+
+
+def advantages_of(rewards: Tensor, groups: Tensor, *, clip: float = 5.0, **normalizer: Any) -> Tensor:
+    return shape_advantages(group_advantages(rewards, groups, Normalizer(**normalizer)), groups, clip=clip)
 
 
 def test_two_groups_by_hand() -> None:
     rewards, groups = torch.tensor([0.0, 1.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
-    by_group = group_advantages(rewards, groups, std="group", epsilon=0.0, clip=5.0)
+    by_group = advantages_of(rewards, groups, epsilon=0.0)
     assert by_group.tolist() == [-1.0, 1.0, 0.0, 0.0]
     std = float(rewards.double().std(correction=0))
-    by_all = group_advantages(rewards, groups, std="global", epsilon=0.0, clip=5.0)
+    by_all = advantages_of(rewards, groups, std="global", epsilon=0.0)
     torch.testing.assert_close(by_all, torch.tensor([-0.5 / std, 0.5 / std, 0.0, 0.0]))
 
 
@@ -24,7 +38,7 @@ def test_two_groups_by_hand() -> None:
 def test_constant_groups_are_exactly_zero(value: float, std: str) -> None:
     rewards = torch.tensor([value] * 7 + [0.0, 1.0])
     groups = torch.tensor([0] * 7 + [1, 1])
-    advantages = group_advantages(rewards, groups, std=std, epsilon=1e-4, clip=5.0)  # type: ignore[arg-type]
+    advantages = advantages_of(rewards, groups, std=std)
     assert advantages[:7].tolist() == [0.0] * 7
     assert advantages[7] != 0
 
@@ -34,19 +48,17 @@ def test_group_advantages_sum_to_zero_and_ignore_order(values: list[float], coun
     rewards = torch.tensor(values)
     groups = torch.arange(len(values)) % count
     _, groups = torch.unique(groups, return_inverse=True)
-    ours = group_advantages(rewards, groups, std="group", epsilon=1e-4, clip=100.0)
+    ours = advantages_of(rewards, groups, clip=100.0)
     sums = torch.zeros(int(groups.max()) + 1).index_add_(0, groups, ours)
     assert float(sums.abs().max()) < 1e-3
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
-    shuffled = group_advantages(rewards[order], groups[order], std="group", epsilon=1e-4, clip=100.0)
+    shuffled = advantages_of(rewards[order], groups[order], clip=100.0)
     torch.testing.assert_close(shuffled, ours[order])
 
 
 def test_clipping() -> None:
     rewards = torch.cat([torch.zeros(99), torch.ones(1)])
-    assert (
-        float(group_advantages(rewards, torch.zeros(100, dtype=torch.int64), std="group", epsilon=0, clip=5).max()) == 5
-    )
+    assert float(advantages_of(rewards, torch.zeros(100, dtype=torch.int64), epsilon=0.0).max()) == 5
 
 
 def test_std_does_not_cancel() -> None:
@@ -60,7 +72,51 @@ def test_a_million_samples_are_no_matter_of_groups() -> None:
     count = 1_000_000
     rewards, groups = torch.rand(count), torch.arange(count) // 16
     begun = time.process_time()
-    advantages = group_advantages(rewards, groups, std="group", epsilon=1e-4, clip=5.0)
+    advantages = advantages_of(rewards, groups)
     assert len(advantages) == count
     # A loop over groups with masks takes minutes; this is an order of magnitude check, not a speed claim.
     assert time.process_time() - begun < 10
+
+
+def test_ranks_within_groups() -> None:
+    values, groups = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]), torch.tensor([0, 1, 0, 0, 1])
+    rank, size = group_ranks(values, groups)
+    assert rank.tolist() == [1, 0, 0, 2, 1]
+    assert size.tolist() == [3, 2, 3, 3, 2]
+
+
+def test_modes_by_hand() -> None:
+    advantages, groups = torch.tensor([-2.0, 0.5, 1.5, -0.1, 0.0, 0.0]), torch.tensor([0, 0, 0, 0, 1, 1])
+    shaped = {
+        mode: [round(v, 4) for v in shape_advantages(advantages, groups, mode=mode).tolist()]
+        for mode in ("all", "positive_only", "negative_only", "binary", "best_worst")
+    }
+    assert shaped == {
+        "all": [-2.0, 0.5, 1.5, -0.1, 0.0, 0.0],
+        "positive_only": [0.0, 0.5, 1.5, 0.0, 0.0, 0.0],
+        "negative_only": [-2.0, 0.0, 0.0, -0.1, 0.0, 0.0],
+        "binary": [-1.0, 1.0, 1.0, -1.0, 0.0, 0.0],
+        "best_worst": [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+    }
+    assert shape_advantages(advantages, groups, best_of=2).tolist()[:4] == [-2.0, 0.0, 1.5, 0.0]
+
+
+def test_running_statistics_by_hand() -> None:
+    rewards, groups = torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
+    history = [torch.tensor([0.0, 4.0]), torch.tensor([])]
+    ours = running_advantages(rewards, groups, history, buffer=3, min_count=3, epsilon=0.0)
+    recent, everything = torch.tensor([4.0, 1.0, 3.0]).double(), rewards.double()
+    expected = [(v - recent.mean()) / recent.std(correction=0) for v in (1.0, 3.0)]
+    expected += [(5.0 - everything.mean()) / everything.std(correction=0)] * 2
+    torch.testing.assert_close(ours, torch.stack(expected))
+
+
+def test_gdpo_gives_small_rewards_their_say() -> None:
+    groups = torch.tensor([0, 0, 1, 1])
+    loud, quiet = torch.tensor([0.0, 100.0, 0.0, 100.0]), torch.tensor([0.01, 0.0, 0.01, 0.0])
+    normalizer = Normalizer(floor="max", epsilon=1e-6)
+    assert gdpo_advantages([loud, quiet], [1.0, 1.0], groups, normalizer).abs().max() < 1e-6
+    summed = group_advantages(loud + quiet, groups, normalizer)
+    assert float(summed.abs().min()) > 0.9
+    constant = gdpo_advantages([torch.ones(4), torch.ones(4)], [1.0, 1.0], groups, normalizer)
+    assert constant.tolist() == [0.0] * 4

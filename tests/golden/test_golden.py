@@ -28,7 +28,14 @@ from models.transitions import (
     predictions,
     step_stds,
 )
-from tasks.algorithms.advantages import group_advantages
+from tasks.algorithms.advantages import (
+    Normalizer,
+    gdpo_advantages,
+    group_advantages,
+    group_statistics,
+    running_advantages,
+    shape_advantages,
+)
 from tasks.algorithms.base import BehaviorDecay
 from tasks.algorithms.crd import CRD, crd_error
 from tasks.algorithms.objectives import (
@@ -253,15 +260,75 @@ def test_window_starts(golden_dir: Path) -> None:
         assert all(window == tuple(range(window[0], window[0] + case["size"])) for window in drawn)
 
 
-@pytest.mark.parametrize(("std", "key"), [("group", 0), ("global", 1)])
-def test_group_advantages(golden_dir: Path, std: Any, key: int) -> None:
-    data, _ = load(golden_dir, "advantages.npz")
+def rewards_of(folder: Path) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
+    data, _ = load(folder, "advantages.npz")
     groups = torch.from_numpy(np.unique(data["group_id"], return_inverse=True)[1])
-    ours = group_advantages(torch.from_numpy(data["reward"]), groups, std=std, epsilon=1e-4, clip=1e9)
+    return data, torch.from_numpy(data["reward"]), groups
+
+
+@pytest.mark.parametrize(("std", "key"), [("group", 0), ("global", 1)])
+def test_flow_grpo_advantages(golden_dir: Path, std: Any, key: int) -> None:
+    data, rewards, groups = rewards_of(golden_dir)
+    ours = group_advantages(rewards, groups, Normalizer(std=std))
     expected = data[f"flowgrpo_globalstd{key}"]
     for column in range(expected.shape[1]):
-        np.testing.assert_allclose(ours, expected[:, column], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours, expected[:, column], rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(ours != 0, data[f"keep_mask_globalstd{key}"])
+    per_step = data[f"flowgrpo_pertimestep_globalstd{key}"]
+    for column in range(per_step.shape[1]):
+        ours = group_advantages(torch.from_numpy(data["reward_t2"][:, column]), groups, Normalizer(std=std))
+        np.testing.assert_allclose(ours, per_step[:, column], rtol=1e-6, atol=1e-9)
+
+
+def test_best_and_worst_of_a_group(golden_dir: Path) -> None:
+    data, rewards, groups = rewards_of(golden_dir)
+    ours = shape_advantages(rewards.double(), groups, mode="best_worst", clip=1e9)
+    live = ~group_statistics(rewards, groups).constant[groups].numpy()
+    # A group of equal rewards has no best: the public code gives its first sample +1 or -1 nevertheless.
+    np.testing.assert_array_equal(ours.numpy()[live], data["flowgrpo_type_dpo"][live])
+    np.testing.assert_array_equal((ours.numpy() > 0)[live], (data["flowgrpo_type_sft"] > 0)[live])
+    np.testing.assert_allclose(rewards, data["flowgrpo_type_rwr"])
+
+
+def test_ddpo_running_advantages(golden_dir: Path) -> None:
+    data, rewards, groups = rewards_of(golden_dir)
+    _, meta = load(golden_dir, "advantages.npz")
+    options = {"buffer": meta["ddpo_buffer"], "min_count": meta["ddpo_min_count"], "epsilon": 1e-6}
+    nothing = [torch.zeros(0)] * (int(groups.max()) + 1)
+    np.testing.assert_allclose(
+        running_advantages(rewards, groups, nothing, **options), data["ddpo_epoch1"], rtol=1e-5, atol=1e-6
+    )
+    history = [rewards[groups == group] for group in range(int(groups.max()) + 1)]
+    second = running_advantages(torch.from_numpy(data["ddpo_reward2"]), groups, history, **options)
+    np.testing.assert_allclose(second, data["ddpo_epoch2"], rtol=1e-5, atol=1e-6)
+
+
+def test_dance_advantages(golden_dir: Path) -> None:
+    data, _, _ = rewards_of(golden_dir)
+    _, meta = load(golden_dir, "advantages.npz")
+    rewards = torch.from_numpy(data["dance_reward_sorted"])
+    groups = torch.arange(len(rewards)) // meta["group_size"]
+    ours = group_advantages(rewards, groups, Normalizer(epsilon=1e-8, unbiased=True))
+    np.testing.assert_allclose(ours, data["dance_adv_sorted"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", [0, 1])
+def test_flow_factory_advantages(golden_dir: Path, key: int) -> None:
+    data, rewards, groups = rewards_of(golden_dir)
+    _, meta = load(golden_dir, "advantages.npz")
+    both, weights = [rewards, torch.from_numpy(data["reward_b"])], [meta["weights"]["a"], meta["weights"]["b"]]
+    normalizer = Normalizer(std="global" if key else "group", epsilon=1e-6, floor="max")
+    total = sum(weight * reward.double() for weight, reward in zip(weights, both, strict=True))
+    assert isinstance(total, torch.Tensor)
+    ours = group_advantages(total, groups, normalizer)
+    np.testing.assert_allclose(ours, data[f"ff_sum_globalstd{key}_gather"], rtol=1e-6, atol=1e-9)
+    # 'contig' takes the batch std in float32 from sums of squares.
+    np.testing.assert_allclose(ours, data[f"ff_sum_globalstd{key}_contig"], rtol=1e-5, atol=1e-6)
+    gdpo = gdpo_advantages(both, weights, groups, Normalizer(epsilon=1e-6, floor="max"))
+    constant = torch.stack([group_statistics(reward, groups).constant for reward in both]).all(0)[groups].numpy()
+    for kind in ("gather", "contig"):
+        expected = data[f"ff_gdpo_globalstd{key}_{kind}"]
+        np.testing.assert_allclose(gdpo.numpy()[~constant], expected[~constant], rtol=1e-5, atol=1e-5)
 
 
 def test_grpo_loss_and_gradient(golden_dir: Path) -> None:
