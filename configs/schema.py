@@ -171,6 +171,20 @@ class EmaSection(Section):
     """Update the average every so many optimizer updates."""
 
 
+class ReplaySection(Section):
+    """Training on the stored trajectories of earlier epochs, which only a durable store can offer."""
+
+    epochs: int = Field(1, ge=1)
+    """How many epochs before the current one are trained on too; older ones are too stale."""
+    proximal: bool = True
+    """Recompute old log-probs of stale rows under the policy at the epoch's start (decoupled PPO, arXiv 2110.00641):
+    the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""
+    max_importance: float = Field(2.0, gt=0)
+    """Importance weights are truncated here."""
+    level: Literal["step", "sequence"] = "step"
+    """One importance weight per step, or per sample (geometric mean over its trained steps)."""
+
+
 class OptimizeSection(Section):
     """The optimizer and its schedule."""
 
@@ -190,8 +204,8 @@ class OptimizeSection(Section):
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
     inner_epochs: int = Field(1, ge=1)
     """Passes over the pairs of an epoch."""
-    replay_epochs: int = Field(0, ge=0)
-    """Train on the trajectories of so many earlier epochs too, with their stored behavior log-probs."""
+    replay: ReplaySection | None = None
+    """Train on trajectories of earlier epochs too."""
     guidance_gradient: Literal["conditional", "both"] = "conditional"
     """With guidance: differentiate the conditional prediction only (Flow-GRPO; a quarter cheaper), or both."""
     ema: EmaSection | None = None

@@ -15,6 +15,7 @@ PLANS = {
     "window": "models.schedules:Window",
     "subset": "models.schedules:Subset",
     "final": "models.schedules:FinalOnly",
+    "branch": "models.schedules:BranchEveryStep",
 }
 
 
@@ -28,6 +29,8 @@ class Steps:
     """Stochastic steps that are stored for training."""
     kept: tuple[int, ...] = ()
     """Further steps whose latents are stored; T is the final latents."""
+    branches: int = 0
+    """Stochastic branches that leave an ODE trunk at every trained step; 0: no branching."""
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -150,3 +153,34 @@ class FinalOnly:
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the plan that keeps state T."""
         return Steps(stochastic=(), trained=(), kept=(steps,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchEveryStep:
+    """``branches`` stochastic branches leave an ODE trunk at every step but the last, each finished by the ODE.
+
+    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``.
+    """
+
+    branches: int = 4
+    steps: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.branches < 1:
+            raise ValueError(f"branches is {self.branches}; it must be at least 1.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the branching steps, the same for every group.
+
+        Raises:
+            ValueError: a step lies outside the schedule.
+        """
+        chosen = tuple(range(steps - 1)) if self.steps is None else tuple(sorted(self.steps))
+        if not chosen or not all(0 <= step < steps for step in chosen):
+            raise ValueError(f"steps {list(chosen)} are not steps of a schedule of rollout.steps {steps}.")
+        return Steps(stochastic=chosen, trained=chosen, branches=self.branches)

@@ -28,6 +28,7 @@ SAMPLES = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
         pa.field("prompt", pa.string(), nullable=False),
         pa.field("metadata", pa.string(), nullable=False),
         pa.field("epoch", pa.int32(), nullable=False),
@@ -54,6 +55,7 @@ REWARDS = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
         pa.field("reward", pa.float32(), nullable=False),
         pa.field("note", pa.string(), nullable=False),
     ]
@@ -63,6 +65,7 @@ ADVANTAGES = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
         pa.field("reward", pa.float32(), nullable=False),
         pa.field("advantage", pa.float32(), nullable=False),
     ]

@@ -49,14 +49,14 @@ class AdvantageStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Compute and write the table."""
         now, *earlier = self._epochs()
-        ids, prompt_ids = (now[0].column(name).to_pylist() for name in ("sample_id", "prompt_id"))
-        prompts = list(dict.fromkeys(prompt_ids))
-        numbers = {prompt: number for number, prompt in enumerate(prompts)}
-        groups = torch.tensor([numbers[prompt] for prompt in prompt_ids])
+        identity = {name: now[0].column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
+        names = list(dict.fromkeys(identity["group_id"]))
+        numbers = {name: number for number, name in enumerate(names)}
+        groups = torch.tensor([numbers[name] for name in identity["group_id"]])
         rewards = self._weighted(now)
         section = self.config.advantage
         if section.std == "running":
-            history = self._history(prompts, earlier)
+            history = self._history(names, earlier)
             advantages = running_advantages(
                 rewards, groups, history, buffer=section.buffer, min_count=section.min_count, epsilon=section.epsilon
             )
@@ -64,13 +64,12 @@ class AdvantageStage(Stage):
             advantages = self._normalized(now, rewards, groups)
         shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
         columns = {
-            "sample_id": ids,
-            "prompt_id": prompt_ids,
+            **identity,
             "reward": rewards.float().numpy(),
             "advantage": shaped.numpy(),
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
-        return Output(rows=len(ids), summary=_summary(rewards, groups, shaped))
+        return Output(rows=len(groups), summary=_summary(rewards, groups, shaped))
 
     def _normalized(self, tables: Sequence[pa.Table], rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         section = self.config.advantage
@@ -103,15 +102,15 @@ class AdvantageStage(Stage):
         weights = [section.weight for section in self.config.rewards]
         return torch.stack([w * _values(table) for table, w in zip(tables, weights, strict=True)]).sum(0)
 
-    def _history(self, prompts: Sequence[str], earlier: Sequence[Sequence[pa.Table]]) -> list[torch.Tensor]:
-        """Return each prompt's rewards of earlier epochs, oldest first."""
-        found: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+    def _history(self, names: Sequence[str], earlier: Sequence[Sequence[pa.Table]]) -> list[torch.Tensor]:
+        """Return each group's rewards of earlier epochs, oldest first."""
+        found: dict[str, list[float]] = {name: [] for name in names}
         for tables in reversed(earlier):
             totals = self._weighted(tables).tolist()
-            for prompt, total in zip(tables[0].column("prompt_id").to_pylist(), totals, strict=True):
-                if prompt in found:
-                    found[prompt].append(total)
-        return [torch.tensor(found[prompt], dtype=torch.float64) for prompt in prompts]
+            for name, total in zip(tables[0].column("group_id").to_pylist(), totals, strict=True):
+                if name in found:
+                    found[name].append(total)
+        return [torch.tensor(found[name], dtype=torch.float64) for name in names]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """The figures of the one shard."""

@@ -188,19 +188,27 @@ def _known(what: str, name: str, table: Mapping[str, str]) -> None:
 
 def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires: Requirements) -> Cost:
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
-    samples = rollout.prompts_per_epoch * rollout.group_size
-    positions = requires.times.count if requires.times is not None else len(steps.trained)
+    trunks = rollout.prompts_per_epoch * rollout.group_size
+    samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
+    trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
+    positions = requires.times.count if requires.times is not None else trained
+    branched = sum(steps.branches * (rollout.steps - 1 - step) for step in steps.trained)
     used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" else samples
-    rows = used * positions * config.optimize.inner_epochs * (1 + config.optimize.replay_epochs)
+    rows = (
+        used
+        * positions
+        * config.optimize.inner_epochs
+        * (1 + (config.optimize.replay.epochs if config.optimize.replay else 0))
+    )
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
-    per_epoch = None if values is None else samples * len(steps.states) * values * width
+    per_epoch = None if values is None else samples * states * values * width
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=samples * rollout.steps * calls,
+        rollout_forwards=trunks * (rollout.steps + branched) * calls,
         optimize_rows=rows,
         optimize_forwards=rows * calls,
         reference_forwards=rows * calls if requires.reference else 0,

@@ -109,6 +109,7 @@ class EvaluateStage(Stage):
             Sample(
                 sample_id=f"{split}-{prompt.id}-{replica:04d}",
                 prompt_id=prompt.id,
+                group_id=prompt.id,
                 prompt=prompt.text,
                 metadata=prompt.metadata,
                 epoch=self.epoch,

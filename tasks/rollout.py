@@ -15,6 +15,7 @@ from torch import Tensor
 
 from configs.registry import create, resolve
 from configs.schema import RunConfig
+from models.branching import Branches, branch
 from models.sampling import Rollout, sample
 from models.schedules import PLANS, Plan, Steps
 from models.solvers import SOLVERS
@@ -63,10 +64,15 @@ class RolloutStage(Stage):
         ]
         samples: list[Sample] = []
         batch = self.config.execution.rollout_batch_size
+        branching = self._plan.draw(self.config.rollout.steps, 0, self.epoch).branches > 0
         for start in range(0, len(jobs), batch):
-            samples += self._sample(jobs[start : start + batch], pad_to=batch)
+            part = jobs[start : start + batch]
+            samples += self._branch(part) if branching else self._sample(part, pad_to=batch)
             self.workspace.reporter.progress(
-                self.name, self.epoch, shard.start * self._size + len(samples), len(self.groups) * self._size
+                self.name,
+                self.epoch,
+                shard.start * self._size + min(start + batch, len(jobs)),
+                len(self.groups) * self._size,
             )
         self.trajectory_store.write(folder, samples)
         return Output(rows=len(samples), summary={"groups": shard.stop - shard.start})
@@ -134,14 +140,41 @@ class RolloutStage(Stage):
             for row, job in enumerate(jobs)
         ]
 
-    def _seed(self, purpose: str, job: _Job, step: int) -> int:
+    def _branch(self, jobs: Sequence[_Job]) -> list[Sample]:
+        """Sample trunks and all their branches; one stored sample per branch."""
+        ref = self.inputs()[0]
+        policy = self.workspace.trainable(ref, Weights.BEHAVIOR).policy
+        seeds = [self._seed("initial", job, 0) for job in jobs]
+        sigmas = policy.sigmas(self.config.rollout.steps)
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        plan = self._plan.draw(self.config.rollout.steps, 0, self.epoch)
+        made = branch(
+            policy,
+            self.workspace.conditioning([job.prompt.text for job in jobs]),
+            latents,
+            sigmas,
+            kernel=self._kernel,
+            plan=plan,
+            noise=lambda step, number: self._noise(jobs, step, latents, number),
+            max_rows=self.config.execution.rollout_batch_size,
+            storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
+        )
+        images = torch.cat([policy.decode(part) for part in made.final.split(self.config.execution.rollout_batch_size)])
+        about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
+        about["means"] = self._with_means
+        return [
+            _stored_branch(jobs, made, row, images[row].cpu().numpy(), seeds, **about) for row in range(len(images))
+        ]
+
+    def _seed(self, purpose: str, job: _Job, step: int, branch_number: int = 0) -> int:
         shared = purpose == "plan" or (purpose == "initial" and self.config.rollout.same_noise)
         replica = 0 if shared else job.replica
-        return derive(self.config.run.seed, purpose, self.epoch, job.prompt.id, replica, step)
+        parts = (self.config.run.seed, purpose, self.epoch, job.prompt.id, replica, step)
+        return derive(*parts, branch_number) if branch_number else derive(*parts)
 
-    def _noise(self, jobs: Sequence[_Job], step: int, like: Tensor) -> Tensor:
-        rows = [torch.randn(like.shape[1:], generator=generator(self._seed("noise", job, step))) for job in jobs]
-        return torch.stack(rows)
+    def _noise(self, jobs: Sequence[_Job], step: int, like: Tensor, branch_number: int = 0) -> Tensor:
+        seeds = [self._seed("noise", job, step, branch_number) for job in jobs]
+        return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
 
 
 class _Job:
@@ -158,6 +191,7 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
     return Sample(
         sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}",
         prompt_id=job.prompt.id,
+        group_id=job.prompt.id,
         prompt=job.prompt.text,
         metadata=job.prompt.metadata,
         replica=job.replica,
@@ -177,6 +211,29 @@ def call_options(config: RunConfig) -> dict[str, Any]:
     guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
     return {**size, **(guided if model.guidance_scale > 1 else {})}
+
+
+def _stored_branch(
+    jobs: Sequence[_Job], made: Branches, row: int, image: Any, seeds: Sequence[int], *, means: bool, **about: Any
+) -> Sample:
+    trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
+    job = jobs[trunk]
+    return Sample(
+        sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}-s{step:03d}-b{number:03d}",
+        prompt_id=job.prompt.id,
+        group_id=f"{job.prompt.id}-s{step:03d}",
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        seed=seeds[trunk],
+        media=image,
+        steps=(step,),
+        states=(step, step + 1),
+        log_probs=made.log_probs[row : row + 1].cpu().numpy(),
+        latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
+        means=made.means[row : row + 1].cpu().numpy() if means else None,
+        **about,
+    )
 
 
 def algorithm_requirements(config: RunConfig) -> Requirements:

@@ -18,6 +18,8 @@ from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import Workspace
 
+_COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata")
+
 
 class ScoreStage(Stage):
     """One reward over one trajectories artifact, shard by shard; shards may be scored while others are rolled out."""
@@ -67,6 +69,7 @@ class ScoreStage(Stage):
         columns = {
             "sample_id": samples["sample_id"],
             "prompt_id": samples["prompt_id"],
+            "group_id": samples["group_id"],
             "reward": scores.values,
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
@@ -88,7 +91,5 @@ class ScoreStage(Stage):
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
         opened = open_trajectory_store(self.config.rollout.store).open(store.folder(ref, record))
-        columns = {
-            name: opened.table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "prompt", "metadata")
-        }
+        columns = {name: opened.table.column(name).to_pylist() for name in _COLUMNS}
         return {**columns, "media": np.stack([opened.media(row) for row in range(opened.table.num_rows)])}

@@ -140,6 +140,13 @@ class Workspace:
                 self._held_ref = (ref, weights)
             return self._held
 
+    def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
+        """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
+        assert self._held is not None
+        values = read_weights(self.store, ref, Weights.TRAINED)
+        values = values if values is not None else self._base_weights()
+        return [values[name].to(p.device) for name, p in self._held.named_parameters()]
+
     def forget_weights(self) -> None:
         """Say that the loaded policy was trained in place, so its weights belong to no artifact."""
         self._held_ref = None

@@ -60,6 +60,10 @@ def common(draw: Callable[..., Tensor]) -> dict[str, Any]:
         "conditioning": Conditioning({}),
         "weights": torch.ones(ROWS, dtype=torch.float64),
         "units": torch.tensor([0, 0, 1, 1, 1, 1]),
+        "importance": torch.ones(ROWS, dtype=torch.float64),
+        "age": torch.zeros(ROWS, dtype=torch.int64),
+        "step": torch.arange(ROWS),
+        "keys": tuple((row, 0) for row in range(ROWS)),
     }
 
 

@@ -281,8 +281,34 @@ def test_groups_share_their_random_window(make_config: Make) -> None:
     assert len(set.union(*windows.values())) > 1
 
 
+def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(make_config: Make, tmp_path: Path) -> None:
+    branching = [
+        "rollout.plan={name: branch, options: {branches: 2}}",
+        "rollout.same_noise=true",
+        "rollout.group_size=2",
+        "optimize.algorithm={name: tempflow}",
+    ]
+    one = prepare(make_config(*branching))
+    other = prepare(make_config(f"store.root={tmp_path / 'other'}", "rollout.groups_per_shard=1", *branching))
+    cost = check_config(one.config)
+    for workspace in (one, other):
+        run_epoch(workspace, 1)
+    a, b = trajectories(one), trajectories(other)
+    # 4 prompts, 2 trunks, 2 branches at each of 2 steps.
+    assert len(a) == cost.samples_per_epoch == 4 * 2 * 2 * 2
+    assert a.keys() == b.keys()
+    for sample in a:
+        np.testing.assert_array_equal(a[sample][0], b[sample][0])
+    ref = one.run.require(1, "advantage").ref
+    table = read_table(one.store.folder(ref, one.store.records(ref)[0]) / "advantages.parquet", ADVANTAGES).to_pandas()
+    assert table.group_id.nunique() == 4 * 2
+    assert table.groupby("group_id").advantage.sum().abs().max() < 1e-4
+    updates = one.store.require(one.policy_ref(1)).summary["updates"]
+    assert updates[0]["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+
+
 def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: Make) -> None:
-    workspace = prepare(make_config("optimize.replay_epochs=1", "run.epochs=2"))
+    workspace = prepare(make_config("optimize.replay={epochs: 1}", "run.epochs=2"))
     for epoch in (1, 2):
         run_epoch(workspace, epoch)
     manifest = workspace.store.require(workspace.policy_ref(2))
@@ -291,7 +317,48 @@ def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: M
     rows = [sum(update["rows"] for update in each.summary["updates"]) for each in (alone, manifest)]
     # Samples of advantage 0 are left out, so the epochs differ by a few rows.
     assert rows[1] > 1.8 * rows[0]
-    assert manifest.summary["updates"][0]["ratio_mean"] != 1.0
+    first = manifest.summary["updates"][0]
+    # Proximal log-probs are those of the policy the epoch starts from, so its first ratios are exactly 1 ...
+    assert (first["ratio_mean"], first["ratio_step0"], first["clip_age0"], first["clip_age1"]) == (1.0, 1.0, 0.0, 0.0)
+    # ... and what is off-policy is in the importance weights.
+    assert first["importance"] != 1.0
+    assert 0.5 < first["effective_samples"] < 1.0
+    assert first["behavior_kl"] != 0.0
+
+
+@pytest.mark.parametrize("level", ["step", "sequence"])
+def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path: Path, level: str) -> None:
+    metrics = {}
+    for proximal in (True, False):
+        replay = f"optimize.replay={{epochs: 1, proximal: {proximal}, level: {level}, max_importance: 1.0001}}"
+        workspace = prepare(make_config(f"store.root={tmp_path / str(proximal)}", replay))
+        for epoch in (1, 2):
+            run_epoch(workspace, epoch)
+        metrics[proximal] = workspace.store.require(workspace.policy_ref(2)).summary["updates"][0]
+    assert metrics[True]["ratio_mean"] == 1.0
+    assert metrics[True]["importance"] <= 1.0001
+    assert metrics[False]["ratio_mean"] != 1.0
+    assert metrics[False].get("importance", 1.0) == 1.0
+
+
+def test_reference_velocities_are_computed_once_per_row_and_epoch(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models.adapters import Trainable
+
+    calls: list[int] = []
+    original = Trainable.reference_velocity
+
+    def counted(self: Trainable, latents: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        calls.append(len(latents))
+        return original(self, latents, *arguments)
+
+    monkeypatch.setattr(Trainable, "reference_velocity", counted)
+    options = ["optimize.algorithm.options.kl_coef=0.1", "optimize.inner_epochs=3", "optimize.updates_per_epoch=1"]
+    workspace = prepare(make_config(*options))
+    run_epoch(workspace, 1)
+    # 32 rows in micro-batches of 16, however often the epoch passes over them.
+    assert calls == [16, 16]
 
 
 def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:

@@ -22,7 +22,9 @@ class Sample:
     sample_id: str
     """Unique within the artifact; no dots (WebDataset splits names at the first one)."""
     prompt_id: str
-    """Identity of the group."""
+    """Identity of the prompt."""
+    group_id: str
+    """Samples that are compared with each other: the prompt's, or with branching those of one step."""
     prompt: str
     """The prompt."""
     epoch: int

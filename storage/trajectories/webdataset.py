@@ -126,6 +126,7 @@ def _write_sample(tar: tarfile.TarFile, sample: Sample) -> dict[str, Any]:
     return {
         "sample_id": sample.sample_id,
         "prompt_id": sample.prompt_id,
+        "group_id": sample.group_id,
         "prompt": sample.prompt,
         "metadata": metadata,
         "epoch": sample.epoch,

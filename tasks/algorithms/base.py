@@ -105,6 +105,14 @@ class Batch:
     """(B,) float32: 1, or 0 for rows that only pad the batch to its fixed size."""
     units: Tensor
     """(B,) int64 number of the unit a row belongs to within the batch; padding rows share the last."""
+    importance: Tensor
+    """(B,) float32 truncated weight of the policy at the epoch's start against the behavior policy; 1 when fresh."""
+    age: Tensor
+    """(B,) int64 epochs since the rollout."""
+    step: Tensor
+    """(B,) int64 denoising step, or number of the noise level."""
+    keys: tuple[tuple[int, int], ...]
+    """(sample, position) of every row, to find what was computed for it before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +170,22 @@ class Models:
     """Trained parameters of the policy the rollouts were made with."""
     on_policy: bool = False
     """True while the trained policy still is the behavior policy."""
+    remembered: dict[tuple[int, int], Tensor] | None = None
+    """Reference velocities by row, where an epoch passes over its rows more than once; None: not kept."""
 
     def velocity(self, batch: Batch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def reference_velocity(self, batch: Batch) -> Tensor:
-        """Return (B, ...) velocities of the base model, without gradient."""
-        return self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+        """Return (B, ...) velocities of the base model, without gradient; computed once per row and epoch."""
+        known = self.remembered
+        if known is not None and all(key in known for key in batch.keys):
+            return torch.stack([known[key] for key in batch.keys]).to(batch.latents.device)
+        velocity = self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+        if known is not None:
+            known.update(zip(batch.keys, velocity.cpu(), strict=True))
+        return velocity
 
     def behavior_velocity(self, batch: Batch, velocity: Tensor) -> Tensor:
         """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""

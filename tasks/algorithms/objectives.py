@@ -5,6 +5,8 @@ Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -114,9 +116,9 @@ def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float = 0.2
     if weighting == "t2":
         return -(t**2) * m
     if weighting == "huber":
-        return -(torch.sqrt(m + 1e-10) - 1e-5) * t
+        return (1e-5 - torch.sqrt(m + 1e-10)) * t
     if weighting == "ghuber":
-        return -((m + 1e-10) ** power - 1e-10**power) * t / power
+        return (math.pow(1e-10, power) - torch.pow(m + 1e-10, power)) * t / power
     raise ValueError(f"weighting {weighting!r} is unknown")
 
 

@@ -8,6 +8,7 @@ Legend: N samples, B rows of a micro-batch, ... latent dims.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,16 @@ class SampleSet(ABC):
         if missing:
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
         self.advantages = np.array([advantages[sample] for sample in columns["sample_id"]], np.float32)
+        self._newest = max(columns["epoch"], default=0)
+        self._importance: dict[tuple[int, int], float] = {}
+
+    def age(self, sample: int) -> int:
+        """Return how many epochs before the newest a sample was rolled out."""
+        return int(self._newest - self._columns["epoch"][sample])
+
+    def step(self, row: Row) -> int:
+        """Return the denoising step of a row, or the number of its noise level."""
+        return row.position
 
     @abstractmethod
     def positions(self, sample: int) -> int:
@@ -99,12 +110,16 @@ class SampleSet(ABC):
             "weights": weights,
             # Padding is a unit of its own, so that sums over units do not see it.
             "units": torch.tensor([*numbers, *[len(units)] * padding], device=device),
+            "importance": _tensor([self._importance.get((row.sample, row.position), 1.0) for row in padded], device),
+            "age": torch.tensor([self.age(row.sample) for row in padded], device=device),
+            "step": torch.tensor([self.step(row) for row in padded], device=device),
+            "keys": tuple((row.sample, row.position) for row in padded),
         }
         return self.gather(padded, device, common)
 
     def _groups(self) -> dict[tuple[int, str], list[int]]:
         groups: dict[tuple[int, str], list[int]] = {}
-        for sample, key in enumerate(zip(self._columns["epoch"], self._columns["prompt_id"], strict=True)):
+        for sample, key in enumerate(zip(self._columns["epoch"], self._columns["group_id"], strict=True)):
             groups.setdefault(key, []).append(sample)
         return groups
 
@@ -128,11 +143,39 @@ class TransitionSet(SampleSet):
         """Bind to the samples; ``kernel`` gives the noise stds of the schedule, ``means`` asks for stored means."""
         super().__init__(shards, advantages)
         self._means = means
+        self._proximal: dict[tuple[int, int], float] = {}
         self._mean_std = self._schedule_mean_std(kernel)
 
     def positions(self, sample: int) -> int:
         """Return the number of trained steps."""
         return len(self._columns["steps"][sample])
+
+    def step(self, row: Row) -> int:
+        """Return the denoising step of a row."""
+        return int(self._columns["steps"][row.sample][row.position])
+
+    def stale(self) -> list[Unit]:
+        """Return the rows of earlier epochs that can contribute."""
+        samples = [s for s in range(len(self._where)) if self.age(s) > 0 and self.advantages[s] != 0]
+        return [(Row(sample, i),) for sample in samples for i in range(self.positions(sample))]
+
+    def correct(self, proximal: Mapping[tuple[int, int], float], *, level: str, limit: float) -> None:
+        """Make recomputed log-probs the old ones of stale rows, and weight them against the behavior policy.
+
+        Args:
+            proximal: (sample, position) -> log-prob under the policy at the epoch's start.
+            level: 'step': min(exp(proximal - behavior), limit) per row; 'sequence': of the mean over a sample's rows.
+            limit: truncation of the weights.
+        """
+        behavior = {(s, i): float(self._columns["log_probs"][s][i]) for s, i in proximal}
+        gaps = {key: proximal[key] - behavior[key] for key in proximal}
+        if level == "sequence":
+            by_sample: dict[int, list[float]] = {}
+            for (sample, _), gap in gaps.items():
+                by_sample.setdefault(sample, []).append(gap)
+            gaps = {(sample, i): float(np.mean(by_sample[sample])) for sample, i in gaps}
+        self._importance = {key: min(math.exp(gap), limit) for key, gap in gaps.items()}
+        self._proximal = dict(proximal)
 
     def gather(self, rows: Sequence[Row], device: torch.device, common: Mapping[str, Any]) -> Batch:
         """Return the transitions of rows."""
@@ -141,7 +184,7 @@ class TransitionSet(SampleSet):
         before = [self._latents(row.sample, step) for row, step in zip(rows, steps, strict=True)]
         after = [self._latents(row.sample, step + 1) for row, step in zip(rows, steps, strict=True)]
         means = [self._latents(row.sample, row.position, "means") for row in rows] if self._means else None
-        old = [self._columns["log_probs"][row.sample][row.position] for row in rows]
+        old = [self._old_log_prob(row) for row in rows]
         return TransitionBatch(
             latents=_stack(before, device),
             next_latents=_stack(after, device),
@@ -155,6 +198,10 @@ class TransitionSet(SampleSet):
             old_means=None if means is None else _stack(means, device),
             **common,
         )
+
+    def _old_log_prob(self, row: Row) -> float:
+        stored = self._columns["log_probs"][row.sample][row.position]
+        return float(self._proximal.get((row.sample, row.position), stored))
 
     def _schedule_mean_std(self, kernel: Kernel) -> float:
         trained = sorted({step for steps in self._columns["steps"] for step in steps})
@@ -194,7 +241,7 @@ class ForwardSet(SampleSet):
         )
 
     def _key(self, row: Row) -> str:
-        return str(self._columns["prompt_id" if self._times.shared else "sample_id"][row.sample])
+        return str(self._columns["group_id" if self._times.shared else "sample_id"][row.sample])
 
     def _noise(self, row: Row, shape: tuple[int, ...]) -> Tensor:
         position = 0 if self._times.constant_noise else row.position
@@ -212,7 +259,7 @@ class ForwardSet(SampleSet):
         return float(grid[order[row.position % len(grid)]])
 
 
-_COLUMNS = ("sample_id", "prompt_id", "epoch", "prompt", "steps", "states", "log_probs", "sigmas")
+_COLUMNS = ("sample_id", "group_id", "epoch", "prompt", "steps", "states", "log_probs", "sigmas")
 
 
 def plan_updates(units: Sequence[Unit], *, updates: int, inner_epochs: int, seed: int, epoch: int) -> list[list[Unit]]:

@@ -103,17 +103,38 @@ def _accumulate(batches: Iterable[Batch], algorithm: Algorithm, models: Models, 
     totals: dict[str, Tensor] = {}
     for batch in batches:
         result = algorithm.loss(batch, models)
-        loss = (result.loss * batch.weights).sum() / rows
+        loss = (result.loss * batch.weights * batch.importance).sum() / rows
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, values in {"loss": result.loss.detach(), **result.metrics}.items():
+        for name, values in {"loss": result.loss.detach(), **result.metrics, **_labeled(batch, result.metrics)}.items():
             # Stays on the device: reading a number here would make a GPU wait after every micro-batch.
             total = (values * batch.weights).double().sum() / rows
             totals[name] = totals[name] + total if name in totals else total
     return totals
 
 
+def _labeled(batch: Batch, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ratios by denoising step, and for replayed rows clipped shares by age and importance weights.
+
+    Each comes as a sum beside the share of rows it is of; ``_entry`` divides.
+    """
+    labeled: dict[str, Tensor] = {}
+    if "ratio" not in metrics:
+        return labeled
+    for step in batch.step.unique().tolist():
+        mask = (batch.step == step).float()
+        labeled |= {f"ratio_step{step}": metrics["ratio"] * mask, f"share_ratio_step{step}": mask}
+    if int(batch.age.max()) > 0 or bool((batch.importance != 1).any()):
+        clipped = metrics["clip_high"] + metrics["clip_low"]
+        for age in batch.age.unique().tolist():
+            mask = (batch.age == age).float()
+            labeled |= {f"clip_age{age}": clipped * mask, f"share_clip_age{age}": mask}
+        labeled |= {"importance": batch.importance, "importance_squared": batch.importance**2}
+        labeled["behavior_kl"] = -torch.log(batch.importance)
+    return labeled
+
+
 def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str, float]:
-    """Return metric means over all ranks; every rank reports the same names, in the order of rank 0."""
+    """Return metric means over all ranks."""
     if ranks.world == 1:
         return {name: float(value) for name, value in totals.items()}
     device = models.trainable.parameters()[0].device
@@ -124,10 +145,10 @@ def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str
 
 
 def _shared_names(names: list[str], ranks: Ranks) -> list[str]:
-    """Return rank 0's metric names; a rank without micro-batches has none of its own."""
-    shared = [names]
-    torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
+    """Return the metric names of all ranks, in one order; a rank may have had rows that others had not."""
+    gathered: list[list[str]] = [[] for _ in range(ranks.world)]
+    torch.distributed.all_gather_object(gathered, names)
+    return list(dict.fromkeys(name for each in gathered for name in each))
 
 
 def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:
@@ -141,6 +162,12 @@ def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int)
 
 def _entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
     entry = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
+    for name in [name for name in entry if name.startswith("share_")]:
+        share = entry.pop(name)
+        entry[name.removeprefix("share_")] /= share
+    if "importance_squared" in entry:
+        # Effective sample size as a share of the rows: (sum w)^2 / (n sum w^2).
+        entry["effective_samples"] = entry["importance"] ** 2 / entry.pop("importance_squared")
     if "ratio_squared" in entry:
         squared = entry.pop("ratio_squared")
         entry["ratio_std"] = math.sqrt(max(0.0, squared - entry["ratio"] ** 2))

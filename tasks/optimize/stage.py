@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from configs.errors import CorruptError
 from configs.registry import create
 from models.adapters import Ema
+from models.sampling import replay as replayed
 from models.transitions import KERNELS, Kernel
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.commit import ShardRecord
@@ -20,8 +21,8 @@ from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm, Batch, Models, Requirements
-from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet, Unit, plan_updates
+from tasks.algorithms.base import Algorithm, Batch, Models, Requirements, TransitionBatch, expect
+from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet, Unit, micro_batches, plan_updates
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
@@ -51,7 +52,8 @@ class OptimizeStage(Stage):
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """The policy before, then trajectories and advantages of this epoch and of the replayed ones before it."""
-        run, first = self.workspace.run, max(1, self.epoch - self.config.optimize.replay_epochs)
+        replay = self.config.optimize.replay
+        run, first = self.workspace.run, max(1, self.epoch - (replay.epochs if replay else 0))
         pairs = [
             (run.require(epoch, "rollout").ref, run.require(epoch, "advantage").ref)
             for epoch in range(self.epoch, first - 1, -1)
@@ -72,12 +74,14 @@ class OptimizeStage(Stage):
         plan = self._plan(samples, algorithm.requires)
         self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
+        batches = self._batches(samples)
+        self._correct_stale(samples, models, batches)
         run_updates(
             state,
             algorithm,
             models,
             plan,
-            batches=self._batches(samples),
+            batches=batches,
             micro_batch_size=self.config.execution.micro_batch_size,
             section=self.config.optimize,
             ranks=self.ranks,
@@ -128,9 +132,11 @@ class OptimizeStage(Stage):
         if requires.teacher is not None:
             self.workspace.give_teacher(state.trainable, requires.teacher)
         models = Models(trainable=state.trainable, kernel=self._kernel())
+        if self.config.optimize.inner_epochs > 1:
+            models.remembered = {}
         if requires.behavior:
             stored = policy_folder(self.workspace.store, self.inputs()[0]) / Weights.BEHAVIOR.value
-            models.on_policy = not stored.exists() and not self.config.optimize.replay_epochs
+            models.on_policy = not stored.exists() and self.config.optimize.replay is None
             own = [(name, p.detach()) for name, p in state.trainable.named_parameters()]
             values = load_file(stored) if stored.exists() else None
             models.behavior = [p.clone() if values is None else values[name].to(p.device) for name, p in own]
@@ -177,6 +183,22 @@ class OptimizeStage(Stage):
         prompt_rows = {prompt: row for row, prompt in enumerate(prompts)}
         size = self.config.execution.micro_batch_size
         return lambda units: samples.batch(units, size, conditioning, prompt_rows)
+
+    def _correct_stale(self, samples: SampleSet, models: Models, batches: Callable[[Sequence[Unit]], Batch]) -> None:
+        """Recompute old log-probs of replayed rows under the policy this epoch starts from."""
+        replay = self.config.optimize.replay
+        if replay is None or not replay.proximal or not isinstance(samples, TransitionSet):
+            return
+        start = self.workspace.starting_weights(self.inputs()[0])
+        proximal: dict[tuple[int, int], float] = {}
+        with torch.no_grad(), models.trainable.holding(start):
+            for units in micro_batches(samples.stale(), self.config.execution.micro_batch_size):
+                batch = expect(batches(units), TransitionBatch)
+                velocity = models.velocity(batch)
+                _, log_probs = replayed(models.kernel, batch.latents, velocity, batch.next_latents, batch.grid)
+                count = sum(len(unit) for unit in units)
+                proximal.update(zip(batch.keys[:count], log_probs.tolist()[:count], strict=True))
+        samples.correct(proximal, level=replay.level, limit=replay.max_importance)
 
     def _write_behavior(self, state: TrainerState, models: Models, requires: Requirements, folder: Path) -> None:
         """Write the policy that rolls out next, where it follows the trained one slowly."""

@@ -28,6 +28,7 @@ def samples(count: int = 3, dtype: type = np.float32, states: int = 3, means: bo
         Sample(
             sample_id=f"e00001-p{i}-0000",
             prompt_id=f"p{i}",
+            group_id=f"p{i}",
             prompt=f'a sign that says "{i}"',
             epoch=1,
             replica=i,
@@ -83,7 +84,15 @@ def test_step_means_are_stored_where_asked_for(trajectory_store: TrajectoryStore
 
 def test_samples_without_latents(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     image = np.full((16, 32, 3), 7, np.uint8)
-    plain = {"prompt_id": "p", "prompt": "x", "epoch": 0, "replica": 0, "seed": 1, "policy": "policies/x"}
+    plain = {
+        "prompt_id": "p",
+        "group_id": "p",
+        "prompt": "x",
+        "epoch": 0,
+        "replica": 0,
+        "seed": 1,
+        "policy": "policies/x",
+    }
     trajectory_store.write(tmp_path, [Sample(sample_id="train-p-0000", sigmas=[1.0, 0.0], media=image, **plain)])
     np.testing.assert_array_equal(trajectory_store.open(tmp_path).media(0), image)
 
