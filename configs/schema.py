@@ -160,6 +160,13 @@ class AdvantageSection(Section):
     """Keep the best and worst best_of / 2 samples of each group."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to +-clip."""
+    threshold: float | None = None
+    """Advantages of samples whose reward is below this are multiplied by ``below``."""
+    below: float = Field(0.0, ge=0)
+    """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's reward; rollouts
+    then run the base model beside the policy at every trained step."""
 
 
 class EmaSection(Section):

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.policies.base import Conditioning, Policy
 from models.schedules import Steps
 from models.solvers import Solver
-from models.transitions import Gaussian, Grid, Kernel, expand
+from models.transitions import Gaussian, Grid, Kernel, expand, gaussian_kl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,22 @@ class Rollout:
     """(B, S) float32 log-probs of the trained steps."""
     means: Tensor
     """(B, S, ...) float32 means of the trained steps."""
+    reference_kl: Tensor
+    """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How steps are taken."""
+
+    kernel: Kernel
+    """The stochastic step."""
+    solver: Solver
+    """The deterministic step."""
+    storage_dtype: torch.dtype = torch.float32
+    """Dtype the stored latents are rounded to."""
+    reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
+    """Gives the base model's velocities where a KL to it is wanted."""
 
 
 @torch.no_grad()
@@ -38,11 +54,9 @@ def sample(
     latents: Tensor,
     sigmas: Tensor,
     *,
-    kernel: Kernel,
+    sampler: Sampler,
     plans: Sequence[Steps],
-    solver: Solver,
     noise: Callable[[int], Tensor],
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
@@ -54,19 +68,18 @@ def sample(
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32 from 1 to 0.
-        kernel: the stochastic step.
-        solver: the deterministic step.
+        sampler: kernel, solver, storage dtype, reference.
         plans: B plans with equally many trained steps.
         noise: step -> (B, ...) float32 standard normal noise; asked only for steps that some row needs.
-        storage_dtype: dtype the stored latents are rounded to.
 
     Returns:
         Final latents, stored states and log-probs.
     """
-    steps = len(sigmas) - 1
+    steps, storage_dtype = len(sigmas) - 1, sampler.storage_dtype
     history: dict[int, Tensor] = {}
     log_probs: dict[int, Tensor] = {}
     means: dict[int, Tensor] = {}
+    divergences: dict[int, Tensor] = {}
     for step in range(steps + 1):
         stored = _rows_where(latents, [step in plan.states for plan in plans])
         latents = torch.where(stored, latents.to(storage_dtype).float(), latents)
@@ -76,20 +89,24 @@ def sample(
             break
         grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
         velocity = policy.velocity(latents, grid.sigma, conditioning)
-        following = solver.advance(latents, velocity, grid)
+        following = sampler.solver.advance(latents, velocity, grid)
         moving = _rows_where(latents, [step in plan.stochastic for plan in plans])
         if bool(moving.any()):
-            distribution = kernel.step(latents, velocity, grid)
+            distribution = sampler.kernel.step(latents, velocity, grid)
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
             following = torch.where(moving, drawn, following)
-            solver.forget()
+            sampler.solver.forget()
             log_probs[step], means[step] = distribution.log_prob(following), distribution.mean
+            if sampler.reference is not None:
+                base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
+                divergences[step] = gaussian_kl(distribution, base)
         latents = following
     return Rollout(
         final=latents,
         states=_gather([plan.states for plan in plans], history) if history else None,
         log_probs=_gather([plan.trained for plan in plans], log_probs),
         means=_gather([plan.trained for plan in plans], means),
+        reference_kl=_gather([plan.trained if divergences else () for plan in plans], divergences),
     )
 
 

@@ -289,6 +289,21 @@ def expand(row_values: Tensor, like: Tensor) -> Tensor:
     return row_values.reshape(-1, *([1] * (like.ndim - 1)))
 
 
+def log_ratio(new: Gaussian, old_mean: Tensor, value: Tensor) -> Tensor:
+    """Return (B,) log p_new(value) - log p_old(value), mean over dims, from the two means.
+
+    mean_d (mu - mu_old)(2 x' - mu - mu_old) / (2 std^2): no two large log-probs are subtracted, so in float32 it is an
+    order of magnitude closer to the truth than their difference when summed over many dims.
+
+    Args:
+        new: step of the policy; the behavior step has the same std.
+        old_mean: (B, ...) mean of the behavior policy's step.
+        value: (B, ...) the next latents that were drawn.
+    """
+    products = (new.mean - old_mean) * (2 * value - new.mean - old_mean)
+    return products.flatten(1).mean(1) / (2 * new.std**2)
+
+
 def gaussian_kl(new: Gaussian, old: Gaussian) -> Tensor:
     """Return (B,) KL between two steps from the same state with the same std: mean_d (mu - mu')^2 / (2 std^2)."""
     return ((new.mean - old.mean) ** 2).flatten(1).mean(1) / (2 * new.std**2)

@@ -39,6 +39,7 @@ SAMPLES = pa.schema(
         pa.field("steps", pa.list_(pa.int32()), nullable=False),
         pa.field("states", pa.list_(pa.int32()), nullable=False),
         pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
+        pa.field("reference_kl", pa.list_(pa.float32()), nullable=False),
         pa.field("latents_dtype", pa.string(), nullable=False),
         pa.field("latents_shape", pa.list_(pa.int32()), nullable=False),
         pa.field("latents_offset", pa.int64(), nullable=False),

@@ -15,12 +15,14 @@ from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, REWARDS, read_table, write_table
 from tasks.algorithms.advantages import (
     Normalizer,
+    damp_below,
     gdpo_advantages,
     group_advantages,
     group_statistics,
     running_advantages,
     shape_advantages,
 )
+from tasks.rollout import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 
 
@@ -36,11 +38,14 @@ class AdvantageStage(Stage):
         return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """The rewards of this epoch, and with running statistics those of all epochs before it."""
+        """The rewards of this epoch, with running statistics those before it, with a KL reward the trajectories."""
         run = self.workspace.run
         first = 1 if self.config.advantage.std == "running" else self.epoch
         epochs = range(self.epoch, first - 1, -1)
-        return tuple(run.require(e, "score", section.slot).ref for e in epochs for section in self.config.rewards)
+        rewards = tuple(run.require(e, "score", section.slot).ref for e in epochs for section in self.config.rewards)
+        if self.config.advantage.kl_coef > 0:
+            return (*rewards, run.require(self.epoch, "rollout").ref)
+        return rewards
 
     def shards(self) -> list[Shard]:
         """One: statistics are over the whole epoch."""
@@ -53,7 +58,7 @@ class AdvantageStage(Stage):
         names = list(dict.fromkeys(identity["group_id"]))
         numbers = {name: number for number, name in enumerate(names)}
         groups = torch.tensor([numbers[name] for name in identity["group_id"]])
-        rewards = self._weighted(now)
+        rewards = self._weighted(now) - self._kl_penalty(identity["sample_id"])
         section = self.config.advantage
         if section.std == "running":
             history = self._history(names, earlier)
@@ -62,6 +67,8 @@ class AdvantageStage(Stage):
             )
         else:
             advantages = self._normalized(now, rewards, groups)
+        if section.threshold is not None:
+            advantages = damp_below(advantages, rewards, threshold=section.threshold, factor=section.below)
         shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
         columns = {
             **identity,
@@ -70,6 +77,20 @@ class AdvantageStage(Stage):
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
         return Output(rows=len(groups), summary=_summary(rewards, groups, shaped))
+
+    def _kl_penalty(self, sample_ids: Sequence[str]) -> torch.Tensor:
+        """Return kl_coef times each sample's KL to the base model, mean over its trained steps."""
+        coefficient = self.config.advantage.kl_coef
+        if coefficient == 0:
+            return torch.zeros(len(sample_ids), dtype=torch.float64)
+        store, ref = self.workspace.store, self.inputs()[-1]
+        opener = open_trajectory_store(self.config.rollout.store)
+        found: dict[str, float] = {}
+        for record in store.records(ref):
+            table = opener.open(store.folder(ref, record)).table
+            columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
+            found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
+        return coefficient * torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
 
     def _normalized(self, tables: Sequence[pa.Table], rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         section = self.config.advantage
@@ -86,7 +107,7 @@ class AdvantageStage(Stage):
 
     def _epochs(self) -> list[list[pa.Table]]:
         """Return the reward tables of each epoch, this one first, checked to be of the same samples."""
-        count, refs = len(self.config.rewards), self.inputs()
+        count, refs = len(self.config.rewards), [ref for ref in self.inputs() if ref.kind == "rewards"]
         tables = [read_rewards(self.workspace.store, ref) for ref in refs]
         for start in range(0, len(refs), count):
             ids = tables[start].column("sample_id")

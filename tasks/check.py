@@ -153,6 +153,16 @@ def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic
             f"optimize.algorithm '{algorithm}' needs the final latents of a rollout, but rollout.plan "
             f"'{config.rollout.plan.name}' does not store them. Set rollout.plan to 'final'."
         )
+    if config.advantage.kl_coef > 0 and (steps.branches or not steps.trained):
+        raise ConfigError(
+            f"advantage.kl_coef is {config.advantage.kl_coef}, which needs a trained step in every sample's chain, but "
+            f"rollout.plan '{config.rollout.plan.name}' has none or branches. Use the algorithm's own kl_coef instead."
+        )
+    if requires.average and config.optimize.ema is None:
+        raise ConfigError(
+            f"optimize.algorithm '{algorithm}' is compared with the moving average of the weights, but optimize.ema is "
+            "not set. Set optimize.ema, or kl_reference to 'base'."
+        )
     if requires.unit == "group" and config.execution.micro_batch_size < config.rollout.group_size:
         raise ConfigError(
             f"optimize.algorithm '{algorithm}' compares whole groups in one forward, but execution.micro_batch_size is "
@@ -211,7 +221,7 @@ def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires:
         rollout_forwards=trunks * (rollout.steps + branched) * calls,
         optimize_rows=rows,
         optimize_forwards=rows * calls,
-        reference_forwards=rows * calls if requires.reference else 0,
+        reference_forwards=rows * calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),

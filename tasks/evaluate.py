@@ -12,7 +12,7 @@ import torch
 from configs.registry import create
 from configs.schema import RewardSection
 from models.rewards.base import Scores, perfect_score, score
-from models.sampling import ode_plan, sample
+from models.sampling import Sampler, ode_plan, sample
 from models.solvers import SOLVERS
 from models.transitions import ODE
 from storage.commit import ShardRecord
@@ -99,8 +99,9 @@ class EvaluateStage(Stage):
             self.workspace.conditioning([prompt.text for prompt, _ in padded]),
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,
-            kernel=ODE(),
-            solver=create(SOLVERS, self.config.evaluate.solver, {}, what="evaluate.solver"),
+            sampler=Sampler(
+                kernel=ODE(), solver=create(SOLVERS, self.config.evaluate.solver, {}, what="evaluate.solver")
+            ),
             plans=[ode_plan()] * pad_to,
             noise=_no_noise,
         )

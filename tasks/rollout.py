@@ -16,7 +16,7 @@ from torch import Tensor
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from models.branching import Branches, branch
-from models.sampling import Rollout, sample
+from models.sampling import Rollout, Sampler, sample
 from models.schedules import PLANS, Plan, Steps
 from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
@@ -45,6 +45,8 @@ class RolloutStage(Stage):
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self._with_means:
             about["means"] = True
+        if self.config.advantage.kl_coef > 0:
+            about["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(self.config), **about}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
@@ -117,7 +119,10 @@ class RolloutStage(Stage):
         """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
         padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
         ref = self.inputs()[0]
-        policy = self.workspace.trainable(ref, Weights.BEHAVIOR).policy
+        trainable = self.workspace.trainable(ref, Weights.BEHAVIOR)
+        policy, with_kl = trainable.policy, self.config.advantage.kl_coef > 0
+        if with_kl:
+            self.workspace.give_reference(trainable)
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self.config.rollout.steps)
         plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0), self.epoch) for job in padded]
@@ -127,11 +132,14 @@ class RolloutStage(Stage):
             self.workspace.conditioning([job.prompt.text for job in padded]),
             latents,
             sigmas,
-            kernel=self._kernel,
-            solver=create(SOLVERS, self.config.rollout.solver, {}, what="rollout.solver"),
+            sampler=Sampler(
+                kernel=self._kernel,
+                solver=create(SOLVERS, self.config.rollout.solver, {}, what="rollout.solver"),
+                storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
+                reference=trainable.reference_velocity if with_kl else None,
+            ),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
-            storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
         )
         images = policy.decode(rollout.final).cpu().numpy()
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
@@ -201,6 +209,7 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
+        reference_kl=rollout.reference_kl[row].cpu().numpy(),
         **about,
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tasks.algorithms.advantages import (
     Normalizer,
+    damp_below,
     gdpo_advantages,
     group_advantages,
     group_ranks,
@@ -120,3 +121,9 @@ def test_gdpo_gives_small_rewards_their_say() -> None:
     assert float(summed.abs().min()) > 0.9
     constant = gdpo_advantages([torch.ones(4), torch.ones(4)], [1.0, 1.0], groups, normalizer)
     assert constant.tolist() == [0.0] * 4
+
+
+def test_samples_below_a_threshold_are_damped() -> None:
+    advantages, rewards = torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.9])
+    assert damp_below(advantages, rewards, threshold=0.5, factor=0.0).tolist() == [0.0, 0.0, 2.0]
+    assert damp_below(advantages, rewards, threshold=0.15, factor=0.5).tolist() == [-0.5, 1.0, 2.0]

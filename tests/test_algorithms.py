@@ -16,7 +16,7 @@ from torch import Tensor
 from configs.errors import ConfigError
 from configs.registry import create
 from models.policies.base import Conditioning
-from models.transitions import FlowSDE, Gaussian, Grid
+from models.transitions import FlowSDE, Gaussian, Grid, log_ratio
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, BehaviorDecay, ForwardBatch, Models, TransitionBatch
 from tasks.algorithms.grpo import GRPO
@@ -149,6 +149,7 @@ def test_loss_equals_the_slow_one(scale: float, kl_coef: float) -> None:
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"clip_range": 0.5}),
     *[("grpo", {"clip_range": 0.5, "kl_coef": 0.3, "kl": kl}) for kl in ("gaussian", "flow_grpo", "velocity", "mean")],
+    *[("grpo", {"clip_range": 0.5, "reduce": reduce, "from_means": True}) for reduce in ("mean", "sum")],
     ("tempflow", {"clip_range": 0.5}),
     ("grpo_guard", {"clip_range": 0.9}),
     ("grpo_guard", {"clip_range": 0.9, "divide_by_dt": False}),
@@ -236,6 +237,22 @@ def test_guard_takes_the_bias_out_of_the_ratio() -> None:
     error = float(guarded.std()) / math.sqrt(count)
     assert abs(float(guarded.mean())) < 4 * error
     assert float(log_ratio.mean()) < -0.9 * 0.05**2 / (2 * 0.3**2) + 4 * float(log_ratio.std()) / math.sqrt(count)
+
+
+def test_the_log_ratio_of_means_is_the_difference_of_log_probs_and_holds_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(4, 4096, generator=generator, dtype=torch.float64)
+    new, std = (
+        old + 1e-4 * torch.randn(4, 4096, generator=generator, dtype=torch.float64),
+        torch.full((4,), 0.4).double(),
+    )
+    value = old + 0.4 * torch.randn(4, 4096, generator=generator, dtype=torch.float64)
+    exact = Gaussian(new, std).log_prob(value) - Gaussian(old, std).log_prob(value)
+    torch.testing.assert_close(log_ratio(Gaussian(new, std), old, value), exact, rtol=1e-9, atol=1e-13)
+    n, o, v, s = (t.float() for t in (new, old, value, std))
+    stable = log_ratio(Gaussian(n, s), o, v).double()
+    subtracted = (Gaussian(n, s).log_prob(v) - Gaussian(o, s).log_prob(v)).double()
+    assert float((stable - exact).abs().max()) < float((subtracted - exact).abs().max())
 
 
 def test_dppo_masks_rows_that_left_and_push_further() -> None:

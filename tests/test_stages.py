@@ -341,6 +341,35 @@ def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path:
     assert metrics[False].get("importance", 1.0) == 1.0
 
 
+def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> None:
+    workspace = prepare(make_config("advantage.kl_coef=100", "optimize.learning_rate=1e-2"))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    kls, penalties = [], []
+    for epoch in (1, 2):
+        ref = workspace.run.require(epoch, "rollout").ref
+        folders = [workspace.store.folder(ref, record) for record in workspace.store.records(ref)]
+        tables = [open_trajectory_store("webdataset").open(folder).table for folder in folders]
+        kls.append(np.mean([kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]))
+        scored = workspace.store.require(workspace.run.require(epoch, "score", "jpeg_compressibility").ref)
+        advantage = workspace.store.require(workspace.run.require(epoch, "advantage").ref)
+        penalties.append(scored.summary["mean"] - advantage.summary["reward_mean"])
+    assert kls[0] == 0.0
+    assert kls[1] > 0.0
+    assert penalties == pytest.approx([0.0, 100 * kls[1]], rel=1e-5, abs=1e-9)
+
+
+def test_a_kl_to_the_moving_average(make_config: Make) -> None:
+    options = "optimize.algorithm.options={clip_range: 0.01, kl_coef: 0.1, kl_reference: average}"
+    workspace = prepare(make_config(options, "optimize.ema={decay: 0.9}", "optimize.updates_per_epoch=4"))
+    run_epoch(workspace, 1)
+    updates = workspace.store.require(workspace.policy_ref(1)).summary["updates"]
+    assert updates[0]["kl"] == 0.0
+    assert updates[-1]["kl"] > 0.0
+    with pytest.raises(ConfigError, match=r"optimize\.ema is not set"):
+        check_config(make_config(options))
+
+
 def test_reference_velocities_are_computed_once_per_row_and_epoch(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.registry import create
+from models.guidance import guided
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
@@ -149,15 +150,12 @@ class SD3(Policy):
         if torch.is_grad_enabled() and not self.settings.train_negative:
             with torch.no_grad():
                 negative = self._call(transformer, latents, sigma, conditioning.negative)
-            return self._guide(negative, self._call(transformer, latents, sigma, conditioning.positive))
+            positive = self._call(transformer, latents, sigma, conditioning.positive)
+            return guided(negative, positive, self.settings.guidance_scale).float()
         both = {k: torch.cat([conditioning.negative[k], v]) for k, v in conditioning.positive.items()}
         doubled: Tensor = self._call(transformer, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
         negative, positive = doubled.chunk(2)
-        return self._guide(negative, positive)
-
-    def _guide(self, negative: Tensor, positive: Tensor) -> Tensor:
-        guided: Tensor = negative + self.settings.guidance_scale * (positive - negative)
-        return guided.float()
+        return guided(negative, positive, self.settings.guidance_scale).float()
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ class Sample:
     """Steps whose latents are stored, [N]."""
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     """(S,) float32 behavior log-probs, mean over latent dims."""
+    reference_kl: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """(S,) float32 KL of each trained step to the base model's, or (0,) where none was computed."""
     latents: np.ndarray | None = None
     """(N, ...) float32 or float16 latents, one per stored state."""
     means: np.ndarray | None = None

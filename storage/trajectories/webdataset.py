@@ -137,6 +137,7 @@ def _write_sample(tar: tarfile.TarFile, sample: Sample) -> dict[str, Any]:
         "steps": list(sample.steps),
         "states": list(sample.states),
         "log_probs": np.asarray(sample.log_probs, np.float32),
+        "reference_kl": np.asarray(sample.reference_kl, np.float32),
         "latents_dtype": str(latents.dtype),
         "latents_shape": list(latents.shape),
         "latents_offset": latents_offset,

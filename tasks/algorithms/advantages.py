@@ -154,6 +154,11 @@ def shape_advantages(
     return kept.float()
 
 
+def damp_below(advantages: Tensor, rewards: Tensor, *, threshold: float, factor: float) -> Tensor:
+    """Return advantages with those of samples below a reward threshold multiplied by a factor (0 drops them)."""
+    return torch.where(rewards < threshold, advantages * factor, advantages)
+
+
 def group_ranks(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's rank within its group, 0 the smallest (ties by position), and the group's size."""
     by_value = torch.argsort(values, stable=True)

@@ -77,6 +77,8 @@ class Requirements:
     """Samples per prompt."""
     reference: bool = False
     """Velocities of the base model."""
+    average: bool = False
+    """Velocities of the moving average of the weights."""
     behavior: bool = False
     """Velocities of the policy the rollouts were made with."""
     decay: BehaviorDecay | None = None
@@ -168,6 +170,8 @@ class Models:
     """The rollout's stochastic step."""
     behavior: list[Tensor] = field(default_factory=list)
     """Trained parameters of the policy the rollouts were made with."""
+    average: list[Tensor] | None = None
+    """Moving average of the trained parameters, if one is kept."""
     on_policy: bool = False
     """True while the trained policy still is the behavior policy."""
     remembered: dict[tuple[int, int], Tensor] | None = None
@@ -186,6 +190,17 @@ class Models:
         if known is not None:
             known.update(zip(batch.keys, velocity.cpu(), strict=True))
         return velocity
+
+    def average_velocity(self, batch: Batch) -> Tensor:
+        """Return (B, ...) velocities of the moving average as it is now, without gradient.
+
+        Raises:
+            RuntimeError: none is kept.
+        """
+        if self.average is None:
+            raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
+        with torch.no_grad(), self.trainable.holding(self.average):
+            return self.velocity(batch)
 
     def behavior_velocity(self, batch: Batch, velocity: Tensor) -> Tensor:
         """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""

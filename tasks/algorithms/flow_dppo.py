@@ -37,8 +37,7 @@ class FlowDPPO(KL):
     @property
     def requires(self) -> Requirements:
         """What Flow-GRPO needs, and the behavior policy's means."""
-        with_kl = self.kl_coef > 0
-        return Requirements(min_group_size=2, reference=with_kl, zero_advantages=with_kl, old_means=True)
+        return self.kl_needs(old_means=True)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the masked loss."""

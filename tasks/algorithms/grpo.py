@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.sampling import replay
 from models.transitions import Gaussian
+from models.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
 from tasks.algorithms.objectives import clipped_surrogate, policy_kl, ratio_metrics
 
@@ -27,6 +28,19 @@ class KL:
     """Weight of the KL to the base model."""
     kl: Literal["gaussian", "flow_grpo", "velocity", "mean"] = "gaussian"
     """Scale of that KL, see ``objectives.policy_kl``."""
+    kl_reference: Literal["base", "average"] = "base"
+    """What the KL is to: the base model, or the moving average of the weights."""
+
+    def kl_needs(self, *, old_means: bool) -> Requirements:
+        """Return the requirements of a clipped or masked ratio with this KL."""
+        wanted, to_base = self.kl_coef > 0, self.kl_reference == "base"
+        return Requirements(
+            min_group_size=2,
+            old_means=old_means,
+            reference=wanted and to_base,
+            average=wanted and not to_base,
+            zero_advantages=wanted,
+        )
 
     def check_kl(self) -> None:
         """Check the options.
@@ -38,6 +52,8 @@ class KL:
             raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
         if self.kl not in ("gaussian", "flow_grpo", "velocity", "mean"):
             raise ValueError(f"kl is {self.kl!r}; it must be 'gaussian', 'flow_grpo', 'velocity' or 'mean'.")
+        if self.kl_reference not in ("base", "average"):
+            raise ValueError(f"kl_reference is {self.kl_reference!r}; it must be 'base' or 'average'.")
 
     def add_kl(
         self, batch: Batch, models: Models, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
@@ -45,7 +61,8 @@ class KL:
         """Return the loss plus kl_coef times the KL, and report the KL."""
         if self.kl_coef == 0:
             return loss
-        reference = models.reference_velocity(batch)
+        to_base = self.kl_reference == "base"
+        reference = models.reference_velocity(batch) if to_base else models.average_velocity(batch)
         scale = (batch.grid.sigma - batch.grid.sigma_next).abs()
         steps = (models.step(batch, velocity), models.step(batch, reference))
         kl = policy_kl(self.kl, *steps, (velocity, reference), scale)
@@ -59,6 +76,11 @@ class GRPO(KL):
 
     clip_range: float = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
+    reduce: Literal["mean", "sum"] = "mean"
+    """Log-probs as means over latent dims (every public trainer), or as sums: the ratio of the densities, which needs
+    clip ranges like 0.2."""
+    from_means: bool = False
+    """Take the log-ratio from stored means of the behavior policy's steps, see ``transitions.log_ratio``."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -68,13 +90,14 @@ class GRPO(KL):
         """
         if not 0 < self.clip_range < 1:
             raise ValueError(f"clip_range is {self.clip_range}; it must lie between 0 and 1.")
+        if self.reduce not in ("mean", "sum"):
+            raise ValueError(f"reduce is {self.reduce!r}; it must be 'mean' or 'sum'.")
         self.check_kl()
 
     @property
     def requires(self) -> Requirements:
-        """Log-probs, groups of two, and the base model for a KL."""
-        with_kl = self.kl_coef > 0
-        return Requirements(min_group_size=2, reference=with_kl, zero_advantages=with_kl)
+        """Log-probs, groups of two, the base model for a KL, stored means if asked for."""
+        return self.kl_needs(old_means=self.from_means)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""
@@ -90,7 +113,12 @@ class GRPO(KL):
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
-        log_ratio, advantages = adjust(rows, step, log_probs - rows.old_log_probs)
+        difference = log_probs - rows.old_log_probs
+        if self.from_means and rows.old_means is not None:
+            difference = log_ratio_of_means(step, rows.old_means, rows.next_latents)
+        if self.reduce == "sum":
+            difference = difference * rows.latents[0].numel()
+        log_ratio, advantages = adjust(rows, step, difference)
         ratio = torch.exp(log_ratio)
         loss = clipped_surrogate(ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)

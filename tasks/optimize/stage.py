@@ -131,7 +131,8 @@ class OptimizeStage(Stage):
             self.workspace.give_reference(state.trainable)
         if requires.teacher is not None:
             self.workspace.give_teacher(state.trainable, requires.teacher)
-        models = Models(trainable=state.trainable, kernel=self._kernel())
+        average = state.ema.values if state.ema is not None else None
+        models = Models(trainable=state.trainable, kernel=self._kernel(), average=average)
         if self.config.optimize.inner_epochs > 1:
             models.remembered = {}
         if requires.behavior:

@@ -16,7 +16,7 @@ from configs.registry import resolve
 from models.adapters import LoraSpec, Trainable, check_lora_targets
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
-from models.sampling import grid_at, ode_plan, replay, sample
+from models.sampling import Sampler, grid_at, ode_plan, replay, sample
 from models.schedules import AllSteps
 from models.solvers import Euler
 from models.transitions import ODE, FlowSDE
@@ -76,8 +76,7 @@ def test_ode_equals_the_pipeline_bit_for_bit(
         conditioning(policy, guidance_scale > 1),
         noise(policy),
         policy.sigmas(steps),
-        kernel=ODE(),
-        solver=Euler(),
+        sampler=Sampler(kernel=ODE(), solver=Euler()),
         plans=[ode_plan()] * 4,
         noise=no_noise,
     )
@@ -99,11 +98,9 @@ def rollout_of(policy: Policy, prompts: list[str] = PROMPTS, dtype: torch.dtype 
         conditioning(policy, policy.settings.guidance_scale > 1, prompts),
         noise(policy, len(prompts)),
         policy.sigmas(4),
-        kernel=FlowSDE(),
-        solver=Euler(),
+        sampler=Sampler(kernel=FlowSDE(), solver=Euler(), storage_dtype=dtype),
         plans=[AllSteps().draw(4, 0, 1)] * len(prompts),
         noise=draws.__getitem__,
-        storage_dtype=dtype,
     )
 
 

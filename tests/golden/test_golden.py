@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.guidance import guided, norm_preserving_guided
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
 from models.rewards.ocr import text_score
@@ -231,6 +232,20 @@ def test_deterministic_trajectories(golden_dir: Path, key: str, solver: Any) -> 
         at = Grid(*(sigmas[index].expand(len(latents)) for index in (step, step + 1, 1)))
         latents = made.advance(latents, velocity, at)
         np.testing.assert_allclose(latents, data[f"{key}_traj"][step + 1], rtol=1e-4, atol=1e-4)
+
+
+def test_first_order_solvers_are_euler_on_flow_sigmas(golden_dir: Path) -> None:
+    data, _ = load(golden_dir, "nft_solver.npz")
+    for key in ("ddim", "dpm1"):
+        np.testing.assert_allclose(data[f"{key}_traj"], data["flow_traj"], rtol=1e-4, atol=1e-4)
+
+
+def test_norm_preserving_guidance(golden_dir: Path) -> None:
+    data, meta = load(golden_dir, "qwen_norm_cfg.npz")
+    negative, positive = torch.from_numpy(data["uncond"]), torch.from_numpy(data["cond"])
+    scale = meta["true_cfg_scale"]
+    np.testing.assert_allclose(guided(negative, positive, scale), data["plain_cfg"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(norm_preserving_guided(negative, positive, scale), data["out"], rtol=1e-5, atol=1e-6)
 
 
 def test_nft_ddim_step(golden_dir: Path) -> None:
