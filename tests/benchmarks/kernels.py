@@ -58,7 +58,7 @@ def branching() -> str:
 
 
 def advantages(count: int = 10_000_000) -> str:
-    """Return how long the advantages of ten million samples take, and a mask loop on a hundredth of a percent of them."""
+    """Return how long the advantages of ten million samples take, and a mask per group extrapolated."""
     rewards, groups = torch.rand(count), torch.arange(count) // 16
     seconds = _best(lambda: group_advantages(rewards, groups, Normalizer()), repeats=1)
     some = 60
