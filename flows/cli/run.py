@@ -84,7 +84,13 @@ def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     # The traceback of a user's mistake belongs to the UI, not to the terminal: main() prints the message.
-    for logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.flow_engine", "prefect.task_engine"):
+    for logger in (
+        "prefect.flow_runs",
+        "prefect.task_runs",
+        "prefect.engine",
+        "prefect.flow_engine",
+        "prefect.task_engine",
+    ):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     # The heartbeat is for workers that look for zombies, and costs every flow a second at its end.
     settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
@@ -99,11 +105,31 @@ def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
 
 def _result(state: Any) -> Any:
     result = state.result(raise_on_failure=False)
+    if isinstance(result, BaseException):
+        _stop_if_interrupted(result)
     if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and _wants_traceback()):
         raise result
     if isinstance(result, BaseException):
         raise FlowmillError(_explain(result))
     return result
+
+
+def _stop_if_interrupted(error: BaseException) -> None:
+    """End as Ctrl-C or SIGTERM would if one of them is behind an error.
+
+    A signal that arrives while Prefect sets up a task comes out as whatever its clean-up stumbles over.
+    """
+    from prefect.exceptions import TerminationSignal
+
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, KeyboardInterrupt):
+            raise KeyboardInterrupt
+        if isinstance(link, TerminationSignal):
+            sys.exit(128 + int(link.signal))
+        if isinstance(link, SystemExit):
+            raise link
+        link = link.__cause__ or link.__context__
 
 
 def _wants_traceback() -> bool:
