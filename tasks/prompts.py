@@ -107,7 +107,7 @@ def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
 
     try:
         rows = datasets.load_dataset(source, split=section.split)
-    except Exception as error:  # noqa: BLE001 - the library raises dozens of types for one meaning
+    except (OSError, ValueError, RuntimeError) as error:
         raise PromptError(
             f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
             "Use a dataset id that can be reached, or a .txt, .jsonl or .parquet file that exists."

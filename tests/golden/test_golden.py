@@ -11,24 +11,13 @@ import pytest
 import torch
 
 from models.guidance import guided, norm_preserving_guided
+from models.kernels import CPS, DanceSDE, FlowDDIM, WanSDE, ddim_epsilon_step
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
 from models.rewards.ocr import text_score
 from models.schedules import AllSteps, Window
 from models.solvers import DPMSolver2M, Euler
-from models.transitions import (
-    CPS,
-    ODE,
-    DanceSDE,
-    FlowDDIM,
-    FlowSDE,
-    Gaussian,
-    Grid,
-    WanSDE,
-    ddim_epsilon_step,
-    predictions,
-    step_stds,
-)
+from models.transitions import ODE, FlowSDE, Gaussian, Grid, predictions, step_stds
 from tasks.algorithms.advantages import (
     Normalizer,
     gdpo_advantages,

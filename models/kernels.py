@@ -1,0 +1,143 @@
+"""Further published sampler steps, in the conventions of models/transitions.py. Pure: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.transitions import Gaussian, Grid, expand, positive, predictions, sde_step
+
+
+@dataclass(frozen=True, slots=True)
+class DanceSDE:
+    """DanceGRPO's reverse SDE (arXiv 2505.07818; public code ``train_grpo_flux.py:flux_step``).
+
+    The Flow-SDE with the constant s = eta, so it has no singularity at sigma == 1.
+    """
+
+    eta: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Check eta.
+
+        Raises:
+            ValueError: it is not positive.
+        """
+        positive("eta", self.eta)
+
+    @property
+    def stochastic(self) -> bool:
+        """True."""
+        return True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the SDE's Gaussian."""
+        return sde_step(latents, velocity, grid, torch.full_like(grid.sigma, self.eta))
+
+
+@dataclass(frozen=True, slots=True)
+class WanSDE:
+    """Flow-GRPO's variant for Wan (``wan_pipeline_with_logprob.py:sde_step_with_logprob``).
+
+    The Flow-SDE with s = sigma_second * sigma: it runs from the second value of the grid to 0 and has no noise level.
+    """
+
+    @property
+    def stochastic(self) -> bool:
+        """True."""
+        return True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the SDE's Gaussian."""
+        return sde_step(latents, velocity, grid, grid.sigma_second * grid.sigma)
+
+
+@dataclass(frozen=True, slots=True)
+class CPS:
+    """Coefficients-preserving sampling, FlowCPS (public code: Flow-GRPO's sde_type 'cps').
+
+    mean = (1 - sigma') x0^ + sqrt(sigma'^2 - q^2) eps^,  std = q = sigma' sin(pi noise_level / 2): the noise level of
+    the next latents is exactly sigma', which an Euler-Maruyama step overshoots.
+
+    ``log_prob='squared'`` is the peers' -mean (x' - mu)^2, which leaves 1 / (2 q^2) out, so that their ratios shrink
+    with q^2; 'gaussian' is the density.
+    """
+
+    noise_level: float = 0.8
+    log_prob: Literal["gaussian", "squared"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        positive("noise_level", self.noise_level)
+        if self.log_prob not in ("gaussian", "squared"):
+            raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
+
+    @property
+    def stochastic(self) -> bool:
+        """True."""
+        return True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the step's Gaussian; its std is 0 where sigma' is."""
+        std = grid.sigma_next * math.sin(math.pi * self.noise_level / 2)
+        clean, noise = predictions(latents, velocity, grid.sigma)
+        keep = torch.sqrt((grid.sigma_next**2 - std**2).clamp(min=0))
+        mean = expand(1 - grid.sigma_next, latents) * clean + expand(keep, latents) * noise
+        return Gaussian(mean, std.abs(), normalized=self.log_prob == "gaussian")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDDIM:
+    """The DDIM step with eta in flow-matching form (public code: DiffusionNFT ``solver.py:ddim_step``).
+
+    next = (1 - sigma') x0^ + sqrt(sigma'^2 - rho^2) eps^ + rho noise,
+    rho = eta sigma' sqrt(1 - sigma'^2 (1 - sigma)^2 / (sigma^2 (1 - sigma')^2)).
+    """
+
+    eta: float = 0.7
+
+    def __post_init__(self) -> None:
+        """Check eta.
+
+        Raises:
+            ValueError: it is not positive.
+        """
+        positive("eta", self.eta)
+
+    @property
+    def stochastic(self) -> bool:
+        """True."""
+        return True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the step's Gaussian."""
+        sigma, following = grid.sigma, grid.sigma_next
+        inner = 1 - following**2 * (1 - sigma) ** 2 / (sigma**2 * (1 - following) ** 2)
+        std = self.eta * following * torch.sqrt(inner.clamp(min=0))
+        clean, noise = predictions(latents, velocity, sigma)
+        keep = torch.sqrt((following**2 - std**2).clamp(min=0))
+        return Gaussian(expand(1 - following, latents) * clean + expand(keep, latents) * noise, std)
+
+
+def ddim_epsilon_step(latents: Tensor, epsilon: Tensor, alpha: Tensor, alpha_next: Tensor, eta: float) -> Gaussian:
+    """Return the DDIM step of an epsilon-prediction model (arXiv 2010.02502, eq. 12; DDPO ``ddim_with_logprob.py``).
+
+    Args:
+        latents: (B, ...) at cumulative alpha ``alpha``.
+        epsilon: (B, ...) predicted noise.
+        alpha: (B,) cumulative product of alphas now.
+        alpha_next: (B,) the same after the step, larger.
+        eta: 1 is ancestral sampling (what DDPO trains with), 0 the deterministic DDIM.
+    """
+    std = eta * torch.sqrt((1 - alpha_next) / (1 - alpha) * (1 - alpha / alpha_next))
+    clean = (latents - expand(torch.sqrt(1 - alpha), latents) * epsilon) / expand(torch.sqrt(alpha), latents)
+    keep = torch.sqrt(1 - alpha_next - std**2)
+    return Gaussian(expand(torch.sqrt(alpha_next), latents) * clean + expand(keep, latents) * epsilon, std)
