@@ -158,12 +158,17 @@ class Ema:
 
     @torch.no_grad()
     def update(self, parameters: Sequence[Tensor], count: int) -> None:
-        """Move towards the parameters with decay min((1 + n) / (10 + n), decay), n = ``count`` updates so far.
+        """Move towards the parameters with ``warm_decay(count, self.decay)``, ``count`` updates so far."""
+        weight = 1 - warm_decay(count, self.decay)
+        torch._foreach_lerp_(self.values, [p.detach() for p in parameters], weight)
 
-        The warm-up is Flow-GRPO's (``ema.py:get_current_decay``), applied once per optimizer update.
-        """
-        decay = min((1 + count) / (10 + count), self.decay)
-        torch._foreach_lerp_(self.values, [p.detach() for p in parameters], 1 - decay)
+
+def warm_decay(count: int, decay: float) -> float:
+    """Return min((1 + n) / (10 + n), decay) for n = ``count`` optimizer updates: a mean that forgets its start sooner.
+
+    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same.
+    """
+    return min((1 + count) / (10 + count), decay)
 
 
 def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:

@@ -157,7 +157,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("awm", {"kl_coef": 0.2}),
     *[("awm", {"weighting": weighting}) for weighting in ("t", "t2", "huber", "ghuber")],
     ("dpo", {"beta": 3.0, "kl_coef": 0.2}),
-    *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.5)],
+    *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("opd", {"teacher": "somewhere"}),
 ]
 

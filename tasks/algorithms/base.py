@@ -50,17 +50,19 @@ class ForwardTimes:
 class BehaviorDecay:
     """How fast the policy that rolls out follows the one that is trained: behavior = d behavior + (1 - d) new.
 
-    d = 0 before ``flat`` epochs, then min(rate (epoch - flat), maximum). DiffusionNFT's ``return_decay`` has the types
-    0 (0, 0, 0), 1 (0, 0.001, 0.5) and 2 (75, 0.0075, 0.999), counted in its own steps, one per epoch.
+    d = 0 before ``flat`` epochs, then min(start + rate (epoch - flat), maximum). DiffusionNFT's ``return_decay`` has
+    the types 0 (none), 1 (rate 0.001, maximum 0.5) and 2 (flat 75, rate 0.0075, maximum 0.999), counted in its own
+    steps, one per epoch; Flow-Factory's CRD has start 0.25, rate 0.005, maximum 0.999.
     """
 
     flat: int = 0
     rate: float = 0.0
     maximum: float = 0.0
+    start: float = 0.0
 
     def __call__(self, epoch: int) -> float:
         """Return d after an epoch."""
-        return 0.0 if epoch < self.flat else min(self.rate * (epoch - self.flat), self.maximum)
+        return 0.0 if epoch < self.flat else min(self.start + self.rate * (epoch - self.flat), self.maximum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,17 @@ the preference are centered within the group, so the unknown normalizer cancels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
-from tasks.algorithms.forward import ForwardProcess
-from tasks.algorithms.objectives import centered, preference, unit_softmax
+from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,15 @@ class CRD(ForwardProcess):
     distance: Literal["mse", "bce"] = "mse"
     """How centered implicit rewards are compared with centered preferences."""
     temperature: float = -1.0
-    """Of the weights that center: below 0 uniform, above 0 softmax towards the best and the worst in turn."""
+    """Of the weights that center: below 0 uniform; above 0 softmax towards the best and the worst in turn; 0 softmax of
+    temperature 1 among the samples with positive and among those with negative advantages in turn."""
+    public_pools: bool = False
+    """With temperature 0, tell the two kinds by preferences around 0 instead of 1/2, as the public code does: all but
+    advantages of -scale are positive, and none is negative."""
     adaptive: bool = True
     """Divide each error by its mean absolute error."""
-
+    decay: Mapping[str, Any] = field(default_factory=dict)
+    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
     detach_center: bool = False
     """Keep the gradient out of the center, as the public code does."""
 
@@ -47,11 +53,12 @@ class CRD(ForwardProcess):
         if not (self.beta > 0 and self.scale > 0):
             raise ValueError("beta and scale must be above 0.")
         self.levels()
+        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:
         """Whole groups at shared noise, and the behavior policy."""
-        return self.needs(levels=self.levels(shared=True), unit="group", behavior=True)
+        return self.needs(levels=self.levels(shared=True), unit="group", behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the distance per row, times scale / beta."""
@@ -69,8 +76,14 @@ class CRD(ForwardProcess):
     def compare(self, implicit: Tensor, wanted: Tensor, units: Tensor) -> Tensor:
         """Return the distance of centered implicit rewards (B,) to centered preferences (B,)."""
         if self.temperature < 0:
-            return self._compare(implicit, wanted, units, unit_softmax(wanted, units, -1.0))
-        best, worst = (unit_softmax(sign * wanted, units, self.temperature) for sign in (1, -1))
+            return self._compare(implicit, wanted, units, unit_uniform(units, wanted.dtype))
+        middle = 0.0 if self.public_pools else 0.5
+        best, worst = (
+            unit_softmax(signed, units, self.temperature)
+            if self.temperature > 0
+            else unit_softmax(signed, units, 1.0, among=signed > sign * middle)
+            for sign, signed in ((1, wanted), (-1, -wanted))
+        )
         return (self._compare(implicit, wanted, units, best) + self._compare(implicit, wanted, units, worst)) / 2
 
     def _compare(self, implicit: Tensor, wanted: Tensor, units: Tensor, weights: Tensor) -> Tensor:

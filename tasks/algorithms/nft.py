@@ -24,7 +24,7 @@ class NFT(ForwardProcess):
     scale: float = 5.0
     """Advantages of +-scale are the strongest preference, and the loss is multiplied by it."""
     decay: Mapping[str, Any] = field(default_factory=dict)
-    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum."""
+    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start."""
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -155,15 +155,26 @@ def centered(values: Tensor, weights: Tensor, units: Tensor, *, detach: bool = F
     return values - (mean.detach() if detach else mean)
 
 
-def unit_softmax(values: Tensor, units: Tensor, temperature: float) -> Tensor:
-    """Return softmax weights within units: uniform for a negative temperature, on the largest value for 0."""
-    if temperature < 0:
-        return 1 / unit_sum(torch.ones_like(values), units)
+def unit_uniform(units: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights that are equal within units and sum to 1 there, (B,)."""
+    ones = torch.ones(len(units), dtype=dtype, device=units.device)
+    return ones / unit_sum(ones, units)
+
+
+def unit_softmax(values: Tensor, units: Tensor, temperature: float, among: Tensor | None = None) -> Tensor:
+    """Return softmax(values / temperature) within units, (B,).
+
+    ``among`` (B,) bool restricts it to some rows; a unit that has none of them gets uniform weights.
+    """
+    logits = values / temperature
+    if among is not None:
+        logits = logits.masked_fill(~among, -torch.inf)
     count = int(units.max()) + 1
     top = torch.full((count,), -torch.inf, dtype=values.dtype, device=values.device)
-    top = top.scatter_reduce(0, units, values, "amax")[units]
-    raw = (values == top).to(values.dtype) if temperature == 0 else torch.exp((values - top) / temperature)
-    return raw / unit_sum(raw, units)
+    top = top.scatter_reduce(0, units, logits, "amax")[units]
+    empty = torch.isinf(top)
+    raw = torch.exp(logits - torch.where(empty, 0.0, top))
+    return torch.where(empty, unit_uniform(units, values.dtype), raw / unit_sum(raw, units))
 
 
 def _self_normalized(estimate: Tensor, clean: Tensor) -> Tensor:

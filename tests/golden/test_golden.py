@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.adapters import warm_decay
 from models.guidance import guided, norm_preserving_guided
 from models.kernels import CPS, DanceSDE, FlowDDIM, WanSDE, ddim_epsilon_step
 from models.rewards.base import quoted_text
@@ -454,16 +456,17 @@ def test_dgpo_loss(golden_dir: Path) -> None:
     check_gradient(loss, velocity, data["dgpo_grad_v"])
 
 
-@pytest.mark.parametrize("temperature", [-1.0, 0.5])
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, 0.5])
 @pytest.mark.parametrize("distance", ["mse", "bce"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_crd_loss(golden_dir: Path, temperature: float, distance: Any, adaptive: bool) -> None:
-    # Temperature 0 of the public code is not reproduced: its mask compares values after they were mapped to [0, 1].
     data, meta = losses(golden_dir)
     velocity, target = data["v_new"].clone().requires_grad_(), data["eps"] - data["x0"]
     old, new = (crd_error(v, target, adaptive=adaptive) for v in (data["v_old"], velocity))
     wanted = preference(data["adv"], meta["adv_clip"]).to(new.dtype)
-    algorithm = CRD(beta=meta["crd_beta"], distance=distance, temperature=temperature, detach_center=True)
+    algorithm = CRD(
+        beta=meta["crd_beta"], distance=distance, temperature=temperature, detach_center=True, public_pools=True
+    )
     # The vectors center over the whole batch.
     units = torch.zeros(len(wanted), dtype=torch.int64)
     loss = (meta["adv_clip"] / meta["crd_beta"]) * algorithm.compare(old - new, wanted, units).mean()
@@ -482,11 +485,21 @@ def test_kl_by_means(golden_dir: Path) -> None:
 def test_decays(golden_dir: Path) -> None:
     data = json.loads((golden_dir / "schedules.json").read_text())
     types = {"0": BehaviorDecay(), "1": BehaviorDecay(rate=0.001, maximum=0.5)}
-    types["2"] = BehaviorDecay(flat=75, rate=0.0075, maximum=0.999)
-    for name, decay in types.items():
-        assert [decay(step) for step in data["decay_steps"]] == pytest.approx(data["decay"]["nft"][name])
-    ema = [min((1 + step) / (10 + step), 0.9) for step in data["decay_steps"]]
-    assert ema == pytest.approx(data["decay"]["ema_flowgrpo_0p9"])
+    types["2"] = late = BehaviorDecay(flat=75, rate=0.0075, maximum=0.999)
+    expected = {**data["decay"], **{f"nft{key}": values for key, values in data["decay"]["nft"].items()}}
+    decays = {
+        **{f"nft{key}": decay for key, decay in types.items()},
+        "ff_piecewise": types["1"],
+        "ff_linear": BehaviorDecay(rate=0.003, maximum=0.3),
+        "dgpo_ema_ref": BehaviorDecay(rate=0.001, maximum=0.3),
+        "crd_default_old": BehaviorDecay(start=0.25, rate=0.005, maximum=0.999),
+        "crd_default_sampling": late,
+        "ema_flowgrpo_0p9": partial(warm_decay, decay=0.9),
+        "ff_power": partial(warm_decay, decay=0.995),
+    }
+    assert decays.keys() == expected.keys() - {"nft"}
+    for name, decay in decays.items():
+        assert [decay(step) for step in data["decay_steps"]] == pytest.approx(expected[name]), name
 
 
 def test_ocr_score(golden_dir: Path) -> None:
