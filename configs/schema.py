@@ -98,6 +98,17 @@ class PromptsSection(Section):
     """Split to read when the source is a Hugging Face dataset id."""
 
 
+class MediaSection(Section):
+    """How generated images and clips are stored; what is stored is what is scored."""
+
+    format: Literal["auto", "png", "webp", "mp4"] = "auto"
+    """File format; auto: png for images, mp4 for clips."""
+    lossless: bool = True
+    """Keep every value; otherwise webp and mp4 are compressed visually lossless."""
+    fps: int = Field(16, ge=1)
+    """Frames per second of clips."""
+
+
 class RolloutSection(Section):
     """How trajectories are generated."""
 
@@ -120,7 +131,9 @@ class RolloutSection(Section):
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
     store: str = "webdataset"
-    """Trajectory store format."""
+    """Trajectory store format: webdataset or parquet."""
+    media: MediaSection = MediaSection()
+    """How images and clips are stored."""
 
 
 class RewardSection(Component):
@@ -249,7 +262,13 @@ class StoreSection(Section):
     """Where artifacts live."""
 
     root: str = "flowmill-store"
-    """Folder of the artifact store."""
+    """Folder of the artifact store, or s3://bucket/prefix."""
+    cache: str | None = None
+    """Folder for local copies of what lies on S3; a folder in the user's cache when absent."""
+    cache_size: int = Field(20_000_000_000, ge=64_000_000)
+    """Bytes of local copies to keep; those not used for longest go first."""
+    single_writer: bool = False
+    """Only one process ever writes to this store: commit on S3 servers without conditional writes too."""
 
 
 class TrackingSection(Section):

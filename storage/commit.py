@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,23 +19,16 @@ import xxhash
 
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, StoreError
 from configs.fingerprint import canonical_json
+from configs.schema import StoreSection
 from storage import layout
-from storage.filesystem import Root, open_root
+from storage.checksums import describe_file
+from storage.files import ShardFiles
 from storage.layout import ArtifactRef
+from storage.roots import open_root
+from storage.roots.base import FileEntry, Root
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """One committed file."""
-
-    name: str
-    """Path below the shard's folder."""
-    size: int
-    """Bytes."""
-    xxh3: str
-    """xxh3-128 of the content, hex."""
+#: 2 added checksums of blocks and the artifact to shard records.
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +47,8 @@ class ShardRecord:
     """Figures about the content, equal for equal content."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Host, pid and timings of the writer: everything that may differ between equal shards."""
+    artifact: str = ""
+    """``kind/id`` of the artifact; absent in version 1."""
     schema_version: int = SCHEMA_VERSION
     """Version of this record and of the files it names."""
 
@@ -92,18 +86,17 @@ class Manifest:
 class ArtifactStore:
     """Commits and reads artifacts below one root."""
 
-    def __init__(self, root: Root | str) -> None:
+    def __init__(self, root: Root | StoreSection | str) -> None:
         """Open a store.
 
         Args:
-            root: a Root, or the URI of one.
+            root: a Root, the store section of a config, or the URI of a root.
 
         Raises:
             StoreError: the root cannot be used.
         """
-        self.root = open_root(root) if isinstance(root, str) else root
-        self._verified: set[str] = set()
-        self._lock = threading.Lock()
+        section = StoreSection(root=root) if isinstance(root, str) else root
+        self.root: Root = open_root(section) if isinstance(section, StoreSection) else section
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
         """Return the manifest of a complete artifact, or None.
@@ -135,15 +128,17 @@ class ArtifactStore:
 
     def record(self, ref: ArtifactRef, shard: str) -> ShardRecord | None:
         """Return the commit record of one shard, or None."""
-        path = layout.record(ref, shard)
-        data = self.root.read(path)
-        return None if data is None else _record_from(_parse(data, path), path)
+        return self._read_records(ref, [shard])[0]
 
     def records(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of all committed shards, sorted by shard name."""
-        names = [name.removesuffix(".json") for name in self.root.list(layout.records(ref)) if name.endswith(".json")]
-        found = (self.record(ref, name) for name in names)
+        found = self._read_records(ref, self.committed(ref))
         return [record for record in found if record is not None]
+
+    def committed(self, ref: ArtifactRef) -> list[str]:
+        """Return the sorted names of all committed shards; reads no record."""
+        names = self.root.list(layout.records(ref))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
     def commit(
         self,
@@ -172,6 +167,7 @@ class ArtifactStore:
             files=files,
             summary=summary or {},
             producer={"host": socket.gethostname(), "pid": os.getpid(), **(producer or {})},
+            artifact=str(ref),
         )
         self.root.publish(folder, layout.shard_folder(ref, shard, digest))
         if self.root.create(layout.record(ref, shard), _encode(asdict(record))):
@@ -190,7 +186,7 @@ class ArtifactStore:
         Raises:
             NotCommittedError: a planned shard has no record.
         """
-        records = [self.record(ref, shard) for shard in shards]
+        records = self._read_records(ref, shards)
         missing = [shard for shard, record in zip(shards, records, strict=True) if record is None]
         if missing:
             raise NotCommittedError(f"{ref} cannot be completed: shards {', '.join(missing)} are not committed.")
@@ -215,16 +211,23 @@ class ArtifactStore:
         Raises:
             CorruptError: a file is missing, of another size, or of other content.
         """
-        path = layout.shard_folder(ref, record.shard, record.digest)
-        folder = self.root.local(path)
-        with self._lock:
-            known = path in self._verified
-        if not known:
-            for file in record.files:
-                check_file(folder / file.name, file, where=f"{path}/{file.name}")
-            with self._lock:
-                self._verified.add(path)
+        path, folder = layout.shard_folder(ref, record.shard, record.digest), None
+        for file in record.files:
+            folder = self.root.fetch(path, file).parents[file.name.count("/")]
+        if folder is None:
+            raise CorruptError(f"{layout.record(ref, record.shard)} names no files.")
         return folder
+
+    def files(self, ref: ArtifactRef, record: ShardRecord) -> ShardFiles:
+        """Return the files of a shard, to read only some of them or only parts."""
+        return ShardFiles(self.root, layout.shard_folder(ref, record.shard, record.digest), record.files)
+
+    def _read_records(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
+        paths = [layout.record(ref, shard) for shard in shards]
+        return [
+            None if data is None else _record_from(_parse(data, path), path, ref, shard)
+            for path, shard, data in zip(paths, shards, self.root.read_many(paths), strict=True)
+        ]
 
     def _settle(self, ref: ArtifactRef, ours: ShardRecord) -> ShardRecord:
         winner = self.record(ref, ours.shard)
@@ -240,41 +243,9 @@ class ArtifactStore:
         return winner
 
 
-def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
-    """Check one file against its record.
-
-    Raises:
-        CorruptError: it is missing, truncated or changed.
-    """
-    remedy = "Run 'flowmill store verify' to see what else is affected."
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise CorruptError(
-            f"{where} is missing; its commit record names it with {entry.size} bytes. {remedy}"
-        ) from None
-    if size != entry.size:
-        raise CorruptError(f"{where} has {size} bytes, its commit record says {entry.size}. {remedy}")
-    found = hash_file(path)
-    if found != entry.xxh3:
-        raise CorruptError(f"{where} has checksum {found[:12]}, its commit record says {entry.xxh3[:12]}. {remedy}")
-
-
-def hash_file(path: Path) -> str:
-    """Return the xxh3-128 of a file's content, hex."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _describe(folder: Path) -> tuple[FileEntry, ...]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(
-        FileEntry(name=path.relative_to(folder).as_posix(), size=path.stat().st_size, xxh3=hash_file(path))
-        for path in paths
-    )
+    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in paths)
 
 
 def _digest(value: Any) -> str:
@@ -298,12 +269,18 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _record_from(data: dict[str, Any], where: str) -> ShardRecord:
+def _record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) -> ShardRecord:
     try:
-        files = tuple(FileEntry(**file) for file in data.pop("files"))
-        return ShardRecord(files=files, **data)
+        files = tuple(FileEntry(**{**file, "blocks": tuple(file.get("blocks", ()))}) for file in data.pop("files"))
+        record = ShardRecord(files=files, **data)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"{where} is not a commit record: {error}.") from None
+    if record.shard != shard or record.artifact not in ("", str(ref)):
+        raise CorruptError(
+            f"{where} describes shard {record.shard} of {record.artifact or 'some artifact'}. It was copied from "
+            "elsewhere; run 'flowmill store repair' to make it anew."
+        )
+    return record
 
 
 def _manifest_from(data: dict[str, Any], where: str) -> Manifest:

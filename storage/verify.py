@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
-from storage.commit import ArtifactStore, ShardRecord, check_file
+from storage.checksums import check_size
+from storage.commit import ArtifactStore, ShardRecord
+from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import RunFolder, list_runs
 
@@ -67,18 +69,14 @@ def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
 
 def _check_record(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, *, deep: bool) -> list[str]:
     folder = layout.shard_folder(ref, record.shard, record.digest)
-    problems = []
+    sizes, problems = store.root.files(folder), []
     for file in record.files:
-        where, path = f"{folder}/{file.name}", store.root.local(f"{folder}/{file.name}")
-        if deep:
-            try:
-                check_file(path, file, where=where)
-            except CorruptError as error:
-                problems.append(str(error))
-        elif not path.exists():
-            problems.append(f"{where} is missing; its commit record names it.")
-        elif path.stat().st_size != file.size:
-            problems.append(f"{where} has {path.stat().st_size} bytes, its commit record says {file.size}.")
+        try:
+            check_size(sizes.get(file.name), file, where=f"{folder}/{file.name}")
+            if deep:
+                store.root.check(folder, file)
+        except CorruptError as error:
+            problems.append(str(error))
     return problems
 
 
@@ -122,6 +120,6 @@ def _schema(store: ArtifactStore, ref: ArtifactRef, records: list[ShardRecord]) 
     for record in records[:1]:
         for file in record.files:
             if file.name.endswith(".parquet"):
-                schema = pq.read_schema(store.folder(ref, record) / file.name)
+                schema = pq.read_schema(arrow_file(store.files(ref, record).blob(file.name)))
                 schemas[file.name] = [f"{field.name}: {field.type}" for field in schema]
     return schemas

@@ -87,7 +87,7 @@ class AdvantageStage(Stage):
         opener = open_trajectory_store(self.config.rollout.store)
         found: dict[str, float] = {}
         for record in store.records(ref):
-            table = opener.open(store.folder(ref, record)).table
+            table = opener.open(store.files(ref, record)).table
             columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
             found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
         return coefficient * torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
@@ -141,8 +141,8 @@ class AdvantageStage(Stage):
 def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """Return all rows of a rewards artifact, in shard order."""
     store.require(ref)
-    folders = [store.folder(ref, record) for record in store.records(ref)]
-    return pa.concat_tables([read_table(folder / "rewards.parquet", REWARDS) for folder in folders])
+    shards = [store.files(ref, record) for record in store.records(ref)]
+    return pa.concat_tables([read_table(files, "rewards.parquet", REWARDS) for files in shards])
 
 
 def _values(table: pa.Table) -> torch.Tensor:

@@ -20,7 +20,7 @@ from storage.layout import ArtifactRef
 from storage.schema import EVALUATIONS, write_table
 from storage.trajectories.base import Sample
 from tasks.pictures import grid
-from tasks.rollout import call_options, open_trajectory_store
+from tasks.rollout import call_options, media_format, open_trajectory_store
 from tasks.seeds import derive, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
@@ -62,8 +62,8 @@ class EvaluateStage(Stage):
         count = self.config.evaluate.samples
         jobs = [(prompts[i % len(prompts)], i // len(prompts)) for i in range(count)]
         samples = self._sample(shard.name, jobs)
-        open_trajectory_store(self.config.rollout.store).write(folder, samples)
-        media = np.stack([made.media for made in samples])
+        open_trajectory_store(self.config.rollout.store).write(folder, samples, media_format(self.config))
+        media = np.stack([made.media for made in samples if made.media is not None])
         scores = {reward.slot: self._score(reward, media, samples) for reward in self._rewards}
         _write_scores(folder / "scores.parquet", shard.name, samples, scores)
         self._draw(folder, samples, scores)
@@ -142,7 +142,7 @@ class EvaluateStage(Stage):
         first = scores[self._rewards[0].slot]
         notes = first.notes if first.notes is not None else [""] * len(samples)
         captions = [(made.prompt, f"{notes[i]} {first.values[i]:.2f}".strip()) for i, made in enumerate(shown)]
-        grid([made.media for made in shown], captions).save(folder / "grid.png")
+        grid([made.media for made in shown if made.media is not None], captions).save(folder / "grid.png")
 
 
 def _write_scores(path: Path, split: str, samples: Sequence[Sample], scores: Mapping[str, Scores]) -> None:

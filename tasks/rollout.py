@@ -22,6 +22,7 @@ from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
 from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
+from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.algorithms import ALGORITHMS
@@ -76,7 +77,7 @@ class RolloutStage(Stage):
                 shard.start * self._size + min(start + batch, len(jobs)),
                 len(self.groups) * self._size,
             )
-        self.trajectory_store.write(folder, samples)
+        self.trajectory_store.write(folder, samples, media_format(self.config))
         return Output(rows=len(samples), summary={"groups": shard.stop - shard.start})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -254,6 +255,12 @@ def algorithm_requirements(config: RunConfig) -> Requirements:
     chosen = config.optimize.algorithm
     algorithm = create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")
     return algorithm.requires  # type: ignore[no-any-return]
+
+
+def media_format(config: RunConfig) -> MediaFormat:
+    """Return how a run stores images and clips."""
+    media = config.rollout.media
+    return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
 
 
 def open_trajectory_store(name: str) -> TrajectoryStore:

@@ -29,7 +29,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspa
     found = find_run(config, reporter=reporter)
     if found is not None:
         return found
-    store = ArtifactStore(config.store.root)
+    store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
     if not run.create(_record(config)):
         # Another process created it since; it is bound to only if it is the same.
@@ -45,7 +45,7 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspac
         StoreError: the root cannot be used.
         PromptError: a prompt source cannot be used.
     """
-    store = ArtifactStore(config.store.root)
+    store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
     found = run.describe()
     if found is None:
@@ -70,12 +70,10 @@ def open_run(root: str, name: str, *, overrides: Sequence[str] = (), reporter: R
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
     """
-    store = ArtifactStore(root)
-    run = require_run(store, name)
-    found = run.describe() or {}
-    config = parse_config(found["config"], where=f"run '{name}'")
-    if overrides:
-        config = override_config(config, overrides)
+    found = require_run(ArtifactStore(root), name).describe() or {}
+    config = override_config(parse_config(found["config"], where=f"run '{name}'"), [f"store.root={root}", *overrides])
+    store = ArtifactStore(config.store)
+    run = RunFolder(store, name)
     return Workspace(store, config, run, reporter=reporter)
 
 

@@ -90,6 +90,6 @@ class ScoreStage(Stage):
         record = store.record(ref, shard.name)
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
-        opened = open_trajectory_store(self.config.rollout.store).open(store.folder(ref, record))
+        opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
         columns = {name: opened.table.column(name).to_pylist() for name in _COLUMNS}
         return {**columns, "media": np.stack([opened.media(row) for row in range(opened.table.num_rows)])}

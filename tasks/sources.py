@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from configs.schema import ModelSection
-from storage.commit import ArtifactStore, hash_file
+from storage.checksums import hash_file
+from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 

@@ -65,7 +65,7 @@ def main() -> None:
     die_with_parent()
     config_path, name, epoch, slot, artifact = sys.argv[1:]
     config = parse_config(json.loads(Path(config_path).read_text()), where=config_path)
-    store = ArtifactStore(config.store.root)
+    store = ArtifactStore(config.store)
     first = os.environ.get("RANK", "0") == "0"
     workspace = Workspace(store, config, RunFolder(store, run_name(config)), reporter=LineReporter() if first else None)
     workspace.use_threads()

@@ -72,7 +72,7 @@ class Workspace:
         self.store.require(ref)
         splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
         for record in self.store.records(ref):
-            for row in read_table(self.store.folder(ref, record) / "prompts.parquet", PROMPTS).to_pylist():
+            for row in read_table(self.store.files(ref, record), "prompts.parquet", PROMPTS).to_pylist():
                 prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
                 splits[row["split"]].append(prompt)
         return splits

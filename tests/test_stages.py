@@ -40,9 +40,9 @@ def trajectories(workspace: Workspace, epoch: int = 1) -> dict[str, tuple[np.nda
     ref = workspace.run.require(epoch, "rollout").ref
     found = {}
     for record in workspace.store.records(ref):
-        shard = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record))
+        shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
         for row, columns in enumerate(shard.table.to_pylist()):
-            found[columns["sample_id"]] = (shard.latents(row), columns["log_probs"], shard.media(row))
+            found[columns["sample_id"]] = (shard.array("latents", row), columns["log_probs"], shard.media(row))
     return found
 
 
@@ -274,7 +274,7 @@ def test_groups_share_their_random_window(make_config: Make) -> None:
     ref = workspace.run.require(1, "rollout").ref
     windows: dict[str, set[tuple[int, ...]]] = {}
     for record in workspace.store.records(ref):
-        table = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record)).table
+        table = open_trajectory_store("webdataset").open(workspace.store.files(ref, record)).table
         for row in table.to_pylist():
             windows.setdefault(row["prompt_id"], set()).add(tuple(row["steps"]))
     assert {len(drawn) for drawn in windows.values()} == {1}
@@ -300,7 +300,7 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     for sample in a:
         np.testing.assert_array_equal(a[sample][0], b[sample][0])
     ref = one.run.require(1, "advantage").ref
-    table = read_table(one.store.folder(ref, one.store.records(ref)[0]) / "advantages.parquet", ADVANTAGES).to_pandas()
+    table = read_table(one.store.files(ref, one.store.records(ref)[0]), "advantages.parquet", ADVANTAGES).to_pandas()
     assert table.group_id.nunique() == 4 * 2
     assert table.groupby("group_id").advantage.sum().abs().max() < 1e-4
     updates = one.store.require(one.policy_ref(1)).summary["updates"]
@@ -348,8 +348,8 @@ def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> No
     kls, penalties = [], []
     for epoch in (1, 2):
         ref = workspace.run.require(epoch, "rollout").ref
-        folders = [workspace.store.folder(ref, record) for record in workspace.store.records(ref)]
-        tables = [open_trajectory_store("webdataset").open(folder).table for folder in folders]
+        shards = [workspace.store.files(ref, record) for record in workspace.store.records(ref)]
+        tables = [open_trajectory_store("webdataset").open(files).table for files in shards]
         kls.append(np.mean([kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]))
         scored = workspace.store.require(workspace.run.require(epoch, "score", "jpeg_compressibility").ref)
         advantage = workspace.store.require(workspace.run.require(epoch, "advantage").ref)
@@ -444,8 +444,8 @@ def test_advantages_are_those_of_the_rewards(make_config: Make) -> None:
     workspace = prepare(make_config(both))
     run_epoch(workspace, 1)
     ref = workspace.run.require(1, "advantage").ref
-    folder = workspace.store.folder(ref, workspace.store.records(ref)[0])
-    table = read_table(folder / "advantages.parquet", ADVANTAGES).to_pandas()
+    files = workspace.store.files(ref, workspace.store.records(ref)[0])
+    table = read_table(files, "advantages.parquet", ADVANTAGES).to_pandas()
     scores = workspace.store.require(workspace.run.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
     assert table.reward.mean() == pytest.approx(2 * scores + 3 * 0.7, rel=1e-5)
     assert table.groupby("prompt_id").advantage.sum().abs().max() < 1e-4
@@ -535,7 +535,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
         pipeline.load_lora_weights(folder)
     ref = workspace.run.require(1, "evaluate").ref
     record = next(record for record in workspace.store.records(ref) if record.shard == "train")
-    shard = open_trajectory_store("webdataset").open(workspace.store.folder(ref, record))
+    shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
     rows = shard.table.to_pylist()
     assert rows[0]["seed"] == derive(0, "evaluate", rows[0]["prompt_id"], 0)
     images = pipeline(
@@ -553,7 +553,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     execute(workspace, "evaluate", 0)
     base_ref = workspace.run.require(0, "evaluate").ref
     base_record = next(r for r in workspace.store.records(base_ref) if r.shard == "train")
-    base = open_trajectory_store("webdataset").open(workspace.store.folder(base_ref, base_record))
+    base = open_trajectory_store("webdataset").open(workspace.store.files(base_ref, base_record))
     assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
 
 

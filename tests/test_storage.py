@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from configs.schema import StoreSection
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
 from storage.embeddings import EmbeddingCache
-from storage.filesystem import LocalRoot, open_root
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry, RunFolder
+from storage.roots import open_root
+from storage.roots.local import LocalRoot
 from storage.verify import describe_artifact, list_artifacts, verify_store
 
 REF = ArtifactRef("rewards", "f" * 32)
@@ -140,20 +142,20 @@ def test_a_foreign_manifest_is_refused(store: ArtifactStore) -> None:
 def test_unusable_roots(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="--root"):
-        open_root(str(tmp_path / "file"))
+        open_root(StoreSection(root=str(tmp_path / "file")))
     with pytest.raises(StoreError, match="no store for 'ftp://'"):
-        open_root("ftp://host/x")
+        open_root(StoreSection(root="ftp://host/x"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_unwritable_root(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(StoreError, match="--root"):
-        open_root(str(tmp_path / "closed" / "store"))
+        open_root(StoreSection(root=str(tmp_path / "closed" / "store")))
 
 
 def test_sweep_removes_what_dead_processes_left(tmp_path: Path) -> None:
-    root = LocalRoot(tmp_path / "store")
+    root = LocalRoot(str(tmp_path / "store"))
     import socket
 
     dead = tmp_path / "store" / ".staging" / f"{socket.gethostname()}-999999999-abc"
@@ -165,7 +167,7 @@ def test_sweep_removes_what_dead_processes_left(tmp_path: Path) -> None:
 
 
 def _hold(path: str, ready: object, release: object) -> None:
-    with LocalRoot(Path(path)).lock("runs/r/.lock", "Run 'r'"):
+    with LocalRoot(path).lock("runs/r/.lock", "Run 'r'"):
         ready.set()  # type: ignore[attr-defined]
         release.wait(30)  # type: ignore[attr-defined]
 
@@ -178,12 +180,12 @@ def test_one_process_executes_a_run(tmp_path: Path) -> None:
     assert ready.wait(30)
     with (
         pytest.raises(RunConflictError, match=f"pid {holder.pid}"),
-        LocalRoot(tmp_path).lock("runs/r/.lock", "Run 'r'"),
+        LocalRoot(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"),
     ):
         pass
     holder.kill()
     holder.join()
-    with LocalRoot(tmp_path).lock("runs/r/.lock", "Run 'r'"):
+    with LocalRoot(str(tmp_path)).lock("runs/r/.lock", "Run 'r'"):
         pass
 
 

@@ -5,4 +5,5 @@ A new store is one file here with a class that fulfils ``base.TrajectoryStore``,
 
 TRAJECTORY_STORES = {
     "webdataset": "storage.trajectories.webdataset:WebDatasetStore",
+    "parquet": "storage.trajectories.parquet:ParquetStore",
 }

@@ -1,11 +1,13 @@
 """What every trajectory store writes and reads.
 
 A sample is a chain of S >= 0 trained transitions: ``states`` lists the denoising steps whose latents are stored,
-``steps`` the S trained ones; step i leads from the state i to the state i + 1. An evaluation image is a chain of 0.
+``steps`` the S trained ones; step i leads from the state i to the state i + 1. An evaluation image is a chain of 0, a
+forward-process sample one of 0 with its final latents. A causal LM's sample has tokens instead of latents.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+from configs.errors import CorruptError
+from configs.fingerprint import canonical_json
+from storage.files import Files
+from storage.media import MediaFormat, decode
+from storage.roots.base import Blob
+
+#: Fields of a sample that are stored as raw arrays where present, in this order.
+ARRAYS = ("latents", "means", "unconditional", "tokens", "token_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +48,8 @@ class Sample:
     """Artifact of the policy that made it."""
     sigmas: Sequence[float]
     """Noise levels of the whole schedule, [T + 1] from 1 to 0."""
-    media: np.ndarray
-    """(H, W, 3) uint8 image."""
+    media: np.ndarray | None = None
+    """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text."""
     steps: Sequence[int] = ()
     """Trained steps, [S]."""
     states: Sequence[int] = ()
@@ -51,44 +62,105 @@ class Sample:
     """(N, ...) float32 or float16 latents, one per stored state."""
     means: np.ndarray | None = None
     """(S, ...) float32 means of the behavior policy's trained steps, for algorithms that compare means."""
+    unconditional: np.ndarray | None = None
+    """(S, ...) float32 or float16 predictions without the prompt, which a first update can use again."""
+    tokens: np.ndarray | None = None
+    """(L,) int32 token ids, prompt and completion, of a causal LM."""
+    token_mask: np.ndarray | None = None
+    """(L,) uint8, 1 for tokens the policy chose."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the stored arrays by name, contiguous."""
+        found = {name: getattr(self, name) for name in ARRAYS}
+        return {name: np.ascontiguousarray(array) for name, array in found.items() if array is not None}
 
-class TrajectoryShard(Protocol):
-    """A shard opened for reading."""
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of ``schema.SAMPLES`` but those about payloads."""
+        plain = ("sample_id", "prompt_id", "group_id", "prompt", "epoch", "replica", "seed", "policy")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "metadata": canonical_json(dict(self.metadata)),
+            "sigmas": list(self.sigmas),
+            "steps": list(self.steps),
+            "states": list(self.states),
+            "log_probs": np.asarray(self.log_probs, np.float32),
+            "reference_kl": np.asarray(self.reference_kl, np.float32),
+        }
 
-    table: pa.Table
-    """Everything but payloads, schema ``storage.schema.SAMPLES``."""
 
-    def latents(self, row: int) -> np.ndarray:
-        """Return the (N, ...) latents of a row, without decoding; read-only."""
-        ...
+class TrajectoryShard:
+    """A shard opened for reading: its table in memory, its payloads read in ranges."""
 
-    def means(self, row: int) -> np.ndarray:
-        """Return the (S, ...) float32 step means of a row, without decoding; read-only.
+    def __init__(self, table: pa.Table, payloads: Blob, where: str) -> None:
+        """Bind a table of schema ``storage.schema.SAMPLES`` to the file its offsets count in."""
+        self.table = table
+        self._payloads = payloads
+        self._where = where
+        self._arrays = table.column("arrays")
+
+    def array(self, name: str, row: int) -> np.ndarray:
+        """Return a stored array of a row, without decoding; read-only.
 
         Raises:
-            CorruptError: none are stored.
+            CorruptError: none of this name is stored, or the byte range does not hold it.
         """
-        ...
+        for entry in self._arrays[row].as_py():
+            if entry["name"] == name:
+                return self._view(row, **entry)
+        raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
 
     def media(self, row: int) -> np.ndarray:
-        """Return the (H, W, 3) uint8 image of a row."""
-        ...
+        """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.
+
+        Raises:
+            CorruptError: none is stored, or it cannot be decoded.
+        """
+        return decode(self.media_file(row), self.media_format(row), where=f"{self._where}: media of row {row}")
+
+    def media_format(self, row: int) -> str:
+        """Return the format of a row's media, empty without any."""
+        return str(self.table.column("media_format")[row].as_py())
+
+    def media_file(self, row: int) -> memoryview:
+        """Return the encoded media of a row.
+
+        Raises:
+            CorruptError: none is stored.
+        """
+        if not self.media_format(row):
+            raise CorruptError(f"{self._where}: row {row} has no media.")
+        return self._payloads.read(
+            self.table.column("media_offset")[row].as_py(), self.table.column("media_size")[row].as_py()
+        )
+
+    def _view(self, row: int, *, name: str, dtype: str, shape: Sequence[int], offset: int, size: int) -> np.ndarray:
+        kind, count = np.dtype(dtype), math.prod(shape)
+        if kind.hasobject or size != count * kind.itemsize:
+            raise CorruptError(
+                f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(shape)} of {dtype} needs "
+                f"{count * kind.itemsize}."
+            )
+        return np.frombuffer(self._payloads.read(offset, size), kind, count).reshape(shape)
 
 
 class TrajectoryStore(Protocol):
     """Writes and opens shards. Equal samples give equal bytes."""
 
-    def write(self, folder: Path, samples: Sequence[Sample]) -> None:
+    def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = ...) -> None:
         """Write all samples of one shard into an empty folder."""
         ...
 
-    def open(self, folder: Path) -> TrajectoryShard:
-        """Open a committed shard's folder.
+    def open(self, files: Files) -> TrajectoryShard:
+        """Open a shard.
 
         Raises:
-            CorruptError: a table or payload is not what the schema says.
+            CorruptError: the table is not what the schema says.
         """
         ...
+
+
+def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
+    """Return what ``schema.SAMPLES`` says about one stored array."""
+    return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "offset": offset, "size": array.nbytes}

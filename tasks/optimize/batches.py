@@ -129,7 +129,7 @@ class SampleSet(ABC):
 
     def _latents(self, sample: int, state: int, payload: str = "latents") -> np.ndarray:
         shard, row = self._where[sample]
-        array: np.ndarray = shard.latents(row) if payload == "latents" else shard.means(row)
+        array = shard.array(payload, row)
         chosen: np.ndarray = array[self._columns["states"][sample].index(state) if payload == "latents" else state]
         return chosen
 

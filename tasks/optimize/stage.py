@@ -157,12 +157,12 @@ class OptimizeStage(Stage):
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.workspace.store, open_trajectory_store(self.config.rollout.store)
         store.require(trajectories)
-        return [opener.open(store.folder(trajectories, record)) for record in store.records(trajectories)]
+        return [opener.open(store.files(trajectories, record)) for record in store.records(trajectories)]
 
     def _advantages(self, ref: ArtifactRef) -> dict[str, float]:
         store = self.workspace.store
         store.require(ref)
-        table = read_table(store.folder(ref, store.records(ref)[0]) / "advantages.parquet", ADVANTAGES)
+        table = read_table(store.files(ref, store.records(ref)[0]), "advantages.parquet", ADVANTAGES)
         columns = (table.column("sample_id").to_pylist(), table.column("advantage").to_pylist())
         return dict(zip(*columns, strict=True))
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pytest
 
-from configs.errors import CorruptError
+from configs.errors import ConfigError, CorruptError
 from configs.registry import resolve
-from storage.commit import hash_file
+from storage.checksums import hash_file
+from storage.files import FolderFiles
+from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
-from storage.trajectories.base import Sample, TrajectoryStore
+from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 
 
 @pytest.fixture(params=sorted(TRAJECTORY_STORES))
@@ -52,11 +55,11 @@ def samples(count: int = 3, dtype: type = np.float32, states: int = 3, means: bo
 def test_what_is_written_is_read(trajectory_store: TrajectoryStore, tmp_path: Path, dtype: type, states: int) -> None:
     written = samples(dtype=dtype, states=states)
     trajectory_store.write(tmp_path, written)
-    shard = trajectory_store.open(tmp_path)
+    shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         assert sample.latents is not None
-        np.testing.assert_array_equal(shard.latents(row), sample.latents)
-        assert shard.latents(row).dtype == dtype
+        np.testing.assert_array_equal(shard.array("latents", row), sample.latents)
+        assert shard.array("latents", row).dtype == dtype
         np.testing.assert_array_equal(shard.media(row), sample.media)
         columns = shard.table.slice(row, 1).to_pylist()[0]
         assert (columns["sample_id"], columns["seed"], columns["steps"]) == (
@@ -71,15 +74,15 @@ def test_what_is_written_is_read(trajectory_store: TrajectoryStore, tmp_path: Pa
 def test_step_means_are_stored_where_asked_for(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     written = samples(dtype=np.float16, means=True)
     trajectory_store.write(tmp_path, written)
-    shard = trajectory_store.open(tmp_path)
+    shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         assert sample.means is not None
-        assert shard.means(row).dtype == np.float32
-        np.testing.assert_array_equal(shard.means(row), sample.means)
+        assert shard.array("means", row).dtype == np.float32
+        np.testing.assert_array_equal(shard.array("means", row), sample.means)
     (tmp_path / "without").mkdir()
     trajectory_store.write(tmp_path / "without", samples())
-    with pytest.raises(CorruptError, match="means of row 0"):
-        trajectory_store.open(tmp_path / "without").means(0)
+    with pytest.raises(CorruptError, match="row 0 has no means"):
+        trajectory_store.open(FolderFiles(tmp_path / "without")).array("means", 0)
 
 
 def test_samples_without_latents(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
@@ -94,7 +97,83 @@ def test_samples_without_latents(trajectory_store: TrajectoryStore, tmp_path: Pa
         "policy": "policies/x",
     }
     trajectory_store.write(tmp_path, [Sample(sample_id="train-p-0000", sigmas=[1.0, 0.0], media=image, **plain)])
-    np.testing.assert_array_equal(trajectory_store.open(tmp_path).media(0), image)
+    np.testing.assert_array_equal(trajectory_store.open(FolderFiles(tmp_path)).media(0), image)
+
+
+@pytest.mark.parametrize("form", ["png", "webp"])
+def test_images_are_kept_without_loss(trajectory_store: TrajectoryStore, tmp_path: Path, form: str) -> None:
+    written = samples()
+    trajectory_store.write(tmp_path, written, MediaFormat(name=form))
+    shard = trajectory_store.open(FolderFiles(tmp_path))
+    for row, sample in enumerate(written):
+        assert shard.media_format(row) == form
+        np.testing.assert_array_equal(shard.media(row), sample.media)
+
+
+def test_clips_are_kept_without_loss_unless_asked_for(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    clip = np.linspace(0, 255, 5 * 32 * 48 * 3).reshape(5, 32, 48, 3).astype(np.uint8)
+    one = [replace(samples(1)[0], media=clip)]
+    for name, media in {
+        "exact": MediaFormat(fps=8),
+        "small": MediaFormat(lossless=False),
+        "again": MediaFormat(fps=8),
+    }.items():
+        (tmp_path / name).mkdir()
+        trajectory_store.write(tmp_path / name, one, media)
+    exact, small = (trajectory_store.open(FolderFiles(tmp_path / name)) for name in ("exact", "small"))
+    assert exact.media_format(0) == "mp4"
+    np.testing.assert_array_equal(exact.media(0), clip)
+    assert small.media(0).shape == clip.shape
+    assert np.abs(small.media(0).astype(int) - clip).mean() < 4
+    names = sorted(path.name for path in (tmp_path / "exact").iterdir())
+    assert [hash_file(tmp_path / "exact" / n) for n in names] == [hash_file(tmp_path / "again" / n) for n in names]
+
+
+def test_a_format_that_cannot_hold_the_media_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot hold an image"):
+        trajectory_store.write(tmp_path, samples(), MediaFormat(name="mp4"))
+
+
+def test_tokens_and_unconditional_predictions(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    tokens = [np.arange(5 + i, dtype=np.int32) for i in range(3)]
+    text = [
+        replace(sample, latents=None, media=None, tokens=tokens[i], token_mask=(tokens[i] > 2).astype(np.uint8))
+        for i, sample in enumerate(samples())
+    ]
+    images = [replace(sample, unconditional=np.float16([[1.5, i]])) for i, sample in enumerate(samples())]
+    for name, written in {"text": text, "images": images}.items():
+        (tmp_path / name).mkdir()
+        trajectory_store.write(tmp_path / name, written)
+    shard = trajectory_store.open(FolderFiles(tmp_path / "text"))
+    for row in range(3):
+        np.testing.assert_array_equal(shard.array("tokens", row), tokens[row])
+        np.testing.assert_array_equal(shard.array("token_mask", row), tokens[row] > 2)
+        assert shard.media_format(row) == ""
+    with pytest.raises(CorruptError, match="row 0 has no media"):
+        shard.media(0)
+    shard = trajectory_store.open(FolderFiles(tmp_path / "images"))
+    np.testing.assert_array_equal(shard.array("unconditional", 2), np.float16([[1.5, 2]]))
+
+
+def test_a_group_larger_than_a_page_is_split(
+    trajectory_store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.trajectories.parquet._PAGE", 500)
+    written = [replace(sample, prompt_id="p", group_id="p") for sample in samples(7)]
+    trajectory_store.write(tmp_path, written)
+    shard = trajectory_store.open(FolderFiles(tmp_path))
+    for row, sample in enumerate(written):
+        np.testing.assert_array_equal(shard.array("latents", row), sample.latents)
+
+
+def test_a_payload_of_another_dtype_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    trajectory_store.write(tmp_path, samples())
+    shard = trajectory_store.open(FolderFiles(tmp_path))
+    entries = shard.table.column("arrays").to_pylist()
+    entries[1][0]["dtype"] = "float64"
+    shard = TrajectoryShard(shard.table.set_column(14, "arrays", [entries]), shard._payloads, "shard")
+    with pytest.raises(CorruptError, match=r"latents of row 1 are 288 bytes, but shape .* of float64 needs 576"):
+        shard.array("latents", 1)
 
 
 def test_equal_samples_give_equal_bytes(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
@@ -107,7 +186,7 @@ def test_equal_samples_give_equal_bytes(trajectory_store: TrajectoryStore, tmp_p
 
 def test_latents_are_views_of_the_mapped_file(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     trajectory_store.write(tmp_path, samples())
-    latents = trajectory_store.open(tmp_path).latents(1)
+    latents = trajectory_store.open(FolderFiles(tmp_path)).array("latents", 1)
     assert not latents.flags.owndata
     assert not latents.flags.writeable
 
@@ -117,7 +196,7 @@ def test_a_truncated_payload_is_refused(trajectory_store: TrajectoryStore, tmp_p
     payload = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     payload.write_bytes(payload.read_bytes()[:600])
     with pytest.raises(CorruptError):
-        trajectory_store.open(tmp_path).latents(2)
+        trajectory_store.open(FolderFiles(tmp_path)).array("latents", 2)
 
 
 class TestWebDataset:
@@ -139,10 +218,11 @@ class TestWebDataset:
 
         raw = (folder / "samples.tar").read_bytes()
         for row, sample in zip(pq.read_table(folder / "samples.parquet").to_pylist(), samples(), strict=True):
-            assert row["latents_offset"] % 64 == 0
+            (latents,) = row["arrays"]
+            assert latents["offset"] % 64 == 0
             assert row["media_offset"] % 512 == 0
             assert sample.latents is not None
-            assert raw[row["latents_offset"] :][: row["latents_size"]] == sample.latents.tobytes()
+            assert raw[latents["offset"] :][: latents["size"]] == sample.latents.tobytes()
 
     @pytest.mark.filterwarnings("ignore")
     def test_webdataset_reads_it(self, folder: Path) -> None:
@@ -167,3 +247,42 @@ class TestWebDataset:
     def test_duckdb_reads_it(self, folder: Path) -> None:
         query = f"select prompt_id, len(log_probs) from '{folder / 'samples.parquet'}' order by 1 desc limit 1"
         assert duckdb.sql(query).fetchall() == [("p2", 2)]
+
+
+class TestParquet:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        resolve(TRAJECTORY_STORES, "parquet", what="store")().write(tmp_path, samples())
+        return tmp_path / "samples.parquet"
+
+    def test_payloads_lie_at_the_offsets_in_the_metadata(self, file: Path) -> None:
+        import pyarrow.parquet as pq
+
+        raw, places = file.read_bytes(), json.loads(pq.read_metadata(file).metadata[b"flowmill.offsets"])
+        assert pq.ParquetFile(file).num_row_groups == 3
+        for offset, sample in zip(places["latents"], samples(), strict=True):
+            assert sample.latents is not None
+            assert raw[offset:].startswith(sample.latents.tobytes())
+
+    def test_pyarrow_and_duckdb_read_the_payloads(self, file: Path) -> None:
+        latents = samples()[2].latents
+        assert latents is not None
+        found = duckdb.sql(f"select latents, arrays[1].shape from '{file}' where prompt_id = 'p2'").fetchall()
+        assert found == [(latents.tobytes(), list(latents.shape))]
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_datasets_reads_it(self, file: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+        import datasets
+
+        cache = str(tmp_path_factory.mktemp("cache"))
+        table = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=cache)
+        latents = samples()[1].latents
+        assert latents is not None
+        assert table[1]["latents"] == latents.tobytes()
+
+    def test_a_file_without_offsets_is_refused(self, file: Path) -> None:
+        import pyarrow.parquet as pq
+
+        pq.write_table(pq.read_table(file), file)
+        with pytest.raises(CorruptError, match="does not say where"):
+            resolve(TRAJECTORY_STORES, "parquet", what="store")().open(FolderFiles(file.parent))

@@ -1,110 +1,53 @@
-"""Roots: the few operations a store needs from a file system.
-
-A root creates small objects exclusively, publishes folders of finished files, and hands out local paths to read.
-Everything above it is the same for every kind of storage; adding one is a class with these methods and a line in
-``open_root``.
-"""
+"""A folder on a local or POSIX network file system."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
-import socket
-import uuid
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from configs.errors import RunConflictError, StoreError
+from configs.schema import StoreSection
+from storage.checksums import check_file, check_range
 from storage.layout import STAGING
-
-
-class Root(Protocol):
-    """What a store needs from a file system. Paths are relative, with forward slashes."""
-
-    uri: str
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a small object exclusively and durably; False when it exists already."""
-        ...
-
-    def publish(self, folder: Path, path: str) -> None:
-        """Make a folder of finished files visible under ``path``, durably; a no-op when it is there already."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """Return the bytes of a small object, or None when it does not exist."""
-        ...
-
-    def list(self, path: str) -> list[str]:
-        """Return the sorted names directly below ``path``; empty when it does not exist."""
-        ...
-
-    def local(self, path: str) -> Path:
-        """Return a local path to read an object or folder from."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a folder of transient files; a no-op when it does not exist."""
-        ...
-
-    def staging(self) -> contextlib.AbstractContextManager[Path]:
-        """Give a private folder to write to; it is removed afterwards, whatever happens."""
-        ...
-
-    def sweep(self) -> int:
-        """Remove what killed processes of this host left in their staging folders; return how many."""
-        ...
-
-    def lock(self, path: str, what: str) -> contextlib.AbstractContextManager[None]:
-        """Hold an advisory lock, or raise RunConflictError naming ``what`` when another process holds it."""
-        ...
-
-
-def open_root(uri: str) -> Root:
-    """Return the root for a URI or local path, made if needed.
-
-    Raises:
-        StoreError: the scheme is unknown, or the folder cannot be created or written.
-    """
-    scheme, separator, _ = uri.partition("://")
-    if not separator:
-        return LocalRoot(Path(uri))
-    if scheme == "file":
-        return LocalRoot(Path(uri.removeprefix("file://")))
-    raise StoreError(f"store.root '{uri}': there is no store for '{scheme}://'. Use a local folder.")
+from storage.roots.base import Blob, FileEntry, Staging, tag
 
 
 class LocalRoot:
-    """A folder on a local or POSIX network file system."""
+    """Objects are files; a link is exclusive, a rename is atomic."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, path: str, section: StoreSection | None = None) -> None:
         """Create the folder if needed and check that it can be written.
 
         Raises:
             StoreError: it cannot.
         """
-        self.folder = folder.expanduser().absolute()
+        self.folder = Path(path).expanduser().absolute()
         self.uri = str(self.folder)
         try:
-            (self.folder / STAGING).mkdir(parents=True, exist_ok=True)
+            self._staging = Staging(self.folder)
         except OSError as error:
             raise StoreError(
                 f"store.root '{self.folder}' cannot be used: {error.strerror}. "
                 "Choose a folder you can write to with --root."
             ) from None
-        if not os.access(self.folder / STAGING, os.W_OK):
+        if not os.access(self._staging.folder, os.W_OK):
             raise StoreError(
                 f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
             )
+        self._checked: set[str] = set()
+        self._lock = threading.Lock()
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably (write, fsync, link); False when it exists."""
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / STAGING / f"{self._tag()}.tmp"
+        temporary = self._staging.folder / f"{tag()}.tmp"
         try:
             with temporary.open("xb") as file:
                 file.write(data)
@@ -141,6 +84,10 @@ class LocalRoot:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects."""
+        return [self.read(path) for path in paths]
+
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
         try:
@@ -148,33 +95,55 @@ class LocalRoot:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def local(self, path: str) -> Path:
-        """Return the path itself."""
-        return self.folder / path
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every file below ``path`` by its path below it."""
+        top = self.folder / path
+        found = (file for file in top.rglob("*") if file.is_file() and STAGING not in file.parts)
+        return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(found)}
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Return the path itself, checked once per process."""
+        where = f"{path}/{entry.name}"
+        with self._lock:
+            known = where in self._checked
+        if not known:
+            check_file(self.folder / where, entry, where=where)
+            with self._lock:
+                self._checked.add(where)
+        return self.folder / where
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Read a committed file anew and compare every byte."""
+        check_file(self.folder / path / entry.name, entry, where=f"{path}/{entry.name}")
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Map a committed file, checked once per process."""
+        return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
+
+    def move(self, path: str, target: str) -> None:
+        """Rename an object or folder."""
+        (self.folder / target).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).rename(self.folder / target)
+        with self._lock:
+            self._checked.clear()
 
     def remove(self, path: str) -> None:
-        """Remove a folder of transient files."""
-        shutil.rmtree(self.folder / path, ignore_errors=True)
+        """Remove an object or folder."""
+        target = self.folder / path
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+        with self._lock:
+            self._checked.clear()
 
-    @contextlib.contextmanager
-    def staging(self) -> Iterator[Path]:
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
         """Give a private folder on the same file system; removed afterwards."""
-        folder = self.folder / STAGING / self._tag()
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return self._staging.make()
 
     def sweep(self) -> int:
         """Remove what killed processes of this host left in the staging folder; return how many entries."""
-        host, swept = socket.gethostname(), 0
-        for entry in (self.folder / STAGING).iterdir():
-            owner, _, rest = entry.name.rpartition("-")[0].rpartition("-")
-            if owner == host and rest.isdigit() and not _is_alive(int(rest)):
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-                swept += 1
-        return swept
+        return self._staging.sweep()
 
     @contextlib.contextmanager
     def lock(self, path: str, what: str) -> Iterator[None]:
@@ -195,9 +164,27 @@ class LocalRoot:
             file.flush()
             yield
 
-    @staticmethod
-    def _tag() -> str:
-        return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
+
+class MappedFile:
+    """A file mapped into memory; ranges are views."""
+
+    def __init__(self, path: Path, *, where: str | None = None) -> None:
+        """Map the file."""
+        self._where = where or str(path)
+        self.size = path.stat().st_size
+        self._view = memoryview(b"")
+        if self.size:
+            with path.open("rb") as file:
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return a view of a range.
+
+        Raises:
+            CorruptError: the range lies outside the file.
+        """
+        check_range(offset, size, self.size, where=self._where)
+        return self._view[offset : offset + size]
 
 
 def _sync_file(path: Path) -> None:
@@ -211,13 +198,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,0 +1,106 @@
+"""The files of one shard, as readers see them: opened by name, read in ranges, checked against the commit record."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from configs.errors import CorruptError
+from storage.roots.base import Blob, FileEntry, Root
+from storage.roots.local import MappedFile
+
+
+class Files(Protocol):
+    """The files of one shard."""
+
+    where: str
+    """What to call them in messages."""
+
+    def blob(self, name: str) -> Blob:
+        """Open one for reading in ranges.
+
+        Raises:
+            CorruptError: there is none of this name, or its content is not what was committed.
+        """
+        ...
+
+
+class ShardFiles:
+    """The committed files of one shard; each is checked when it is first used."""
+
+    def __init__(self, root: Root, path: str, files: Sequence[FileEntry]) -> None:
+        """Bind to the files ``files`` below ``path``."""
+        self.where = path
+        self._root = root
+        self._entries = {file.name: file for file in files}
+
+    def blob(self, name: str) -> Blob:
+        """Open a file for reading in ranges."""
+        return self._root.blob(self.where, self._entry(name))
+
+    def path(self, name: str) -> Path:
+        """Return a local path of a file.
+
+        Raises:
+            CorruptError: there is none of this name, or its content is not what was committed.
+        """
+        return self._root.fetch(self.where, self._entry(name))
+
+    def _entry(self, name: str) -> FileEntry:
+        if name not in self._entries:
+            held = ", ".join(self._entries) or "nothing"
+            raise CorruptError(f"{self.where} has no '{name}'; its commit record names {held}.")
+        return self._entries[name]
+
+
+class FolderFiles:
+    """Files of a plain folder, outside a store."""
+
+    def __init__(self, folder: Path) -> None:
+        """Bind to a folder."""
+        self.where = str(folder)
+        self._folder = folder
+
+    def blob(self, name: str) -> Blob:
+        """Open a file for reading in ranges."""
+        if not (self._folder / name).is_file():
+            raise CorruptError(f"{self._folder / name} is missing.")
+        return MappedFile(self._folder / name)
+
+
+def arrow_file(blob: Blob) -> pa.NativeFile:
+    """Return a blob as a file for Arrow, which reads only the ranges it needs."""
+    if isinstance(blob, MappedFile):
+        return pa.BufferReader(pa.py_buffer(blob.read(0, blob.size)))
+    return pa.PythonFile(_BlobFile(blob), mode="r")
+
+
+class _BlobFile(io.RawIOBase):
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._blob.size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._blob.size - self._position)
+        count = left if size is None or size < 0 else min(size, left)
+        data = bytes(self._blob.read(self._position, count))
+        self._position += count
+        return data

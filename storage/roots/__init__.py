@@ -1,0 +1,31 @@
+"""Roots: the file systems a store can live on.
+
+A new one is one file here with a class that fulfils ``base.Root``, and one line in the table.
+"""
+
+from __future__ import annotations
+
+from configs.errors import StoreError
+from configs.registry import resolve
+from configs.schema import StoreSection
+from storage.roots.base import Root
+
+ROOTS = {
+    "file": "storage.roots.local:LocalRoot",
+    "s3": "storage.roots.s3:S3Root",
+}
+
+
+def open_root(section: StoreSection) -> Root:
+    """Return the root a config names, made if needed.
+
+    Raises:
+        StoreError: the scheme is unknown, or the place cannot be used.
+    """
+    scheme, separator, rest = section.root.partition("://")
+    if not separator:
+        scheme, rest = "file", section.root
+    if scheme not in ROOTS:
+        known = ", ".join(f"{name}://" for name in ROOTS)
+        raise StoreError(f"store.root '{section.root}': there is no store for '{scheme}://'; there are {known}.")
+    return resolve(ROOTS, scheme, what="store.root")(rest, section)  # type: ignore[no-any-return]

@@ -1,0 +1,177 @@
+"""The few operations a store needs from a file system.
+
+A root creates small objects exclusively, publishes folders of finished files, and reads. Everything above it is the
+same for every kind of storage. Paths are relative to the root, with forward slashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from storage.layout import STAGING
+
+BLOCK = 4 << 20
+"""Bytes of the blocks that are checked, and on remote roots read, on their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One committed file."""
+
+    name: str
+    """Path below the shard's folder."""
+    size: int
+    """Bytes."""
+    xxh3: str
+    """xxh3-128 of the content, hex."""
+    blocks: tuple[str, ...] = ()
+    """xxh3-64 of every 4 MiB of the content, hex; absent in records of version 1 and for files of one block."""
+
+
+class Blob(Protocol):
+    """A committed file that is read in ranges."""
+
+    size: int
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return the bytes of a range; read-only, a view of the file where that is possible.
+
+        Raises:
+            CorruptError: the range lies outside the file, or its content is not what was committed.
+        """
+        ...
+
+
+class Root(Protocol):
+    """What a store needs from a file system."""
+
+    uri: str
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a small object exclusively and durably; False when it exists already."""
+        ...
+
+    def publish(self, folder: Path, path: str) -> None:
+        """Make a folder of finished files visible under ``path``, durably. Its name carries the content's digest."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a small object, or None when it does not exist."""
+        ...
+
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects, None for those that do not exist."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``; empty when it does not exist."""
+        ...
+
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every file below ``path`` by its path below it."""
+        ...
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Return a local path of the committed file ``path``/``entry.name``, checked once per process.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Read the committed file ``path``/``entry.name`` anew and compare every byte.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Open the committed file ``path``/``entry.name`` for reading in ranges.
+
+        Raises:
+            CorruptError: it is missing, truncated or changed.
+        """
+        ...
+
+    def move(self, path: str, target: str) -> None:
+        """Move an object or folder, which nobody else writes to, within the root."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove an object or folder; a no-op when it does not exist."""
+        ...
+
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a private local folder to write to; it is removed afterwards, whatever happens."""
+        ...
+
+    def sweep(self) -> int:
+        """Remove what killed processes of this host left half-written; return how many entries."""
+        ...
+
+    def lock(self, path: str, what: str) -> contextlib.AbstractContextManager[None]:
+        """Hold an advisory lock, or raise RunConflictError naming ``what`` when another process holds it."""
+        ...
+
+
+class Staging:
+    """Private local folders below one folder; their names tell whose they are."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder if needed."""
+        self.folder = folder / STAGING
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def make(self) -> Iterator[Path]:
+        """Give a private folder; removed afterwards."""
+        folder = self.folder / tag()
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> int:
+        """Remove what killed processes of this host left; return how many entries."""
+        swept = 0
+        for entry in self.folder.iterdir():
+            host, pid = owner(entry.name)
+            if host == socket.gethostname() and not is_alive(pid):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+                swept += 1
+        return swept
+
+
+def tag() -> str:
+    """Return a unique name that tells host and process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def owner(name: str) -> tuple[str, int]:
+    """Return host and pid of a ``tag``; pid -1 for other names."""
+    host, _, pid = name.rpartition("-")[0].rpartition("-")
+    return host, int(pid) if pid.isdigit() else -1
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this host lives."""
+    if pid < 0:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,147 @@
+"""The local cache of a remote root: whole small files, and checked blocks of large ones, within a size limit.
+
+Everything in it can be removed at any time but the files of folders in use, which their processes hold a lock on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import IO
+
+from storage.roots.base import Staging, tag
+
+_IN_USE = ".in-use"
+_RECENT = 16
+
+
+class Cache:
+    """Files below a folder; those not used for longest go first when there are too many bytes."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        """Create the folder if needed.
+
+        Args:
+            folder: the cache's own folder.
+            limit: bytes to keep at most.
+        """
+        self.folder = folder
+        self.limit = limit
+        self.staging = Staging(folder)
+        self._held: dict[Path, IO[bytes]] = {}
+        self._recent: OrderedDict[str, bytes] = OrderedDict()
+        self._size: int | None = None
+        self._lock = threading.Lock()
+
+    def hold(self, folder: Path) -> None:
+        """Keep the files of a folder for as long as this process lives."""
+        with self._lock:
+            if folder in self._held:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / _IN_USE).open("ab")
+            fcntl.flock(file, fcntl.LOCK_SH)
+            self._held[folder] = file
+
+    def block(self, key: str) -> bytes | None:
+        """Return a block, or None."""
+        with self._lock:
+            if key in self._recent:
+                self._recent.move_to_end(key)
+                return self._recent[key]
+        path = self._block_path(key)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        self._remember(key, data)
+        return data
+
+    def put_block(self, key: str, data: bytes) -> None:
+        """Keep a block; a reader sees it whole or not at all."""
+        path = self._block_path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.staging.folder / tag()
+        temporary.write_bytes(data)
+        temporary.rename(path)
+        self._remember(key, data)
+        self.added(len(data))
+
+    def drop_block(self, key: str) -> None:
+        """Forget a block that is not what it should be."""
+        with self._lock:
+            self._recent.pop(key, None)
+        self._block_path(key).unlink(missing_ok=True)
+
+    def added(self, count: int) -> None:
+        """Account for new bytes, and remove the oldest files when there are too many."""
+        with self._lock:
+            if self._size is not None:
+                self._size += count
+            if self._size is None or self._size > self.limit:
+                self._size = self._trim()
+
+    def _block_path(self, key: str) -> Path:
+        return self.folder / "blocks" / key[:2] / key
+
+    def _remember(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self._recent[key] = data
+            self._recent.move_to_end(key)
+            while len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
+
+    def _trim(self) -> int:
+        """Remove what was not used for longest until a tenth of the limit is free; return the bytes that stay."""
+        found = []
+        for path in self.folder.rglob("*"):
+            try:
+                if path.is_file() and path.name != _IN_USE:
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+            except FileNotFoundError:
+                continue  # another process removed it
+        total = sum(size for _, size, _ in found)
+        if total <= self.limit:
+            return total
+        held = _Holders(self.folder)
+        for _, size, path in sorted(found):
+            if total <= self.limit * 9 // 10:
+                break
+            if self.staging.folder in path.parents or held.holds(path):
+                continue
+            path.unlink(missing_ok=True)
+            total -= size
+        return total
+
+
+class _Holders:
+    """Which folders of a cache some process holds."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._known: dict[Path, bool] = {}
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a folder around ``path`` is held."""
+        return any(self._held(folder) for folder in path.parents if self._top in folder.parents)
+
+    def _held(self, folder: Path) -> bool:
+        if folder not in self._known:
+            self._known[folder] = _locked(folder / _IN_USE)
+        return self._known[folder]
+
+
+def _locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

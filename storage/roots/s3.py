@@ -1,0 +1,259 @@
+"""A prefix of an S3 bucket.
+
+Large files are published under names that carry their digest, and count only once a small record, put on condition that
+there is none, names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+from configs.errors import CorruptError, RunConflictError
+from configs.fingerprint import fingerprint
+from configs.schema import StoreSection
+from storage.checksums import check_block, check_digest, check_file, check_range, check_size
+from storage.roots.base import BLOCK, Blob, FileEntry, is_alive, owner, tag
+from storage.roots.bucket import Bucket
+from storage.roots.cache import Cache
+
+_PIECE = 4 * BLOCK
+_LEASE_S = 60.0
+_STALE_UPLOAD_S = 24 * 3600.0
+
+
+class S3Root:
+    """Objects below ``s3://bucket/prefix``, with local copies in a cache."""
+
+    def __init__(self, path: str, section: StoreSection) -> None:
+        """Connect.
+
+        Raises:
+            StoreError: there is no such bucket, or credentials are missing or refused.
+        """
+        self._bucket = Bucket(path)
+        self.uri = self._bucket.uri
+        self._single_writer = section.single_writer
+        top = Path(section.cache).expanduser() if section.cache else _user_cache()
+        name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
+        self._cache = Cache(top / name, section.cache_size)
+        self._checked: set[str] = set()
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put a small object on condition that there is none; False when there is."""
+        if not self._single_writer:
+            return self._bucket.put_new(path, data)
+        if self._bucket.get(path) is not None:
+            return False
+        self._bucket.put(path, data)
+        return True
+
+    def publish(self, folder: Path, path: str) -> None:
+        """Upload every file; one that is there in full already is left alone."""
+        present = self.files(path)
+        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+            name = file.relative_to(folder).as_posix()
+            if present.get(name) != file.stat().st_size:
+                self._bucket.upload(file, f"{path}/{name}")
+
+    def read(self, path: str) -> bytes | None:
+        """Return the bytes of a small object, or None when it does not exist."""
+        return self._bucket.get(path)
+
+    def read_many(self, paths: list[str]) -> list[bytes | None]:
+        """Return the bytes of several small objects, fetched concurrently."""
+        return self._bucket.get_many(paths)
+
+    def list(self, path: str) -> list[str]:
+        """Return the sorted names directly below ``path``."""
+        return self._bucket.names(path)
+
+    def files(self, path: str) -> Mapping[str, int]:
+        """Return the size of every object below ``path`` by its path below it."""
+        return self._bucket.sizes(path)
+
+    def fetch(self, path: str, entry: FileEntry) -> Path:
+        """Download a committed file into the cache, where it stays while this process lives, and check it once."""
+        where = f"{path}/{entry.name}"
+        folder = self._cache.folder / "files" / path
+        target = folder / entry.name
+        if where in self._checked and target.exists():
+            return target
+        self._cache.hold(folder)
+        if not target.exists() or target.stat().st_size != entry.size:
+            self._download(where, entry, target)
+        try:
+            check_file(target, entry, where=where)
+        except CorruptError:
+            # The copy may be at fault; a second error is the object's own.
+            self._download(where, entry, target)
+            check_file(target, entry, where=where)
+        os.utime(target)
+        self._checked.add(where)
+        return target
+
+    def check(self, path: str, entry: FileEntry) -> None:
+        """Download a committed file in pieces and compare every byte; nothing is kept."""
+        where, digest = f"{path}/{entry.name}", xxhash.xxh3_128()
+        try:
+            for piece in self._pieces(where, entry):
+                digest.update(piece)
+        except FileNotFoundError:
+            check_size(None, entry, where=where)
+        check_digest(digest.hexdigest(), entry, where=where)
+
+    def blob(self, path: str, entry: FileEntry) -> Blob:
+        """Open a committed file for range requests."""
+        return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
+
+    def move(self, path: str, target: str) -> None:
+        """Copy an object or folder, then remove the original."""
+        names = [f"/{name}" for name in self.files(path)] or [""]
+        for name in names:
+            self._bucket.copy(path + name, target + name)
+        self.remove(path)
+
+    def remove(self, path: str) -> None:
+        """Remove an object or everything below a folder."""
+        self._bucket.delete(path)
+        self._checked.clear()
+
+    def staging(self) -> contextlib.AbstractContextManager[Path]:
+        """Give a private local folder; removed afterwards."""
+        return self._cache.staging.make()
+
+    def sweep(self) -> int:
+        """Remove what killed processes left: local staging folders, and multipart uploads older than a day."""
+        return self._cache.staging.sweep() + self._bucket.abort_uploads(_STALE_UPLOAD_S)
+
+    @contextlib.contextmanager
+    def lock(self, path: str, what: str) -> Iterator[None]:
+        """Hold a lease: an object that names its holder and is renewed while the holder lives.
+
+        A lease of a dead process of this host, or one that was not renewed for a minute, is taken over. It spares work
+        done twice; correctness rests on conditional commits alone.
+        """
+        holder = tag()
+        self._take_lease(path, holder, what)
+        stop = threading.Event()
+        keeper = threading.Thread(target=self._renew_lease, args=(path, holder, stop), daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            keeper.join()
+            if self._lease(path)[0] == holder:
+                self.remove(path)
+
+    def _take_lease(self, path: str, holder: str, what: str) -> None:
+        for _ in range(3):
+            if self.create(path, _lease(holder)):
+                return
+            current, renewed = self._lease(path)
+            host, pid = owner(current)
+            dead = host == socket.gethostname() and not is_alive(pid)
+            if current and not dead and time.time() - renewed < _LEASE_S:
+                raise RunConflictError(
+                    f"{what} is being executed by another process ({host or 'unknown host'}, pid {pid}). "
+                    "Wait for it, stop it, or choose another name with --name."
+                )
+            self.remove(path)
+        raise RunConflictError(f"{what}: other processes keep taking its lease. Try again.")
+
+    def _lease(self, path: str) -> tuple[str, float]:
+        data = self.read(path)
+        if data is None:
+            return "", 0.0
+        about = json.loads(data)
+        return about["holder"], about["renewed"]
+
+    def _renew_lease(self, path: str, holder: str, stop: threading.Event) -> None:
+        while not stop.wait(_LEASE_S / 4):
+            self._bucket.put(path, _lease(holder))
+
+    def _pieces(self, where: str, entry: FileEntry) -> Iterator[bytes]:
+        for start in range(0, entry.size, _PIECE):
+            yield self._bucket.get_range(where, start, min(start + _PIECE, entry.size))
+
+    def _download(self, where: str, entry: FileEntry, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._cache.staging.folder / tag()
+        try:
+            with temporary.open("xb") as file:
+                for piece in self._pieces(where, entry):
+                    file.write(piece)
+            temporary.rename(target)
+        except FileNotFoundError:
+            check_size(None, entry, where=where)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._cache.added(entry.size)
+
+
+class RemoteFile:
+    """A committed object read by range requests of whole blocks, each checked and cached on its own."""
+
+    def __init__(self, bucket: Bucket, path: str, entry: FileEntry, cache: Cache) -> None:
+        """Bind to an object; nothing is read yet."""
+        self.size = entry.size
+        self._bucket = bucket
+        self._path = path
+        self._entry = entry
+        self._cache = cache
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return the bytes of a range.
+
+        Raises:
+            CorruptError: the range lies outside the object, or a block is not what was committed.
+        """
+        check_range(offset, size, self.size, where=self._path)
+        if size == 0:
+            return memoryview(b"")
+        first, last = offset // BLOCK, (offset + size - 1) // BLOCK
+        start = offset - first * BLOCK
+        parts = [memoryview(self._block(number)) for number in range(first, last + 1)]
+        joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return joined[start : start + size]
+
+    def _block(self, number: int) -> bytes:
+        key = f"{self._entry.xxh3}-{number}"
+        data = self._cache.block(key)
+        if data is not None:
+            try:
+                self._check(data, number)
+            except CorruptError:
+                self._cache.drop_block(key)  # the copy is at fault
+            else:
+                return data
+        try:
+            data = self._bucket.get_range(self._path, number * BLOCK, min((number + 1) * BLOCK, self.size))
+        except FileNotFoundError:
+            check_size(None, self._entry, where=self._path)
+            raise
+        self._check(data, number)
+        self._cache.put_block(key, data)
+        return data
+
+    def _check(self, data: bytes, number: int) -> None:
+        if self._entry.blocks:
+            check_block(data, number, self._entry, where=self._path)
+        else:
+            check_digest(xxhash.xxh3_128_hexdigest(data), self._entry, where=self._path)
+
+
+def _lease(holder: str) -> bytes:
+    return json.dumps({"holder": holder, "renewed": time.time()}).encode()
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowmill"

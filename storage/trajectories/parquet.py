@@ -1,0 +1,165 @@
+"""Everything of a shard in one Parquet file, one row group per prompt group.
+
+Arrays and media are binary columns without compression or dictionary, so every value lies in the file as it is. Where,
+the writer finds out, compares byte for byte, and notes in the file's own metadata; a reader maps or range-reads values
+there without decoding, and any Parquet reader reads them as columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.errors import CorruptError, StoreError
+from storage.files import Files, arrow_file
+from storage.media import DEFAULT_MEDIA, MediaFormat
+from storage.roots.local import MappedFile
+from storage.schema import SAMPLES, read_table, versioned
+from storage.trajectories.base import Sample, TrajectoryShard, array_entry
+
+FILE = "samples.parquet"
+_OFFSETS = "flowmill.offsets"
+_MEDIA = "media"
+_LENGTH = 4
+"""Bytes before a value of variable length."""
+_PAGE_HEADER = 256
+"""Bytes within which the first value of a column must begin."""
+_PAGE = 1 << 30
+"""Payload bytes of a row group at most, so that each column has one page."""
+
+
+class ParquetStore:
+    """One ``samples.parquet`` per shard."""
+
+    def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = DEFAULT_MEDIA) -> None:
+        """Write the row groups, then where each payload lies.
+
+        Raises:
+            StoreError: the samples hold different arrays, or a payload is not found where it must be.
+        """
+        held = {tuple(sample.arrays()) for sample in samples}
+        if len(held) > 1:
+            raise StoreError(f"The samples of one shard hold different arrays: {sorted(held)}. Use store 'webdataset'.")
+        payloads = [*(held.pop() if held else ()), _MEDIA]
+        schema = _schema(samples, payloads)
+        path = folder / FILE
+        places: dict[str, list[int]] = {name: [] for name in payloads}
+        with path.open("wb") as file, _writer(file, schema, payloads) as writer:
+            for group in _groups(samples):
+                start = file.tell()
+                rows = [_row(sample, media) for sample in group]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema), row_group_size=len(rows))
+                file.flush()
+                _locate(path, start, rows, {name: schema.field(name).type for name in payloads}, places)
+            writer.add_key_value_metadata({_OFFSETS: json.dumps(places, separators=(",", ":"))})
+
+    def open(self, files: Files) -> TrajectoryShard:
+        """Open a shard.
+
+        Raises:
+            CorruptError: the file is not a samples table, or does not say where its payloads lie.
+        """
+        table, blob = read_table(files, FILE, SAMPLES), files.blob(FILE)
+        metadata = pq.read_metadata(arrow_file(blob)).metadata or {}
+        places = json.loads(metadata.get(_OFFSETS.encode(), b"null"))
+        if places is None or any(len(offsets) != table.num_rows for offsets in places.values()):
+            raise CorruptError(f"{files.where}/{FILE} does not say where its {table.num_rows} payloads lie.")
+        arrays = [
+            [{**entry, "offset": places[entry["name"]][row]} for entry in entries]
+            for row, entries in enumerate(table.column("arrays").to_pylist())
+        ]
+        for name, values in (("arrays", arrays), ("media_offset", places[_MEDIA])):
+            field = SAMPLES.field(name)
+            table = table.set_column(SAMPLES.get_field_index(name), field, pa.array(values, field.type))
+        return TrajectoryShard(table, blob, f"{files.where}/{FILE}")
+
+
+def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:
+    """Return the payload columns, of fixed width where every value has the same, then those of ``SAMPLES``."""
+    fields = []
+    for name in payloads:
+        widths = set() if name == _MEDIA else {sample.arrays()[name].nbytes for sample in samples}
+        kind = pa.binary(widths.pop()) if len(widths) == 1 else pa.binary()
+        fields.append(pa.field(name, kind, nullable=False))
+    return versioned(pa.schema([*fields, *SAMPLES]))
+
+
+def _writer(file: Any, schema: pa.Schema, payloads: Sequence[str]) -> pq.ParquetWriter:
+    tables = [name for name in schema.names if name not in payloads]
+    return pq.ParquetWriter(
+        file,
+        schema,
+        version="2.6",
+        data_page_version="1.0",
+        data_page_size=2 * _PAGE - 1,
+        compression={name: "NONE" if name in payloads else "ZSTD" for name in schema.names},
+        use_dictionary=[name for name in tables if pa.types.is_string(schema.field(name).type)],
+        write_statistics=[name for name in tables if not pa.types.is_nested(schema.field(name).type)],
+    )
+
+
+def _groups(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Return consecutive samples of one prompt, cut where a column would need a second page."""
+    groups: list[list[Sample]] = []
+    for _, members in itertools.groupby(samples, key=lambda sample: sample.prompt_id):
+        size = 0
+        groups.append([])
+        for sample in members:
+            largest = max([array.nbytes for array in sample.arrays().values()], default=0)
+            if groups[-1] and size + largest > _PAGE:
+                groups.append([])
+                size = 0
+            groups[-1].append(sample)
+            size += largest
+    return groups
+
+
+def _row(sample: Sample, media: MediaFormat) -> dict[str, Any]:
+    arrays = sample.arrays()
+    encoded = b"" if sample.media is None else media.encode(sample.media)
+    return {
+        **{name: array.tobytes() for name, array in arrays.items()},
+        _MEDIA: encoded,
+        **sample.columns(),
+        "arrays": [array_entry(name, array, -1) for name, array in arrays.items()],
+        "media_format": "" if sample.media is None else media.choose(sample.media),
+        "media_offset": -1,
+        "media_size": len(encoded),
+    }
+
+
+def _locate(
+    path: Path,
+    start: int,
+    rows: Sequence[dict[str, Any]],
+    columns: dict[str, pa.DataType],
+    places: dict[str, list[int]],
+) -> None:
+    """Append where each payload of a row group lies: columns in order, values in order, each compared with the source.
+
+    Raises:
+        StoreError: a value is not where it must be: this pyarrow lays files out in another way.
+    """
+    blob = MappedFile(path)
+    position = start
+    for name, kind in columns.items():
+        prefix = 0 if pa.types.is_fixed_size_binary(kind) else _LENGTH
+        values = [row[name] for row in rows]
+        lengths = [prefix + len(value) for value in values]
+        length = len(values[0]).to_bytes(prefix, "little") if prefix else b""
+        first = length + values[0][:_PAGE_HEADER]
+        window = bytes(blob.read(position, min(_PAGE_HEADER + len(first), blob.size - position)))
+        header = window.find(first)
+        offsets = list(itertools.accumulate(lengths[:-1], initial=position + header + prefix))
+        if header < 0 or any(
+            blob.read(offset, len(value)) != value for offset, value in zip(offsets, values, strict=True)
+        ):
+            raise StoreError(f"pyarrow {pa.__version__} lays Parquet files out in another way. Use store 'webdataset'.")
+        places[name] += offsets
+        position = offsets[-1] + len(values[-1])
