@@ -1,4 +1,4 @@
-"""Requests to one prefix of an S3 bucket, through s3fs: retried, range-exact, and with a conditional put that is proven.
+"""Requests to one prefix of an S3 bucket, through s3fs: retried, range-exact, with a conditional put that is proven.
 
 Some servers ignore the condition of a put without saying so; it is tried once per process before anything is committed.
 Multipart completion ignores it on more servers still, so nothing relies on that.
@@ -22,6 +22,7 @@ try:
     import tenacity
     from aiohttp import ClientError as HttpError
     from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
+    from botocore.exceptions import ConnectionError as EndpointError
 except ModuleNotFoundError as error:
     raise StoreError(
         f"store.root: stores on S3 need '{error.name}'. Install flowmill with its extra 's3': "
@@ -200,7 +201,7 @@ class Bucket:
                 f"'{self.uri}': access to bucket '{self.bucket}' at {endpoint} is refused ({error}). "
                 "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             ) from None
-        except (OSError, HTTPClientError) as error:
+        except (OSError, HTTPClientError, EndpointError) as error:
             raise StoreError(
                 f"'{self.uri}': {endpoint} does not answer ({error}). Check AWS_ENDPOINT_URL and the network."
             ) from None
@@ -210,7 +211,7 @@ class Bucket:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_transient),
             stop=tenacity.stop_after_attempt(_ATTEMPTS),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=10),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=10),
             reraise=True,
         )
         result: _Result = retrying(call, *arguments, **options)
@@ -235,7 +236,7 @@ def _refused(error: OSError) -> bool:
 
 
 def _transient(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | HttpError | HTTPClientError):
+    if isinstance(error, ConnectionError | TimeoutError | HttpError | HTTPClientError | EndpointError):
         return True
     # 409: another conditional put of the same key is under way.
     return isinstance(error, OSError) and (_status(error) >= 500 or _status(error) in (409, 429))

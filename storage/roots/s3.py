@@ -24,6 +24,7 @@ from storage.checksums import check_block, check_digest, check_file, check_range
 from storage.roots.base import BLOCK, Blob, FileEntry, is_alive, owner, tag
 from storage.roots.bucket import Bucket
 from storage.roots.cache import Cache
+from storage.roots.local import MappedFile
 
 _PIECE = 4 * BLOCK
 _LEASE_S = 60.0
@@ -111,7 +112,9 @@ class S3Root:
         check_digest(digest.hexdigest(), entry, where=where)
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
-        """Open a committed file for range requests."""
+        """Open a committed file for range requests; in whole where its record, of version 1, has no block checksums."""
+        if not entry.blocks and entry.size > BLOCK:
+            return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
         return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
 
     def move(self, path: str, target: str) -> None:

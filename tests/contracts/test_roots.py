@@ -1,0 +1,264 @@
+"""What every root must do; on local disk, and on a real S3 server, reliable or not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import CorruptError, RunConflictError, StoreError
+from configs.schema import StoreSection
+from storage.checksums import describe_file
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.roots import ROOTS, open_root
+from storage.roots.base import BLOCK, Root
+from tests.s3 import Faults, Server, named_or_moto, rclone, unreliable
+
+MakeRoot = Callable[..., Root]
+REF = ArtifactRef("rewards", "f" * 32)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    with named_or_moto() as server:
+        yield server
+
+
+def make_bucket() -> str:
+    """Create a bucket at the endpoint of the environment, with no connection left from another endpoint."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"flowmill-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem(use_listings_cache=False).call_s3("create_bucket", Bucket=name)
+    return name
+
+
+def use(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=[*sorted(ROOTS), "s3 with faults"])
+def make_root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRoot]:
+    """Returns roots that see the same objects."""
+
+    def at(uri: str) -> MakeRoot:
+        def make(**options: object) -> Root:
+            section = {"root": uri, "cache": str(tmp_path / "cache"), **options}
+            return open_root(StoreSection.model_validate(section))
+
+        return make
+
+    if request.param == "file":
+        yield at(str(tmp_path / "store"))
+        return
+    server: Server = request.getfixturevalue("s3_server")
+    use(monkeypatch, server.variables())
+    uri = f"s3://{make_bucket()}/some/prefix"
+    if request.param == "s3":
+        yield at(uri)
+        return
+    with unreliable(server, Faults(0.1)) as endpoint:
+        use(monkeypatch, server.variables(endpoint))
+        yield at(uri)
+
+
+@pytest.fixture
+def root(make_root: MakeRoot) -> Root:
+    return make_root()
+
+
+def publish(root: Root, path: str, **contents: bytes) -> None:
+    with root.staging() as folder:
+        for name, data in contents.items():
+            (folder / name).write_bytes(data)
+        root.publish(folder, path)
+
+
+def test_create_is_exclusive(root: Root) -> None:
+    assert root.read("a/b.json") is None
+    assert root.create("a/b.json", b"first")
+    assert not root.create("a/b.json", b"second")
+    assert root.read("a/b.json") == b"first"
+    assert root.read_many(["a/b.json", "a/c.json"]) == [b"first", None]
+
+
+def test_of_many_creators_one_wins(make_root: MakeRoot) -> None:
+    roots, start, won = [make_root() for _ in range(4)], threading.Barrier(12), []
+
+    def attempt(number: int) -> None:
+        start.wait()
+        if roots[number % 4].create("raced", str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(number).encode() for number in won] == [make_root().read("raced")]
+
+
+def test_published_files_are_listed_and_read(root: Root, tmp_path: Path) -> None:
+    data = os.urandom(2 * BLOCK + 1000)
+    (tmp_path / "source").write_bytes(data)
+    entry = describe_file(tmp_path / "source", "big")
+    publish(root, "kind/id/0-abc", big=data, small=b"x")
+    assert root.list("kind") == ["id"]
+    assert root.list("kind/id") == ["0-abc"]
+    assert dict(root.files("kind")) == {"id/0-abc/big": len(data), "id/0-abc/small": 1}
+    assert root.fetch("kind/id/0-abc", entry).read_bytes() == data
+    root.check("kind/id/0-abc", entry)
+    blob = root.blob("kind/id/0-abc", entry)
+    for offset, size in ((0, 10), (BLOCK - 5, 10), (5, 2 * BLOCK), (len(data) - 1, 1), (7, 0)):
+        assert blob.read(offset, size) == data[offset : offset + size]
+    with pytest.raises(CorruptError, match="lie outside"):
+        blob.read(len(data) - 1, 2)
+    assert root.list("nothing") == []
+    assert dict(root.files("nothing")) == {}
+
+
+def test_publishing_again_changes_nothing(root: Root) -> None:
+    publish(root, "kind/id/0-abc", file=b"content")
+    publish(root, "kind/id/0-abc", file=b"content")
+    assert dict(root.files("kind/id/0-abc")) == {"file": 7}
+
+
+def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path) -> None:
+    data = bytearray(os.urandom(BLOCK + 100))
+    (tmp_path / "source").write_bytes(data)
+    entry = describe_file(tmp_path / "source", "file")
+    data[-3] ^= 1
+    root = make_root()
+    publish(root, "flipped", file=bytes(data))
+    publish(root, "short", file=bytes(data[:-1]))
+    for path, message in (("flipped", "checksum"), ("short", "bytes|short"), ("absent", "missing|checksum|short")):
+        for read in (root.fetch, root.check, lambda p, e: root.blob(p, e).read(BLOCK, 50)):
+            with pytest.raises(CorruptError, match=message):
+                read(path, entry)
+
+
+def test_move_and_remove(root: Root) -> None:
+    publish(root, "kind/id", one=b"1", two=b"2")
+    root.create("record.json", b"{}")
+    root.move("kind/id", "aside/id")
+    root.move("record.json", "aside/record.json")
+    assert root.list("kind") == []
+    assert dict(root.files("aside")) == {"id/one": 1, "id/two": 1, "record.json": 2}
+    root.remove("aside")
+    root.remove("aside")
+    assert dict(root.files("aside")) == {}
+
+
+def test_a_lock_is_held_once(make_root: MakeRoot) -> None:
+    with (
+        make_root().lock("runs/r/.lock", "Run 'r'"),
+        pytest.raises(RunConflictError, match="Run 'r' is being executed"),
+        make_root().lock("runs/r/.lock", "Run 'r'"),
+    ):
+        pass
+    with make_root().lock("runs/r/.lock", "Run 'r'"):
+        pass
+
+
+def test_shards_commit_once_whoever_writes(make_root: MakeRoot) -> None:
+    stores, records = [ArtifactStore(make_root()) for _ in range(4)], []
+
+    def write(store: ArtifactStore) -> None:
+        for number in range(5):
+            with store.root.staging() as folder:
+                (folder / "data").write_bytes(bytes([number]) * 1000)
+                records.append(store.commit(REF, f"{number:05d}", folder, rows=1))
+
+    threads = [threading.Thread(target=write, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(records) == 20
+    assert len({record.digest for record in records}) == 5
+    store = ArtifactStore(make_root())
+    assert [record.shard for record in store.records(REF)] == [f"{number:05d}" for number in range(5)]
+    for record in store.records(REF):
+        assert (store.folder(REF, record) / "data").read_bytes() == bytes([int(record.shard)]) * 1000
+
+
+class TestS3:
+    @pytest.fixture
+    def bucket(self, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+        use(monkeypatch, s3_server.variables())
+        return make_bucket()
+
+    def test_the_cache_stays_within_its_limit(self, bucket: str, tmp_path: Path) -> None:
+        limit = 64_000_000
+        root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"), cache_size=limit))
+        data = os.urandom(3 * BLOCK)
+        for number in range(8):
+            changed = bytes([number]) + data
+            (tmp_path / "source").write_bytes(changed)
+            entry = describe_file(tmp_path / "source", "file")
+            publish(root, f"kind/{number}", file=changed)
+            assert root.blob(f"kind/{number}", entry).read(0, len(changed)) == changed
+        kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+        assert limit / 2 < kept <= limit
+        assert root.blob("kind/7", entry).read(0, 1) == b"\7"
+
+    def test_a_damaged_copy_is_fetched_again(self, bucket: str, tmp_path: Path) -> None:
+        section = StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"))
+        (tmp_path / "source").write_bytes(b"content")
+        entry = describe_file(tmp_path / "source", "file")
+        publish(open_root(section), "kind/id", file=b"content")
+        for root in (open_root(section), open_root(section)):
+            for copy in (tmp_path / "cache").rglob("*"):
+                if copy.is_file() and copy.stat().st_size == 7:
+                    copy.write_bytes(b"c0ntent")
+            assert root.blob("kind/id", entry).read(0, 7) == b"content"
+            assert root.fetch("kind/id", entry).read_bytes() == b"content"
+
+    def test_large_files_go_up_in_parts(self, bucket: str, tmp_path: Path) -> None:
+        root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))
+        data = os.urandom(1 << 20) * 110
+        (tmp_path / "source").write_bytes(data)
+        entry = describe_file(tmp_path / "source", "file")
+        publish(root, "kind/id", file=data)
+        root.check("kind/id", entry)
+
+    def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
+        import s3fs
+
+        fs = s3fs.S3FileSystem(use_listings_cache=False)
+        fs.call_s3("create_multipart_upload", Bucket=bucket, Key="x/kind/file")
+        root = open_root(StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache")))
+        assert root._bucket.abort_uploads(-60) == 1  # type: ignore[attr-defined]
+        assert not fs.list_multipart_uploads(bucket)
+
+    def test_a_missing_bucket_is_named(self, bucket: str) -> None:
+        with pytest.raises(StoreError, match="there is no bucket 'flowmill-absent'"):
+            open_root(StoreSection(root="s3://flowmill-absent/x"))
+
+    def test_no_answer_is_named(self, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+        import s3fs
+
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setattr("storage.roots.bucket._ATTEMPTS", 1)
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(StoreError, match="does not answer"):
+            open_root(StoreSection(root=f"s3://{bucket}/x"))
+
+
+def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with rclone() as server:
+        use(monkeypatch, server.variables())
+        section = StoreSection(root=f"s3://{make_bucket()}/x", cache=str(tmp_path / "cache"))
+        with pytest.raises(StoreError, match=r"ignores 'If-None-Match'.*store.single_writer=true"):
+            open_root(section).create("record", b"1")
+        single = open_root(section.model_copy(update={"single_writer": True}))
+        assert single.create("record", b"1")
+        assert not single.create("record", b"2")
+        assert single.read("record") == b"1"
