@@ -275,7 +275,7 @@ class TrackingSection(Section):
     """MLflow."""
 
     uri: str | None = None
-    """Tracking URI; a SQLite file inside the store when absent."""
+    """Tracking URI; a SQLite file inside the store (for one on S3 in ./flowmill-tracking) when absent."""
     experiment: str = "flowmill"
     """MLflow experiment."""
     registered_model: str | None = None

@@ -37,8 +37,16 @@ _MAX_PARAM = 500
 
 
 def tracking_uri(root: str, configured: str | None) -> str:
-    """Return the configured tracking URI, or that of the SQLite file inside a local store."""
-    return configured or f"sqlite:///{Path(root) / 'mlflow.db'}"
+    """Return the configured tracking URI, or that of the SQLite file in ``tracking_folder``."""
+    return configured or f"sqlite:///{tracking_folder(root) / 'mlflow.db'}"
+
+
+def tracking_folder(root: str) -> Path:
+    """Return where MLflow's files are when no tracking URI is configured.
+
+    That is the store itself, or ./flowmill-tracking for a store that is not a local folder.
+    """
+    return Path.cwd() / "flowmill-tracking" if "://" in root else Path(root)
 
 
 class Tracker:
@@ -242,7 +250,7 @@ def _experiment(client: MlflowClient, workspace: Workspace) -> str:
     if found is not None:
         return str(found.experiment_id)
     local = workspace.config.tracking.uri is None
-    location = (Path(workspace.store.root.uri) / "mlflow-artifacts").as_uri() if local else None
+    location = (tracking_folder(workspace.store.root.uri) / "mlflow-artifacts").as_uri() if local else None
     return str(client.create_experiment(name, artifact_location=location))
 
 

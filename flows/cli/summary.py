@@ -73,7 +73,8 @@ def _print_places(workspace: Workspace, run: dict[str, Any]) -> None:
     if note is not None:
         uri = tracking_uri(workspace.store.root.uri, workspace.config.tracking.uri)
         console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}", markup=False)
-        console.print(f"see it: flowmill ui --root {_short(Path(workspace.store.root.uri))}", markup=False)
+        root = workspace.store.root.uri
+        console.print(f"see it: flowmill ui --root {root if '://' in root else _short(Path(root))}", markup=False)
 
 
 def _short(path: Path) -> Path:

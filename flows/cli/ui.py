@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from configs.errors import FlowmillError
 from flows.cli.console import console, default_root
 from storage.commit import ArtifactStore
 from tasks.launch import die_with_parent, stop_tree
-from tasks.tracking import tracking_uri
+from tasks.tracking import tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
 
@@ -25,7 +24,7 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         "--backend-store-uri",
         tracking_uri(uri, None),
         "--artifacts-destination",
-        str(Path(uri) / "mlflow-artifacts"),
+        str(tracking_folder(uri) / "mlflow-artifacts"),
     ]
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
     environment = {
