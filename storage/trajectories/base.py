@@ -8,7 +8,7 @@ forward-process sample one of 0 with its final latents. A causal LM's sample has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,14 +91,19 @@ class Sample:
 
 
 class TrajectoryShard:
-    """A shard opened for reading: its table in memory, its payloads read in ranges."""
+    """A shard opened for reading: its table in memory, its payloads read in ranges once one is asked for."""
 
-    def __init__(self, table: pa.Table, payloads: Blob, where: str) -> None:
-        """Bind a table of schema ``storage.schema.SAMPLES`` to the file its offsets count in."""
+    def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
+        """Bind a table of schema ``storage.schema.SAMPLES`` to what opens the file its offsets count in."""
         self.table = table
         self._payloads = payloads
+        self._blob: Blob | None = None
         self._where = where
         self._arrays = table.column("arrays")
+
+    def close(self) -> None:
+        """Close the payload file; it is opened again when it is needed."""
+        self._blob = None
 
     def array(self, name: str, row: int) -> np.ndarray:
         """Return a stored array of a row, without decoding; read-only.
@@ -131,9 +136,12 @@ class TrajectoryShard:
         """
         if not self.media_format(row):
             raise CorruptError(f"{self._where}: row {row} has no media.")
-        return self._payloads.read(
-            self.table.column("media_offset")[row].as_py(), self.table.column("media_size")[row].as_py()
-        )
+        return self._read(self.table.column("media_offset")[row].as_py(), self.table.column("media_size")[row].as_py())
+
+    def _read(self, offset: int, size: int) -> memoryview:
+        blob = self._blob or self._payloads()
+        self._blob = blob
+        return blob.read(offset, size)
 
     def _view(self, row: int, *, name: str, dtype: str, shape: Sequence[int], offset: int, size: int) -> np.ndarray:
         kind, count = np.dtype(dtype), math.prod(shape)
@@ -142,7 +150,7 @@ class TrajectoryShard:
                 f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(shape)} of {dtype} needs "
                 f"{count * kind.itemsize}."
             )
-        return np.frombuffer(self._payloads.read(offset, size), kind, count).reshape(shape)
+        return np.frombuffer(self._read(offset, size), kind, count).reshape(shape)
 
 
 class TrajectoryStore(Protocol):

@@ -77,7 +77,7 @@ class ParquetStore:
         for name, values in (("arrays", arrays), ("media_offset", places[_MEDIA])):
             field = SAMPLES.field(name)
             table = table.set_column(SAMPLES.get_field_index(name), field, pa.array(values, field.type))
-        return TrajectoryShard(table, blob, f"{files.where}/{FILE}")
+        return TrajectoryShard(table, lambda: blob, f"{files.where}/{FILE}")
 
 
 def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:

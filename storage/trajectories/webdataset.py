@@ -49,7 +49,7 @@ class WebDatasetStore:
         Raises:
             CorruptError: the table is not a samples table.
         """
-        return TrajectoryShard(read_table(files, TABLE, SAMPLES), files.blob(TAR), f"{files.where}/{TAR}")
+        return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
 
 
 def _write_sample(tar: tarfile.TarFile, sample: Sample, media: MediaFormat) -> dict[str, Any]:

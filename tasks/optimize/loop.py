@@ -6,7 +6,9 @@ Legend: B rows of a micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -16,8 +18,11 @@ from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
 from tasks.algorithms.base import Algorithm, Batch, Models
-from tasks.optimize.batches import Unit, micro_batches
+from tasks.optimize.rows import Units, micro_batches
 from tasks.ranks import Ranks
+
+#: Micro-batches that are read before they are needed.
+_AHEAD = 2
 
 
 @dataclass(slots=True)
@@ -56,9 +61,9 @@ def run_updates(
     state: TrainerState,
     algorithm: Algorithm,
     models: Models,
-    plan: Sequence[Sequence[Unit]],
+    plan: Sequence[Units],
     *,
-    batches: Callable[[Sequence[Unit]], Batch],
+    batches: Callable[[Units], Batch],
     micro_batch_size: int,
     section: OptimizeSection,
     ranks: Ranks,
@@ -81,9 +86,9 @@ def run_updates(
         FlowmillError: a loss or gradient is not finite; nothing of it is kept.
     """
     for number in range(len(state.metrics), len(plan)):
-        rows = sum(len(unit) for unit in plan[number])
+        rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)[ranks.rank :: ranks.world]
-        totals = _accumulate((batches(chunk) for chunk in chunks), algorithm, models, rows)
+        totals = _accumulate(read_ahead(batches, chunks), algorithm, models, rows)
         ranks.sum_gradients(state.parameters)
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         means = _reduce(totals, ranks, models)
@@ -96,6 +101,21 @@ def run_updates(
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(_entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> Iterator[Batch]:
+    """Yield the batch of every chunk in order, while a thread reads the next ones from the store."""
+    threads = torch.get_num_threads()
+    # OpenMP keeps its number of threads per thread.
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        waiting = deque(pool.submit(batches, chunk) for chunk in chunks[:_AHEAD])
+        for chunk in [*chunks[_AHEAD:], *[None] * _AHEAD]:
+            if not waiting:
+                return
+            batch = waiting.popleft().result()
+            if chunk is not None:
+                waiting.append(pool.submit(batches, chunk))
+            yield batch
 
 
 def _accumulate(batches: Iterable[Batch], algorithm: Algorithm, models: Models, rows: int) -> dict[str, Tensor]:

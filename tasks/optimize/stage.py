@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -22,8 +23,9 @@ from storage.schema import ADVANTAGES, read_table
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, Models, Requirements, TransitionBatch, expect
-from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet, Unit, micro_batches, plan_updates
+from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
+from tasks.optimize.rows import Units, micro_batches, plan_updates
 from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
 from tasks.seeds import derive
@@ -91,7 +93,7 @@ class OptimizeStage(Stage):
         self._write_behavior(state, models, algorithm.requires, folder)
         about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
         (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
-        rows = sum(len(unit) for units in plan for unit in units)
+        rows = sum(len(units.rows) for units in plan)
         return Output(rows=rows, summary={"updates": state.metrics})
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -145,10 +147,11 @@ class OptimizeStage(Stage):
 
     def _samples(self, requires: Requirements) -> SampleSet:
         shards: list[TrajectoryShard] = []
-        advantages: dict[str, float] = {}
+        tables: list[pa.Table] = []
         for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
             shards += self._open(trajectories)
-            advantages |= self._advantages(rated)
+            tables.append(self._advantages(rated))
+        advantages = pa.concat_tables(tables)
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)
             return ForwardSet(shards, advantages, times=requires.times, seed=seed)
@@ -159,16 +162,14 @@ class OptimizeStage(Stage):
         store.require(trajectories)
         return [opener.open(store.files(trajectories, record)) for record in store.records(trajectories)]
 
-    def _advantages(self, ref: ArtifactRef) -> dict[str, float]:
+    def _advantages(self, ref: ArtifactRef) -> pa.Table:
         store = self.workspace.store
         store.require(ref)
-        table = read_table(store.files(ref, store.records(ref)[0]), "advantages.parquet", ADVANTAGES)
-        columns = (table.column("sample_id").to_pylist(), table.column("advantage").to_pylist())
-        return dict(zip(*columns, strict=True))
+        return read_table(store.files(ref, store.records(ref)[0]), "advantages.parquet", ADVANTAGES)
 
-    def _plan(self, samples: SampleSet, requires: Requirements) -> list[list[Unit]]:
+    def _plan(self, samples: SampleSet, requires: Requirements) -> list[Units]:
         units = samples.units(requires)
-        if not units:
+        if not len(units):
             self.workspace.reporter.message(
                 f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
             )
@@ -178,14 +179,12 @@ class OptimizeStage(Stage):
             units, updates=section.updates_per_epoch, inner_epochs=section.inner_epochs, seed=seed, epoch=epoch
         )
 
-    def _batches(self, samples: SampleSet) -> Callable[[Sequence[Unit]], Batch]:
-        prompts = list(dict.fromkeys(samples.prompts))
-        conditioning = self.workspace.conditioning(prompts)
-        prompt_rows = {prompt: row for row, prompt in enumerate(prompts)}
+    def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
+        conditioning = self.workspace.conditioning(samples.prompts)
         size = self.config.execution.micro_batch_size
-        return lambda units: samples.batch(units, size, conditioning, prompt_rows)
+        return lambda units: samples.batch(units, size, conditioning)
 
-    def _correct_stale(self, samples: SampleSet, models: Models, batches: Callable[[Sequence[Unit]], Batch]) -> None:
+    def _correct_stale(self, samples: SampleSet, models: Models, batches: Callable[[Units], Batch]) -> None:
         """Recompute old log-probs of replayed rows under the policy this epoch starts from."""
         replay = self.config.optimize.replay
         if replay is None or not replay.proximal or not isinstance(samples, TransitionSet):
@@ -197,7 +196,7 @@ class OptimizeStage(Stage):
                 batch = expect(batches(units), TransitionBatch)
                 velocity = models.velocity(batch)
                 _, log_probs = replayed(models.kernel, batch.latents, velocity, batch.next_latents, batch.grid)
-                count = sum(len(unit) for unit in units)
+                count = len(units.rows)
                 proximal.update(zip(batch.keys[:count], log_probs.tolist()[:count], strict=True))
         samples.correct(proximal, level=replay.level, limit=replay.max_importance)
 
