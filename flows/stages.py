@@ -28,6 +28,7 @@ from tasks.worker import PREFIX
 
 _TRANSIENT = {
     errno.EAGAIN,
+    errno.EBUSY,
     errno.EIO,
     errno.ECONNABORTED,
     errno.ECONNREFUSED,
@@ -35,6 +36,7 @@ _TRANSIENT = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
     errno.EPIPE,
+    errno.EREMOTEIO,
     errno.ESTALE,
     errno.ETIMEDOUT,
 }

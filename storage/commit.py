@@ -96,6 +96,7 @@ class ArtifactStore:
             StoreError: the root cannot be used.
         """
         section = StoreSection(root=root) if isinstance(root, str) else root
+        self._present: set[ArtifactRef] = set()
         self.root: Root = open_root(section) if isinstance(section, StoreSection) else section
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
@@ -211,6 +212,7 @@ class ArtifactStore:
         Raises:
             CorruptError: a file is missing, of another size, or of other content.
         """
+        self._require_files(ref)
         path, folder = layout.shard_folder(ref, record.shard, record.digest), None
         for file in record.files:
             folder = self.root.fetch(path, file).parents[file.name.count("/")]
@@ -219,8 +221,25 @@ class ArtifactStore:
         return folder
 
     def files(self, ref: ArtifactRef, record: ShardRecord) -> ShardFiles:
-        """Return the files of a shard, to read only some of them or only parts."""
+        """Return the files of a shard, to read only some of them or only parts.
+
+        Raises:
+            NotCommittedError: they were removed on purpose.
+        """
+        self._require_files(ref)
         return ShardFiles(self.root, layout.shard_folder(ref, record.shard, record.digest), record.files)
+
+    def removed(self, ref: ArtifactRef) -> bool:
+        """Return whether an artifact's files were removed on purpose; its records and manifest stay."""
+        return self.root.read(layout.removed(ref)) is not None
+
+    def _require_files(self, ref: ArtifactRef) -> None:
+        if ref not in self._present and self.removed(ref):
+            raise NotCommittedError(
+                f"The files of {ref} were removed by 'flowmill store gc'. Make them anew with "
+                "'flowmill stage ... --force', or restore them from a copy of the store."
+            )
+        self._present.add(ref)
 
     def _read_records(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
         paths = [layout.record(ref, shard) for shard in shards]

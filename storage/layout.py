@@ -4,6 +4,7 @@
 <root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
 <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
+<root>/quarantine/<kind>/<id>/...         what was found damaged, kept for a look
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ KINDS = (
 )
 STAGING = ".staging"
 RUNS = "runs"
+QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,6 +77,11 @@ def records(ref: ArtifactRef) -> str:
 def record(ref: ArtifactRef, shard: str) -> str:
     """Path of one commit record."""
     return f"{records(ref)}/{shard}.json"
+
+
+def removed(ref: ArtifactRef) -> str:
+    """Path of the note that an artifact's files were removed on purpose."""
+    return f"{ref.path}/_removed.json"
 
 
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -9,7 +12,7 @@ import pyarrow.parquet as pq
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.checksums import check_size
-from storage.commit import ArtifactStore, ShardRecord
+from storage.commit import ArtifactStore, Manifest, ShardRecord
 from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import RunFolder, list_runs
@@ -17,8 +20,8 @@ from storage.lineage import RunFolder, list_runs
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
     """Return one entry per artifact, complete or not, with the runs whose lineage names it."""
-    users = _users(store)
-    return [_entry(store, ref, sorted(users.get(str(ref), ()))) for ref in _refs(store)]
+    users = users_of(store)
+    return [_entry(store, ref, sorted(users.get(str(ref), ()))) for ref in list_refs(store)]
 
 
 def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
@@ -27,9 +30,9 @@ def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
     Raises:
         StoreError: no artifact, or more than one, has this name.
     """
-    ref = _find(store, name)
+    ref = find_ref(store, name)
     manifest, records = store.manifest(ref), store.records(ref)
-    described: dict[str, Any] = {"artifact": str(ref), "complete": manifest is not None}
+    described: dict[str, Any] = {"artifact": str(ref), "complete": manifest is not None, "removed": store.removed(ref)}
     if manifest is not None:
         described |= {"stage": manifest.stage, "inputs": list(manifest.inputs), "options": dict(manifest.options)}
         described |= {"rows": manifest.rows, "size": manifest.size, "digest": manifest.digest}
@@ -38,46 +41,112 @@ def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
         {"shard": record.shard, "rows": record.rows, "files": [file.name for file in record.files], **record.producer}
         for record in records
     ]
-    described["runs"] = sorted(_users(store).get(str(ref), ()))
+    described["runs"] = sorted(users_of(store).get(str(ref), ()))
     described["schema"] = _schema(store, ref, records)
     return described
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something in a store that is not as it was committed."""
+
+    ref: ArtifactRef
+    """The artifact."""
+    shard: str | None
+    """The shard, or None when it is the manifest or belongs to no shard."""
+    kind: str
+    """missing, corrupt or orphaned."""
+    message: str
+    """What was found and what was expected."""
+
+
 def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
     """Check every record and manifest; return counts and one line per problem."""
-    problems: list[str] = []
-    artifacts = files = 0
-    for ref in _refs(store):
-        artifacts += 1
+    refs, problems, files = list_refs(store), [], 0
+    for ref in refs:
+        found, count = check_artifact(store, ref, deep=deep)
+        problems += found
+        files += count
+    return {
+        "artifacts": len(refs),
+        "files": files,
+        "deep": deep,
+        "problems": [problem.message for problem in problems],
+        "found": [{"artifact": str(p.ref), "shard": p.shard, "kind": p.kind} for p in problems],
+    }
+
+
+def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
+    """Return everything in a store that is not as it was committed."""
+    return [problem for ref in list_refs(store) for problem in check_artifact(store, ref, deep=deep)[0]]
+
+
+def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:
+    """Check one artifact; return its problems and how many files were checked."""
+    problems: list[Problem] = []
+    manifest, records = None, []
+    try:
+        manifest = store.manifest(ref)
+    except CorruptError as error:
+        problems.append(Problem(ref=ref, shard=None, kind="corrupt", message=str(error)))
+    for shard in store.committed(ref):
         try:
-            records = store.records(ref)
-            manifest = store.manifest(ref)
+            record = store.record(ref, shard)
         except CorruptError as error:
-            problems.append(str(error))
-            continue
-        present = {record.shard: record for record in records}
-        for shard, digest, _ in manifest.shards if manifest else ():
-            if shard not in present:
-                problems.append(f"{layout.record(ref, shard)} is missing; the manifest names it.")
-            elif present[shard].digest != digest:
-                problems.append(f"{layout.record(ref, shard)} describes other content than the manifest.")
-        for record in records:
-            files += len(record.files)
-            problems += _check_record(store, ref, record, deep=deep)
-    return {"artifacts": artifacts, "files": files, "deep": deep, "problems": problems}
+            problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=str(error)))
+        else:
+            records += [record] if record is not None else []
+    problems += _check_manifest(ref, manifest, records)
+    if store.removed(ref):
+        return problems, 0
+    sizes = dict(store.root.files(ref.path))
+    for record in records:
+        problems += _check_record(store, ref, record, sizes, deep=deep)
+    if manifest is not None:
+        problems += _orphans(ref, records, sizes)
+    return problems, sum(len(record.files) for record in records)
 
 
-def _check_record(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, *, deep: bool) -> list[str]:
-    folder = layout.shard_folder(ref, record.shard, record.digest)
-    sizes, problems = store.root.files(folder), []
+def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, records: list[ShardRecord]) -> list[Problem]:
+    problems = []
+    present = {record.shard: record for record in records}
+    for shard, digest, _ in manifest.shards if manifest else ():
+        path = layout.record(ref, shard)
+        if shard not in present:
+            message = f"{path} is missing or damaged; the manifest names it."
+            problems.append(Problem(ref=ref, shard=shard, kind="missing", message=message))
+        elif present[shard].digest != digest:
+            message = f"{path} describes content {present[shard].digest[:12]}, the manifest says {digest[:12]}."
+            problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=message))
+    return problems
+
+
+def _check_record(
+    store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, sizes: Mapping[str, int], *, deep: bool
+) -> list[Problem]:
+    folder, problems = layout.shard_folder(ref, record.shard, record.digest), []
     for file in record.files:
+        where = f"{folder}/{file.name}"
+        size = sizes.get(where.removeprefix(f"{ref.path}/"))
         try:
-            check_size(sizes.get(file.name), file, where=f"{folder}/{file.name}")
+            check_size(size, file, where=where)
             if deep:
                 store.root.check(folder, file)
         except CorruptError as error:
-            problems.append(str(error))
+            kind = "missing" if size is None else "corrupt"
+            problems.append(Problem(ref=ref, shard=record.shard, kind=kind, message=str(error)))
     return problems
+
+
+def _orphans(ref: ArtifactRef, records: list[ShardRecord], sizes: Mapping[str, int]) -> list[Problem]:
+    """Return the files of a complete artifact that nothing names."""
+    named = {f"{record.shard}-{record.digest[:12]}/{file.name}" for record in records for file in record.files}
+    loose = [name for name in sizes if name not in named and not name.startswith("_") and name != "manifest.json"]
+    folders = sorted({name.partition("/")[0] for name in loose})
+    return [
+        Problem(ref=ref, shard=None, kind="orphaned", message=f"{ref.path}/{name} is orphaned: no record names it.")
+        for name in folders
+    ]
 
 
 def _entry(store: ArtifactStore, ref: ArtifactRef, runs: list[str]) -> dict[str, Any]:
@@ -86,6 +155,8 @@ def _entry(store: ArtifactStore, ref: ArtifactRef, runs: list[str]) -> dict[str,
         "artifact": str(ref),
         "stage": manifest.stage if manifest else "",
         "complete": manifest is not None,
+        "removed": store.removed(ref),
+        "age_s": _age(records),
         "shards": len(records),
         "rows": sum(record.rows for record in records),
         "size": sum(file.size for record in records for file in record.files),
@@ -93,12 +164,24 @@ def _entry(store: ArtifactStore, ref: ArtifactRef, runs: list[str]) -> dict[str,
     }
 
 
-def _refs(store: ArtifactStore) -> list[ArtifactRef]:
+def _age(records: list[ShardRecord]) -> float | None:
+    """Return how long ago the newest shard was begun, None where its record does not say."""
+    started = [float(record.producer["started"]) for record in records if "started" in record.producer]
+    return round(time.time() - max(started), 1) if started else None
+
+
+def list_refs(store: ArtifactStore) -> list[ArtifactRef]:
+    """Return every artifact of a store, complete or not."""
     return [ArtifactRef(kind, name) for kind in KINDS for name in store.root.list(kind)]
 
 
-def _find(store: ArtifactStore, name: str) -> ArtifactRef:
-    found = [ref for ref in _refs(store) if str(ref).startswith(name) or ref.id.startswith(name)]
+def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:
+    """Return the artifact ``kind/id``; the kind may be left out and the id shortened.
+
+    Raises:
+        StoreError: none, or more than one, has this name.
+    """
+    found = [ref for ref in list_refs(store) if str(ref).startswith(name) or ref.id.startswith(name)]
     exact = [ref for ref in found if str(ref) == name]
     if len(exact or found) == 1:
         return (exact or found)[0]
@@ -107,7 +190,8 @@ def _find(store: ArtifactStore, name: str) -> ArtifactRef:
     raise StoreError(f"'{name}' is the beginning of {len(found)} artifacts: {', '.join(map(str, found[:5]))} ...")
 
 
-def _users(store: ArtifactStore) -> dict[str, set[str]]:
+def users_of(store: ArtifactStore) -> dict[str, set[str]]:
+    """Return which runs name each artifact in their lineage."""
     users: dict[str, set[str]] = {}
     for name in list_runs(store):
         for entry in RunFolder(store, name).entries():
@@ -117,7 +201,7 @@ def _users(store: ArtifactStore) -> dict[str, set[str]]:
 
 def _schema(store: ArtifactStore, ref: ArtifactRef, records: list[ShardRecord]) -> dict[str, list[str]]:
     schemas: dict[str, list[str]] = {}
-    for record in records[:1]:
+    for record in () if store.removed(ref) else records[:1]:
         for file in record.files:
             if file.name.endswith(".parquet"):
                 schema = pq.read_schema(arrow_file(store.files(ref, record).blob(file.name)))

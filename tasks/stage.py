@@ -161,7 +161,7 @@ class StageRun:
 
     def pending(self) -> list[Shard]:
         """Return the shards without a commit record."""
-        done = {record.shard for record in self.store.records(self.ref)}
+        done = set(self.store.committed(self.ref))
         return [shard for shard in self.stage.shards() if shard.name not in done]
 
     def run_shard(self, shard: Shard) -> ShardRecord:

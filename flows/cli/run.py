@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from configs.errors import CancelledError, FlowmillError
 from configs.load import load_config
@@ -18,6 +18,10 @@ from flows.cli.console import console, default_root
 from flows.cli.progress import display
 from flows.environment import prepare_environment
 from flows.server import LocalApi, local_api
+
+if TYPE_CHECKING:
+    from storage.commit import ArtifactStore
+    from storage.layout import ArtifactRef
 
 
 def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
@@ -61,6 +65,30 @@ def stage_command(
         runtime.use_reporter(shown)
         result = _run_flow(FLOWS[name], api, run=run, root=uri, epoch=epoch, force=force, overrides=list(overrides))
     console.print(f"{name}: {result}", markup=False)
+
+
+def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]]) -> None:
+    """Run the stages that made damaged artifacts again, in the order of their runs.
+
+    Args:
+        store: the store.
+        damaged: artifact -> runs that name it.
+    """
+    from storage.lineage import RunFolder
+    from tasks.stages import STAGES
+
+    work: dict[tuple[str, int, int], tuple[str, str, int]] = {}
+    for ref, runs in damaged.items():
+        if not runs:
+            console.print(f"{ref}: no run names it, so nothing makes it anew.", markup=False)
+        # One run is enough: the artifact is the same for all.
+        for run in sorted(runs)[:1]:
+            for entry in RunFolder(store, run).entries():
+                if entry.ref == ref:
+                    order = (run, entry.epoch, list(STAGES).index(entry.stage))
+                    work[order] = (run, entry.stage, entry.epoch)
+    for run, stage, epoch in (work[key] for key in sorted(work)):
+        stage_command(stage, run=run, epoch=epoch, force=False, root=store.root.uri, overrides=(), quiet=True)
 
 
 def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:

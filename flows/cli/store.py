@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,20 +15,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 @store_app.command()
 def ls(root: Root = None, as_json: AsJson = False) -> None:
-    """List artifacts: kind, id, stage, shards, rows, size, and which runs use them."""
+    """List artifacts: kind, id, stage, shards, rows, size, age, and which runs use them."""
     from rich.table import Table
 
-    from flows.cli.console import console, print_json, size
+    from flows.cli.console import console, duration, print_json, size
     from storage.verify import list_artifacts
 
     found = list_artifacts(_open(root))
     if as_json:
         print_json(found)
         return
-    table = Table("artifact", "stage", "shards", "rows", "size", "state", "runs")
+    table = Table("artifact", "stage", "shards", "rows", "size", "age", "state", "runs")
     for item in found:
         state = "grows" if item["artifact"].startswith("embeddings/") else ("incomplete", "complete")[item["complete"]]
-        row = (item["artifact"], item["stage"], item["shards"], item["rows"], size(item["size"]), state)
+        state = "removed" if item["removed"] else state
+        age = "" if item["age_s"] is None else duration(item["age_s"])
+        row = (item["artifact"], item["stage"], item["shards"], item["rows"], size(item["size"]), age, state)
         table.add_row(*(str(value) for value in row), ", ".join(item["runs"]))
     console.print(table)
 
@@ -35,14 +38,27 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
 @store_app.command()
 def show(
     artifact: Annotated[str, typer.Argument(help="Artifact, kind/id; the id may be shortened.", metavar="ARTIFACT")],
+    sample: Annotated[
+        str | None, typer.Option("--sample", help="Follow one sample of trajectories instead.", metavar="ID")
+    ] = None,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one artifact: options, inputs, shards, figures, and the schema of its tables."""
-    from flows.cli.console import console, print_json
-    from storage.verify import describe_artifact
+    """Show one artifact: options, inputs, shards, figures, and the schema of its tables.
 
-    described = describe_artifact(_open(root), artifact)
+    With --sample: prompt, seed, policy, rewards, advantage, and the optimizer updates one sample entered.
+    """
+    from flows.cli.console import console, print_json
+    from storage.verify import describe_artifact, find_ref, users_of
+
+    store = _open(root)
+    if sample is None:
+        described = describe_artifact(store, artifact)
+    else:
+        from tasks.trace import trace_sample
+
+        ref = find_ref(store, artifact)
+        described = trace_sample(store, ref, sample, sorted(users_of(store).get(str(ref), ())))
     if as_json:
         print_json(described)
         return
@@ -74,6 +90,126 @@ def verify(
 
 
 @store_app.command()
+def repair(
+    root: Root = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only, not every byte.")] = False,
+    only_quarantine: Annotated[bool, typer.Option("--no-regenerate", help="Set damage aside, make nothing.")] = False,
+) -> None:
+    """Set damaged shards aside below quarantine/ and make them anew by the stages of the runs that use them."""
+    from flows.cli.console import console
+    from storage.quarantine import quarantine
+    from storage.verify import find_problems, users_of
+
+    store = _open(root)
+    problems = find_problems(store, deep=not quick)
+    for problem in problems:
+        console.print(problem.message, markup=False)
+    moved = [path for problem in problems for path in quarantine(store, problem)]
+    console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
+    if problems and not only_quarantine:
+        from flows.cli.run import regenerate
+
+        users = users_of(store)
+        damaged = {problem.ref for problem in problems if problem.kind != "orphaned"}
+        regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged})
+
+
+@store_app.command()
+def gc(
+    root: Root = None,
+    forget: Annotated[list[str] | None, typer.Option("--forget", help="Run to give up.", metavar="RUN")] = None,
+    keep_epochs: Annotated[
+        int | None, typer.Option("--keep-epochs", min=1, help="Remove files of epochs before each run's last N.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option("--stage", help="Stage --keep-epochs is about; rollout when absent.")
+    ] = None,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", help="Run --keep-epochs is about; all when absent.", metavar="RUN")
+    ] = None,
+    older_than: Annotated[
+        float, typer.Option("--older-than", help="Hours an artifact no run names is left alone.")
+    ] = 24.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove; without it only say what would go.")] = False,
+) -> None:
+    """Remove what no run names, runs given up, and files of past epochs. What another run needs stays.
+
+    Records and manifests of past epochs stay, so digests and lineage remain whole.
+    """
+    from flows.cli.console import console, size
+    from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
+    from tasks.runs import require_run
+
+    store = _open(root)
+    for name in [*(forget or ()), *(run or ())]:
+        require_run(store, name)
+    for name in stage or ():
+        if name not in EPOCH_STAGES:
+            raise typer.BadParameter(f"'{name}' is none of {', '.join(EPOCH_STAGES)}.", param_hint="--stage")
+    retention = Retention(
+        forget=forget or (),
+        keep_epochs=keep_epochs,
+        stages=stage or ("rollout",),
+        runs=run or (),
+        older_than_s=older_than * 3600,
+    )
+    removals = plan_removals(store, retention)
+    for removal in removals:
+        console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}", markup=False)
+        if delete:
+            remove(store, removal)
+    total = size(sum(removal.size for removal in removals))
+    console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
+
+
+@store_app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="Folder to make.", metavar="FOLDER")],
+    form: Annotated[str, typer.Option("--format", help="parquet, datasets or delta.")] = "parquet",
+    epoch: Annotated[list[int] | None, typer.Option("--epoch", help="Epoch to export; all when absent.")] = None,
+    root: Root = None,
+) -> None:
+    """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
+    from flows.cli.console import console, default_root
+    from tasks.dataset import export_run
+    from tasks.runs import open_run
+
+    workspace = open_run(default_root(root), run)
+    with _progress() as bar:
+        task = bar.add_task("epochs")
+        rows = export_run(
+            workspace, folder, form, epochs=epoch or (), progress=lambda n, of: bar.update(task, completed=n, total=of)
+        )
+    console.print(f"{rows} rows in {folder}", markup=False)
+
+
+@store_app.command()
+def cp(
+    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    target: Annotated[str, typer.Argument(help="Root to copy to.", metavar="URI")],
+    root: Root = None,
+) -> None:
+    """Copy a run with everything it names to another root; what is there already is not copied again."""
+    from flows.cli.console import console, size
+    from storage.commit import ArtifactStore
+    from storage.transfer import copy_run
+    from tasks.runs import require_run
+
+    store = _open(root)
+    require_run(store, run)
+    with _progress() as bar:
+        task = bar.add_task("artifacts")
+        counts = copy_run(
+            store,
+            ArtifactStore(target),
+            run,
+            progress=lambda artifact, n, of: bar.update(task, completed=n, total=of, description=artifact[:24]),
+        )
+    console.print(f"{counts['artifacts']} artifacts; {counts['shards']} shards, {size(counts['bytes'])} copied")
+
+
+@store_app.command()
 def digest(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
 ) -> None:
@@ -83,6 +219,15 @@ def digest(
 
     value = require_run(_open(root), run).digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
+
+
+def _progress() -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from flows.cli.console import console
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _open(root: str | None) -> Any:

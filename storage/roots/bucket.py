@@ -201,20 +201,27 @@ class Bucket:
                 f"'{self.uri}': access to bucket '{self.bucket}' at {endpoint} is refused ({error}). "
                 "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             ) from None
-        except (OSError, HTTPClientError, EndpointError) as error:
+        except OSError as error:
             raise StoreError(
                 f"'{self.uri}': {endpoint} does not answer ({error}). Check AWS_ENDPOINT_URL and the network."
             ) from None
 
     def _steady(self, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
-        """Call, and call again with growing pauses on what may pass: throttling, server errors, broken connections."""
+        """Call, and call again with growing pauses on what may pass: throttling, server errors, broken connections.
+
+        Raises:
+            ConnectionError: the server could not be reached to the last.
+        """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_transient),
             stop=tenacity.stop_after_attempt(_ATTEMPTS),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=10),
             reraise=True,
         )
-        result: _Result = retrying(call, *arguments, **options)
+        try:
+            result: _Result = retrying(call, *arguments, **options)
+        except (HttpError, HTTPClientError, EndpointError) as error:
+            raise ConnectionError(f"{self.uri}: {error}") from error
         return result
 
     def _name(self, path: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.errors import RunConflictError, StoreError
 from configs.schema import StoreSection
-from storage.checksums import check_file, check_range
+from storage.checksums import check_file, check_range, hash_file
 from storage.layout import STAGING
 from storage.roots.base import Blob, FileEntry, Staging, tag
 
@@ -63,7 +63,10 @@ class LocalRoot:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Sync every file and rename the folder into place; equal content that is there already stays."""
+        """Sync every file and rename the folder into place.
+
+        What is there already should be the same, as the name carries the digest; it stays if it is, else it makes room.
+        """
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         for file in sorted(folder.rglob("*")):
@@ -72,9 +75,11 @@ class LocalRoot:
         try:
             folder.rename(target)
         except OSError:
-            # The name carries the content digest, so what is there is the same content, renamed in whole.
             if not target.is_dir():
                 raise
+            if _hashes(target) != _hashes(folder):
+                target.rename(self._staging.folder / tag())
+                folder.rename(target)
         _sync_folder(target.parent)
 
     def read(self, path: str) -> bytes | None:
@@ -185,6 +190,11 @@ class MappedFile:
         """
         check_range(offset, size, self.size, where=self._where)
         return self._view[offset : offset + size]
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
 
 
 def _sync_file(path: Path) -> None:

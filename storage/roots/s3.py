@@ -58,12 +58,9 @@ class S3Root:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Upload every file; one that is there in full already is left alone."""
-        present = self.files(path)
+        """Upload every file. What is there already is the same, as the name carries the digest, or was damaged."""
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-            name = file.relative_to(folder).as_posix()
-            if present.get(name) != file.stat().st_size:
-                self._bucket.upload(file, f"{path}/{name}")
+            self._bucket.upload(file, f"{path}/{file.relative_to(folder).as_posix()}")
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a small object, or None when it does not exist."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -99,6 +101,14 @@ class OptimizeStage(Stage):
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Metrics of every update."""
         return records[0].summary
+
+    def updates_of(self, sample_id: str) -> list[int]:
+        """Return which updates of the epoch, counted from 0, a sample enters; no model is loaded."""
+        requires = self._algorithm().requires
+        samples = self._samples(requires)
+        (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
+        plan = self._plan(samples, requires)
+        return [i for i, units in enumerate(plan) if np.isin(units.rows[:, 0], numbers).any()]
 
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""

@@ -1,0 +1,97 @@
+"""What may go: artifacts no run names, runs that are given up, and files of epochs long past."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from storage import layout
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry, RunFolder, list_runs
+from storage.verify import list_artifacts
+
+#: Stages whose files an epoch leaves behind; the others serve the run as a whole.
+EPOCH_STAGES = ("rollout", "score", "advantage", "optimize", "evaluate", "export")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What to keep."""
+
+    forget: Collection[str] = ()
+    """Runs to give up: their lineage, and what only they name."""
+    keep_epochs: int | None = None
+    """Epochs, counted from each run's last, whose files stay; None: all."""
+    stages: Collection[str] = ("rollout",)
+    """Stages whose files of earlier epochs may go."""
+    runs: Collection[str] = ()
+    """Runs ``keep_epochs`` is about; all when empty."""
+    older_than_s: float = 86400.0
+    """Artifacts that no run names yet may belong to a run at work; they stay this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """One thing that may go."""
+
+    what: str
+    """``kind/id`` of an artifact, or ``runs/<name>``."""
+    size: int
+    """Bytes."""
+    reason: str
+    """Why it may go."""
+    trace: bool
+    """Keep records and manifest, so that lineage and digests stay whole."""
+
+
+def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
+    """Return what may go under a retention; nothing that a run outside of it needs is among it."""
+    kept = {name: RunFolder(store, name).entries() for name in list_runs(store) if name not in retention.forget}
+    named = {entry.artifact for entries in kept.values() for entry in entries}
+    past = _past(kept, retention)
+    removals = [
+        Removal(what=layout.run(name), size=0, reason="the run is given up", trace=False)
+        for name in sorted(retention.forget)
+    ]
+    for item in list_artifacts(store):
+        artifact, size = item["artifact"], item["size"]
+        if artifact not in named:
+            if item["runs"] or (item["age_s"] is None or item["age_s"] >= retention.older_than_s):
+                removals.append(Removal(what=artifact, size=size, reason="no run names it", trace=False))
+        elif artifact in past and not item["removed"]:
+            reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
+            removals.append(Removal(what=artifact, size=size, reason=reason, trace=True))
+    return removals
+
+
+def remove(store: ArtifactStore, removal: Removal) -> None:
+    """Remove one thing. Killed halfway, the same removal is found again."""
+    if not removal.trace:
+        # Without its manifest nobody takes the rest for whole.
+        store.root.remove(f"{removal.what}/manifest.json")
+        store.root.remove(removal.what)
+        return
+    ref = ArtifactRef.parse(removal.what)
+    note = json.dumps({"removed": time.time(), "reason": removal.reason}).encode()
+    store.root.create(layout.removed(ref), note)
+    for name in store.root.list(ref.path):
+        if not name.startswith("_") and name != "manifest.json":
+            store.root.remove(f"{ref.path}/{name}")
+
+
+def _past(kept: dict[str, list[LineageEntry]], retention: Retention) -> set[str]:
+    """Return the artifacts that only past epochs of the chosen runs name."""
+    if retention.keep_epochs is None:
+        return set()
+    past: set[str] = set()
+    needed: set[str] = set()
+    for name, entries in kept.items():
+        last = max((entry.epoch for entry in entries), default=0)
+        for entry in entries:
+            chosen = not retention.runs or name in retention.runs
+            old = entry.epoch > 0 and entry.epoch <= last - retention.keep_epochs
+            (past if chosen and old and entry.stage in retention.stages else needed).add(entry.artifact)
+    return past - needed

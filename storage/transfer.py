@@ -1,0 +1,78 @@
+"""Copying a run, with everything it names, from one root to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from configs.errors import CommitLostError
+from storage import layout
+from storage.commit import ArtifactStore, ShardRecord
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.roots.base import BLOCK
+
+_PIECE = 4 * BLOCK
+
+
+def copy_run(
+    source: ArtifactStore, target: ArtifactStore, run: str, *, progress: Callable[[str, int, int], None]
+) -> dict[str, int]:
+    """Copy a run's artifacts, checked byte by byte, then its records. What is there already is not copied again.
+
+    Args:
+        source: where the run is.
+        target: where it shall be.
+        run: its name.
+        progress: (artifact, done, total) after each.
+
+    Returns:
+        Counts of artifacts, shards and bytes copied.
+
+    Raises:
+        CorruptError: something in the source is damaged.
+        CommitLostError: the target has other content under the same name.
+    """
+    refs = list(dict.fromkeys(entry.ref for entry in RunFolder(source, run).entries()))
+    counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
+    for number, ref in enumerate(refs, 1):
+        for record in source.records(ref):
+            copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
+            counts["shards"] += copied > 0
+            counts["bytes"] += copied
+            _copy_object(source, target, layout.record(ref, record.shard))
+        _copy_object(source, target, layout.removed(ref))
+        _copy_object(source, target, layout.manifest(ref))
+        progress(str(ref), number, len(refs))
+    for name in source.root.files(layout.run(run)):
+        if name.endswith(".json"):
+            _copy_object(source, target, f"{layout.run(run)}/{name}")
+    return counts
+
+
+def _copy_shard(source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, record: ShardRecord) -> int:
+    """Copy a shard's files unless the target has its record; return the bytes copied."""
+    present = target.record(ref, record.shard)
+    if present is not None:
+        if present.digest != record.digest:
+            raise CommitLostError(
+                f"{target.root.uri} has shard {record.shard} of {ref} with other content "
+                f"({present.digest[:12]}, the source {record.digest[:12]}). Copy to an empty root."
+            )
+        return 0
+    with target.root.staging() as folder:
+        for file in record.files:
+            blob = source.files(ref, record).blob(file.name)
+            path = folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("wb") as out:
+                for start in range(0, blob.size, _PIECE):
+                    out.write(blob.read(start, min(_PIECE, blob.size - start)))
+        target.root.publish(folder, layout.shard_folder(ref, record.shard, record.digest))
+    return sum(file.size for file in record.files)
+
+
+def _copy_object(source: ArtifactStore, target: ArtifactStore, path: str) -> None:
+    data = source.root.read(path)
+    if data is not None:
+        target.root.create(path, data)

@@ -1,0 +1,91 @@
+"""Follows one sample: what made it, how it was rated, and which optimizer updates it entered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.errors import StoreError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from storage.schema import ADVANTAGES, REWARDS, read_table
+from tasks.optimize.stage import OptimizeStage
+from tasks.rollout import open_trajectory_store
+from tasks.runs import open_run
+from tasks.workspace import Workspace
+
+
+def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[str]) -> dict[str, Any]:
+    """Return a sample's columns, and for each run that uses it rewards, advantage and updates.
+
+    Args:
+        store: the store.
+        ref: a trajectories artifact.
+        sample_id: the sample.
+        runs: runs whose lineage names the artifact.
+
+    Raises:
+        StoreError: the artifact has no such sample, or holds no samples.
+    """
+    if ref.kind != "trajectories":
+        raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
+    opener = open_trajectory_store(store.require(ref).options["rollout"]["store"])
+    for record in store.records(ref):
+        table = opener.open(store.files(ref, record)).table
+        found = table.filter(pc.equal(table.column("sample_id"), sample_id))
+        if found.num_rows:
+            about = {**found.drop_columns(["arrays"]).to_pylist()[0], "arrays": found.column("arrays").to_pylist()[0]}
+            used = {name: _uses(open_run(store.root.uri, name), ref, sample_id) for name in runs}
+            return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
+    raise StoreError(f"{ref} has no sample '{sample_id}'.")
+
+
+def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
+    entries = workspace.run.current()
+    epoch = next(entry.epoch for entry in entries if entry.ref == ref)
+    of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
+    rewards = {
+        slot: _row(workspace.store, entry.ref, "rewards.parquet", REWARDS, sample_id)
+        for (stage, slot), entry in of_epoch.items()
+        if stage == "score"
+    }
+    advantage = of_epoch.get(("advantage", ""))
+    return {
+        "epoch": epoch,
+        "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
+        "advantage": _advantage(workspace.store, advantage, sample_id),
+        "updates": _updates(workspace, entries, epoch, sample_id),
+    }
+
+
+def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
+    row = None if entry is None else _row(store, entry.ref, "advantages.parquet", ADVANTAGES, sample_id)
+    return None if row is None else float(row["advantage"])
+
+
+def _updates(workspace: Workspace, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
+    """Return the updates a sample entered: of its own epoch, and of those that replayed it."""
+    replay = workspace.config.optimize.replay
+    reach = epoch + (replay.epochs if replay else 0)
+    found = []
+    for entry in entries:
+        if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:
+            continue
+        metrics = workspace.store.require(entry.ref).summary["updates"]
+        for number in OptimizeStage(workspace, entry.epoch).updates_of(sample_id):
+            update = int(metrics[number]["update"]) if number < len(metrics) else None
+            found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
+    return found
+
+
+def _row(store: ArtifactStore, ref: ArtifactRef, name: str, schema: pa.Schema, sample_id: str) -> dict[str, Any] | None:
+    for record in store.records(ref):
+        table = read_table(store.files(ref, record), name, schema)
+        found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+        if found:
+            return dict(found[0])
+    return None
