@@ -97,7 +97,9 @@ def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema
         pyarrow.ArrowInvalid: a column does not fit the schema.
     """
     table = pa.table({name: rows[name] for name in schema.names}, schema=versioned(schema))
-    pq.write_table(table, path, version="2.6", compression="zstd")
+    # Shards are many and their tables small: zstd, and dictionaries of numbers, would double the time to open one.
+    repeated = [field.name for field in schema if pa.types.is_string(field.type) and field.name != "sample_id"]
+    pq.write_table(table, path, version="2.6", compression="snappy", use_dictionary=repeated)
 
 
 def versioned(schema: pa.Schema) -> pa.Schema:
@@ -121,7 +123,9 @@ def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
             )
         older = version == 1 and schema.equals(SAMPLES)
         wanted = _SAMPLES_1 if older else schema
-        table = file.read(columns=[column for column in wanted.names if column in file.schema_arrow.names])
+        present = set(file.schema_arrow.names)
+        # One thread: shards are small and many, and starting threads would cost more than reading.
+        table = file.read(columns=[column for column in wanted.names if column in present], use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise CorruptError(f"{where} is not a readable Parquet file: {error}") from None
     _check_columns(table, wanted, where)

@@ -98,7 +98,7 @@ def _writer(file: Any, schema: pa.Schema, payloads: Sequence[str]) -> pq.Parquet
         version="2.6",
         data_page_version="1.0",
         data_page_size=2 * _PAGE - 1,
-        compression={name: "NONE" if name in payloads else "ZSTD" for name in schema.names},
+        compression={name: "NONE" if name in payloads else "SNAPPY" for name in schema.names},
         use_dictionary=[name for name in tables if pa.types.is_string(schema.field(name).type)],
         write_statistics=[name for name in tables if not pa.types.is_nested(schema.field(name).type)],
     )
@@ -158,7 +158,7 @@ def _locate(
         header = window.find(first)
         offsets = list(itertools.accumulate(lengths[:-1], initial=position + header + prefix))
         if header < 0 or any(
-            blob.read(offset, len(value)) != value for offset, value in zip(offsets, values, strict=True)
+            bytes(blob.read(offset, len(value))) != value for offset, value in zip(offsets, values, strict=True)
         ):
             raise StoreError(f"pyarrow {pa.__version__} lays Parquet files out in another way. Use store 'webdataset'.")
         places[name] += offsets

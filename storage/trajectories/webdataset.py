@@ -12,8 +12,9 @@ import io
 import json
 import tarfile
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from storage.trajectories.base import Sample, TrajectoryShard, array_entry
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"
-_BLOCK = 512
 
 
 class WebDatasetStore:
@@ -34,13 +34,12 @@ class WebDatasetStore:
     def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = DEFAULT_MEDIA) -> None:
         """Write the tar, then the table with the payload offsets."""
         rows: dict[str, list[Any]] = {name: [] for name in SAMPLES.names}
-        with (
-            (folder / TAR).open("wb") as file,
-            tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-        ):
+        with (folder / TAR).open("wb", buffering=0) as file:
+            tar = _TarWriter(file)
             for sample in samples:
                 for name, value in _write_sample(tar, sample, media).items():
                     rows[name].append(value)
+            tar.end()
         write_table(folder / TABLE, rows, SAMPLES)
 
     def open(self, files: Files) -> TrajectoryShard:
@@ -52,7 +51,37 @@ class WebDatasetStore:
         return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
 
 
-def _write_sample(tar: tarfile.TarFile, sample: Sample, media: MediaFormat) -> dict[str, Any]:
+class _TarWriter:
+    """Appends members to a tar without copying them; the bytes are those ``tarfile`` would write."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._position = 0
+
+    def add(self, name: str, *parts: bytes | memoryview) -> int:
+        """Append a member, without times or owners, made of parts; return where its data starts."""
+        info = tarfile.TarInfo(name)
+        info.size = sum(len(part) for part in parts)
+        info.mode = 0o644
+        header = info.tobuf(tarfile.USTAR_FORMAT)
+        start = self._position + len(header)
+        self._write(header, *parts, bytes(-info.size % tarfile.BLOCKSIZE))
+        return start
+
+    def end(self) -> None:
+        """Write the end of the archive."""
+        end = 2 * tarfile.BLOCKSIZE
+        self._write(bytes(end + -(self._position + end) % tarfile.RECORDSIZE))
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        for part in parts:
+            view = memoryview(part)
+            while len(view):
+                view = view[self._file.write(view) :]
+            self._position += len(part)
+
+
+def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[str, Any]:
     columns = sample.columns()
     arrays = [
         array_entry(name, array, _add_array(tar, f"{sample.sample_id}.{name}.npy", array))
@@ -60,32 +89,18 @@ def _write_sample(tar: tarfile.TarFile, sample: Sample, media: MediaFormat) -> d
     ]
     about = {"media_format": "", "media_offset": -1, "media_size": 0}
     if sample.media is not None:
-        form = media.choose(sample.media)
-        offset, size = _add(tar, f"{sample.sample_id}.{form}", media.encode(sample.media))
-        about = {"media_format": form, "media_offset": offset, "media_size": size}
+        form, encoded = media.choose(sample.media), media.encode(sample.media)
+        offset = tar.add(f"{sample.sample_id}.{form}", encoded)
+        about = {"media_format": form, "media_offset": offset, "media_size": len(encoded)}
     metadata = json.loads(columns["metadata"])
     described = {"prompt": sample.prompt, "prompt_id": sample.prompt_id, "metadata": metadata}
-    _add(tar, f"{sample.sample_id}.json", canonical_json(described).encode())
+    tar.add(f"{sample.sample_id}.json", canonical_json(described).encode())
     return {**columns, "arrays": arrays, **about}
 
 
-def _add_array(tar: tarfile.TarFile, name: str, array: np.ndarray) -> int:
+def _add_array(tar: _TarWriter, name: str, array: np.ndarray) -> int:
     """Append an array as .npy; return where its raw data starts."""
-    start, size = _add(tar, name, _npy(array))
-    return start + size - array.nbytes
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> tuple[int, int]:
-    """Append a member without times or owners; return where its data starts and how long it is."""
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    info.mode = 0o644
-    start = tar.offset + _BLOCK
-    tar.addfile(info, io.BytesIO(data))
-    return start, len(data)
-
-
-def _npy(array: np.ndarray) -> bytes:
-    buffer: BinaryIO = io.BytesIO()
-    np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()  # type: ignore[attr-defined,no-any-return]
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    prefix = header.getvalue()
+    return tar.add(name, prefix, array.data.cast("B") if array.size else b"") + len(prefix)
