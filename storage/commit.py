@@ -21,7 +21,7 @@ from configs.errors import CommitLostError, CorruptError, NotCommittedError, Sto
 from configs.fingerprint import canonical_json
 from configs.schema import StoreSection
 from storage import layout
-from storage.checksums import describe_file
+from storage.checksums import REMEDY, describe_file
 from storage.files import ShardFiles
 from storage.layout import ArtifactRef
 from storage.roots import open_root
@@ -134,6 +134,23 @@ class ArtifactStore:
     def records(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of all committed shards, sorted by shard name."""
         found = self._read_records(ref, self.committed(ref))
+        return [record for record in found if record is not None]
+
+    def shards(self, ref: ArtifactRef) -> list[ShardRecord]:
+        """Return the records of a complete artifact, all that its manifest names and nothing else.
+
+        Raises:
+            NotCommittedError: it is not complete.
+            CorruptError: a record is missing, or describes other content than the manifest.
+        """
+        manifest = self.require(ref)
+        found = self._read_records(ref, [shard for shard, _, _ in manifest.shards])
+        for (shard, digest, _), record in zip(manifest.shards, found, strict=True):
+            if record is None or record.digest != digest:
+                state = "is missing" if record is None else f"describes content {record.digest[:12]}"
+                raise CorruptError(
+                    f"{layout.record(ref, shard)} {state}; the manifest names it with content {digest[:12]}. {REMEDY}"
+                )
         return [record for record in found if record is not None]
 
     def committed(self, ref: ArtifactRef) -> list[str]:

@@ -86,7 +86,7 @@ class AdvantageStage(Stage):
         store, ref = self.workspace.store, self.inputs()[-1]
         opener = open_trajectory_store(self.config.rollout.store)
         found: dict[str, float] = {}
-        for record in store.records(ref):
+        for record in store.shards(ref):
             table = opener.open(store.files(ref, record)).table
             columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
             found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
@@ -140,8 +140,7 @@ class AdvantageStage(Stage):
 
 def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """Return all rows of a rewards artifact, in shard order."""
-    store.require(ref)
-    shards = [store.files(ref, record) for record in store.records(ref)]
+    shards = [store.files(ref, record) for record in store.shards(ref)]
     return pa.concat_tables([read_table(files, "rewards.parquet", REWARDS) for files in shards])
 
 

@@ -65,7 +65,7 @@ def _tables(workspace: Workspace, entry: LineageEntry) -> Iterator[pa.Table]:
     store = workspace.store
     opener = open_trajectory_store(workspace.config.rollout.store)
     scores = _scores(workspace, entry.epoch)
-    for record in store.records(entry.ref):
+    for record in store.shards(entry.ref):
         shard = opener.open(store.files(entry.ref, record))
         ids = shard.table.column("sample_id").to_pylist()
         columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS)}
@@ -89,7 +89,7 @@ def _scores(workspace: Workspace, epoch: int) -> dict[str, dict[str, float]]:
         elif entry.stage == "advantage":
             tables = [
                 read_table(store.files(entry.ref, record), "advantages.parquet", ADVANTAGES)
-                for record in store.records(entry.ref)
+                for record in store.shards(entry.ref)
             ]
             found["advantage"] = _by_sample(pa.concat_tables(tables), "advantage")
     return found

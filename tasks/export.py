@@ -67,4 +67,4 @@ def exported_folder(stage: ExportStage) -> Path:
     """Return the folder of a finished export."""
     store = stage.workspace.store
     store.require(stage.ref)
-    return store.folder(stage.ref, store.records(stage.ref)[0]) / PIPELINE
+    return store.folder(stage.ref, store.shards(stage.ref)[0]) / PIPELINE

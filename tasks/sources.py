@@ -46,7 +46,7 @@ def base_folder(run: RunFolder, section: ModelSection) -> Path:
         return local_model(section.path, section.revision)
     ref = run.require(0, "base").ref
     run.store.require(ref)
-    return run.store.folder(ref, run.store.records(ref)[0]) / PIPELINE
+    return run.store.folder(ref, run.store.shards(ref)[0]) / PIPELINE
 
 
 def local_model(path: str, revision: str | None) -> Path:
@@ -98,4 +98,4 @@ def read_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> di
 def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
     """Return the verified local folder of a complete policy."""
     store.require(ref)
-    return store.folder(ref, store.records(ref)[0])
+    return store.folder(ref, store.shards(ref)[0])

@@ -34,7 +34,7 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
     if ref.kind != "trajectories":
         raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
     opener = open_trajectory_store(store.require(ref).options["rollout"]["store"])
-    for record in store.records(ref):
+    for record in store.shards(ref):
         table = opener.open(store.files(ref, record)).table
         found = table.filter(pc.equal(table.column("sample_id"), sample_id))
         if found.num_rows:
@@ -83,7 +83,7 @@ def _updates(workspace: Workspace, entries: Sequence[LineageEntry], epoch: int, 
 
 
 def _row(store: ArtifactStore, ref: ArtifactRef, name: str, schema: pa.Schema, sample_id: str) -> dict[str, Any] | None:
-    for record in store.records(ref):
+    for record in store.shards(ref):
         table = read_table(store.files(ref, record), name, schema)
         found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
         if found:

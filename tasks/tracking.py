@@ -233,7 +233,7 @@ _LOGGED = ("rollout", "score", "advantage", "optimize")
 
 def grids(workspace: Workspace, ref: ArtifactRef) -> dict[str, Path]:
     """Return the image grid of each split of an evaluation."""
-    folders = {record.shard: workspace.store.folder(ref, record) for record in workspace.store.records(ref)}
+    folders = {record.shard: workspace.store.folder(ref, record) for record in workspace.store.shards(ref)}
     return {split: folder / "grid.png" for split, folder in folders.items() if (folder / "grid.png").exists()}
 
 

@@ -69,9 +69,8 @@ class Workspace:
         import json
 
         ref = self.run.require(0, "preprocess").ref
-        self.store.require(ref)
         splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
-        for record in self.store.records(ref):
+        for record in self.store.shards(ref):
             for row in read_table(self.store.files(ref, record), "prompts.parquet", PROMPTS).to_pylist():
                 prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
                 splits[row["split"]].append(prompt)

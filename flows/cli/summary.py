@@ -67,7 +67,7 @@ def _print_places(workspace: Workspace, run: dict[str, Any]) -> None:
         console.print(f"images ({split}): {_short(path)}", markup=False)
     export = workspace.run.find(workspace.config.run.epochs, "export")
     if export is not None:
-        record = workspace.store.records(export.ref)[0]
+        record = workspace.store.shards(export.ref)[0]
         console.print(f"exported model: {_short(workspace.store.folder(export.ref, record) / PIPELINE)}", markup=False)
     note = run["tracking"]
     if note is not None:

@@ -169,13 +169,11 @@ class OptimizeStage(Stage):
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.workspace.store, open_trajectory_store(self.config.rollout.store)
-        store.require(trajectories)
-        return [opener.open(store.files(trajectories, record)) for record in store.records(trajectories)]
+        return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]
 
     def _advantages(self, ref: ArtifactRef) -> pa.Table:
         store = self.workspace.store
-        store.require(ref)
-        return read_table(store.files(ref, store.records(ref)[0]), "advantages.parquet", ADVANTAGES)
+        return read_table(store.files(ref, store.shards(ref)[0]), "advantages.parquet", ADVANTAGES)
 
     def _plan(self, samples: SampleSet, requires: Requirements) -> list[Units]:
         units = samples.units(requires)

@@ -1,0 +1,251 @@
+"""repair, gc, export, cp and following a sample, on a small real run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from configs.errors import ConfigError, CorruptError, NotCommittedError, StoreError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.quarantine import quarantine
+from storage.retention import Retention, plan_removals, remove
+from storage.transfer import copy_run
+from storage.verify import find_problems, verify_store
+from tasks.dataset import export_run
+from tasks.runs import open_run
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tasks.trace import trace_sample
+from tasks.workspace import Workspace
+from tests.conftest import ConfigFactory, FlowmillCommand, prepare, run_epoch
+
+
+@pytest.fixture
+def workspace(make_config: ConfigFactory) -> Workspace:
+    """Two trained epochs, two shards each, of a run named small."""
+    made = prepare(make_config())
+    for epoch in (1, 2):
+        run_epoch(made, epoch)
+    return made
+
+
+def folder_of(workspace: Workspace, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
+    ref = workspace.run.require(epoch, stage, slot).ref
+    return ref, Path(workspace.store.root.uri) / ref.path
+
+
+def damage_by_flipping(folder: Path) -> None:
+    (path, *_) = sorted(folder.glob("*/*.tar"))
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 255
+    path.write_bytes(data)
+
+
+def damage_by_truncating(folder: Path) -> None:
+    (path, *_) = sorted(folder.glob("*/*.tar"))
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def damage_by_removing_a_file(folder: Path) -> None:
+    sorted(folder.glob("*/*.tar"))[0].unlink()
+
+
+def damage_by_removing_a_record(folder: Path) -> None:
+    sorted(folder.glob("_shards/*.json"))[0].unlink()
+
+
+def damage_the_record(folder: Path) -> None:
+    sorted(folder.glob("_shards/*.json"))[0].write_text("{")
+
+
+def damage_by_another_record(folder: Path) -> None:
+    first, second = sorted(folder.glob("_shards/*.json"))
+    first.write_text(second.read_text())
+
+
+def damage_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[]")
+
+
+def damage_by_another_manifest(folder: Path) -> None:
+    (other, *_) = [path for path in folder.parent.glob("*/manifest.json") if path.parent != folder]
+    shutil.copy(other, folder / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_by_flipping, "has checksum"),
+        (damage_by_truncating, "bytes, its commit record says"),
+        (damage_by_removing_a_file, "is missing; its commit record names it"),
+        (damage_by_removing_a_record, "is missing or damaged; the manifest names it"),
+        (damage_the_record, "is not JSON"),
+        (damage_by_another_record, "describes shard"),
+        (damage_the_manifest, "is not a manifest|is not JSON"),
+        (damage_by_another_manifest, "describes trajectories/"),
+    ],
+)
+def test_damage_is_found_set_aside_and_made_anew(
+    workspace: Workspace, damage: Callable[[Path], None], message: str
+) -> None:
+    expected = workspace.run.digest()
+    ref, folder = folder_of(workspace, "rollout", 1)
+    damage(folder)
+    fresh = open_run(workspace.store.root.uri, "small")
+    problems = find_problems(fresh.store, deep=True)
+    assert {problem.ref for problem in problems} == {ref}
+    assert any(word in problem.message for problem in problems for word in message.split("|")), [
+        problem.message for problem in problems
+    ]
+    with pytest.raises((CorruptError, NotCommittedError)):
+        # Never trained on.
+        StageRun(make_stage(fresh, "optimize", 1), force=True).execute()
+    for problem in problems:
+        quarantine(fresh.store, problem)
+    assert not verify_store(fresh.store, deep=True)["problems"]
+    again = open_run(workspace.store.root.uri, "small")
+    StageRun(make_stage(again, "rollout", 1)).execute()
+    assert again.run.digest() == expected
+    assert verify_store(again.store, deep=True)["problems"] == []
+
+
+def test_orphans_are_named_and_set_aside(workspace: Workspace) -> None:
+    _, folder = folder_of(workspace, "rollout", 1)
+    (folder / "000000-000009-0123456789ab").mkdir()
+    (folder / "000000-000009-0123456789ab" / "samples.tar").write_bytes(b"left by nobody")
+    (problem,) = find_problems(workspace.store, deep=False)
+    assert (problem.kind, problem.shard) == ("orphaned", None)
+    quarantine(workspace.store, problem)
+    assert find_problems(workspace.store, deep=True) == []
+    assert list(Path(workspace.store.root.uri, "quarantine").rglob("samples.tar"))
+
+
+def test_files_of_past_epochs_go_and_leave_their_trace(workspace: Workspace) -> None:
+    store, expected = workspace.store, workspace.run.digest()
+    ref, folder = folder_of(workspace, "rollout", 1)
+    (removal,) = plan_removals(store, Retention(keep_epochs=1))
+    assert (removal.what, removal.trace) == (str(ref), True)
+    assert removal.size > 0
+    assert list(folder.glob("*/*.tar"))
+    remove(store, removal)
+    assert not list(folder.glob("*/*.tar"))
+    fresh = open_run(store.root.uri, "small")
+    assert plan_removals(fresh.store, Retention(keep_epochs=1)) == []
+    assert fresh.run.digest() == expected
+    assert verify_store(fresh.store, deep=True)["problems"] == []
+    with pytest.raises(NotCommittedError, match="removed by 'flowmill store gc'"):
+        fresh.store.folder(ref, fresh.store.records(ref)[0])
+
+
+def test_what_another_run_needs_stays(workspace: Workspace, make_config: ConfigFactory) -> None:
+    other = prepare(make_config("run.name=other"))
+    run_epoch(other, 1)
+    store = workspace.store
+    # 'other' is at epoch 1, so the rollout of epoch 1 is its newest.
+    assert plan_removals(store, Retention(keep_epochs=1)) == []
+    given_up = {removal.what for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0))}
+    named = {entry.artifact for entry in other.run.entries()}
+    assert "runs/small" in given_up
+    assert not given_up & named
+    for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0)):
+        remove(store, removal)
+    assert RunFolder(store, "small").describe() is None
+    assert verify_store(store, deep=True)["problems"] == []
+    assert all(store.manifest(entry.ref) for entry in other.run.current() if entry.ref.kind != "embeddings")
+
+
+def test_unnamed_artifacts_stay_while_they_are_young(workspace: Workspace) -> None:
+    ref = ArtifactRef("rewards", "0" * 32)
+    with workspace.store.root.staging() as folder:
+        (folder / "x").write_text("x")
+        workspace.store.commit(ref, "0", folder, rows=1, producer={"started": time.time()})
+    assert plan_removals(workspace.store, Retention()) == []
+    (removal,) = plan_removals(workspace.store, Retention(older_than_s=0))
+    assert (removal.what, removal.reason) == (str(ref), "no run names it")
+
+
+def test_a_copied_run_is_the_same_run(workspace: Workspace, tmp_path: Path) -> None:
+    target = ArtifactStore(str(tmp_path / "copy"))
+    seen: list[int] = []
+    counts = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: seen.append(done))
+    assert seen == list(range(1, counts["artifacts"] + 1))
+    assert RunFolder(target, "small").digest() == workspace.run.digest()
+    assert verify_store(target, deep=True)["problems"] == []
+    again = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: None)
+    assert (again["shards"], again["bytes"]) == (0, 0)
+    copied = open_run(target.root.uri, "small")
+    assert StageRun(make_stage(copied, "rollout", 2)).complete
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_is_exported_as_one_table(workspace: Workspace, tmp_path: Path) -> None:
+    import datasets
+    import duckdb
+
+    for form in ("parquet", "datasets"):
+        rows = export_run(workspace, tmp_path / form, form, epochs=(), progress=lambda done, total: None)
+        assert rows == 32
+    query = f"select epoch, count(*), max(abs(advantage)) > 0 from '{tmp_path}/parquet/*.parquet' group by 1 order by 1"
+    assert duckdb.sql(query).fetchall() == [(1, 16, True), (2, 16, True)]
+    loaded = datasets.load_dataset(str(tmp_path / "datasets"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded[0]["image"].size == (32, 16)
+    assert loaded[0]["reward_jpeg_compressibility"] < 0
+    with pytest.raises(StoreError, match="exists already"):
+        export_run(workspace, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
+    with pytest.raises(StoreError, match="has no rollouts of these epochs; it has 1 to 2"):
+        export_run(workspace, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
+    with pytest.raises(ConfigError, match="--format 'csv' does not exist"):
+        export_run(workspace, tmp_path / "new", "csv", epochs=(), progress=lambda done, total: None)
+
+
+def test_a_sample_is_followed_to_its_updates(workspace: Workspace) -> None:
+    ref, _ = folder_of(workspace, "rollout", 2)
+    entered: dict[int, int] = {}
+    advantages: dict[str, float] = {}
+    for record in workspace.store.records(ref):
+        opened = workspace.store.files(ref, record).path("samples.parquet")
+        for sample in pq.read_table(opened).column("sample_id").to_pylist():
+            trace = trace_sample(workspace.store, ref, sample, ["small"])["runs"]["small"]
+            assert trace["epoch"] == 2
+            assert set(trace["rewards"]) == {"jpeg_compressibility"}
+            advantages[sample] = trace["advantage"]
+            for update in trace["updates"]:
+                assert update["policy"] == str(workspace.run.require(2, "optimize").ref)
+                entered[update["update"]] = entered.get(update["update"], 0) + 1
+            assert bool(trace["updates"]) == (trace["advantage"] != 0)
+    assert len(advantages) == 16
+    # Two updates per epoch; those of the second epoch go on counting.
+    assert sorted(entered) == [3, 4]
+    with pytest.raises(StoreError, match="has no sample 'nobody'"):
+        trace_sample(workspace.store, ref, "nobody", [])
+    with pytest.raises(StoreError, match="holds no samples"):
+        trace_sample(workspace.store, workspace.policy_ref(1), "nobody", [])
+
+
+@pytest.mark.slow
+def test_the_commands(workspace: Workspace, flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    root, expected = workspace.store.root.uri, workspace.run.digest()
+    _, folder = folder_of(workspace, "rollout", 2)
+    damage_by_removing_a_file(folder)
+    verified = flowmill("store", "verify", "--root", root)
+    assert verified.returncode == 1
+    repaired = flowmill("store", "repair", "--root", root)
+    assert "set aside below quarantine/" in repaired.stdout
+    assert flowmill("store", "verify", "--deep", "--root", root).returncode == 0
+    assert flowmill("store", "digest", "small", "--root", root).stdout.strip() == expected
+    shown = flowmill("store", "gc", "--keep-epochs", "1", "--root", root)
+    assert "nothing removed yet, say --delete" in shown.stdout
+    copied = flowmill("store", "cp", "small", str(tmp_path / "copy"), "--root", root)
+    assert "artifacts;" in copied.stdout
+    exported = flowmill("store", "export", "small", str(tmp_path / "table"), "--epoch", "2", "--root", root)
+    assert exported.stdout.startswith("16 rows")
+    listed = json.loads(flowmill("store", "ls", "--json", "--root", root).stdout)
+    assert all(item["age_s"] is None or item["age_s"] < 3600 for item in listed)
