@@ -29,6 +29,7 @@ from tasks.runs import begin_run  # noqa: E402
 from tasks.stage import StageRun  # noqa: E402
 from tasks.stages import make_stage  # noqa: E402
 from tasks.workspace import Workspace  # noqa: E402
+from tests.s3 import Server, named_or_moto  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -141,3 +142,10 @@ def flowmill(prefect_server: str, tmp_path: Path) -> FlowmillCommand:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    """A real S3 server: the one FLOWMILL_TEST_S3_ENDPOINT names, else moto's."""
+    with named_or_moto() as server:
+        yield server

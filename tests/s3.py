@@ -14,11 +14,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testtesttest", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -187,3 +190,19 @@ def unreliable(server: Server, faults: Faults) -> Iterator[str]:
     finally:
         proxy.shutdown()
         proxy.server_close()
+
+
+def make_bucket() -> str:
+    """Create a bucket at the endpoint of the environment, with no connection left from another endpoint."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"flowmill-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem(use_listings_cache=False).call_s3("create_bucket", Bucket=name)
+    return name
+
+
+def use(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Set variables for the duration of a test."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,31 +16,10 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots import ROOTS, open_root
 from storage.roots.base import BLOCK, Root
-from tests.s3 import Faults, Server, named_or_moto, rclone, unreliable
+from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
 REF = ArtifactRef("rewards", "f" * 32)
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[Server]:
-    with named_or_moto() as server:
-        yield server
-
-
-def make_bucket() -> str:
-    """Create a bucket at the endpoint of the environment, with no connection left from another endpoint."""
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-    name = f"flowmill-{uuid.uuid4().hex[:12]}"
-    s3fs.S3FileSystem(use_listings_cache=False).call_s3("create_bucket", Bucket=name)
-    return name
-
-
-def use(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(params=[*sorted(ROOTS), "s3 with faults"])

@@ -1,0 +1,101 @@
+"""Whole runs on S3: the same digest as on disk, whatever the server and the network do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import s3fs
+
+from configs.schema import StoreSection
+from storage.commit import ArtifactStore
+from storage.transfer import copy_run
+from storage.verify import verify_store
+from tasks.runs import open_run
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tests.chaos.writers import run as kill_writers
+from tests.conftest import ConfigFactory, FlowmillCommand, prepare, run_epoch
+from tests.s3 import Faults, Server, make_bucket, unreliable, use
+
+
+@pytest.fixture
+def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    use(monkeypatch, {**s3_server.variables(), "XDG_CACHE_HOME": str(tmp_path / "xdg")})
+    return make_bucket()
+
+
+def train(make_config: ConfigFactory, root: str, *overrides: str) -> str:
+    """Train two epochs in this process and return the run's digest."""
+    workspace = prepare(make_config(f"store.root={root}", *overrides))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+        StageRun(make_stage(workspace, "evaluate", epoch)).execute()
+    assert verify_store(workspace.store, deep=True)["problems"] == []
+    return workspace.run.digest()
+
+
+@pytest.mark.parametrize("store", ["webdataset", "parquet"])
+def test_a_run_on_s3_equals_one_on_disk(make_config: ConfigFactory, bucket: str, tmp_path: Path, store: str) -> None:
+    chosen = f"rollout.store={store}"
+    on_disk = train(make_config, str(tmp_path / "store"), chosen)
+    assert train(make_config, f"s3://{bucket}/x", chosen) == on_disk
+
+
+def test_a_run_survives_faults_on_every_operation(
+    make_config: ConfigFactory, bucket: str, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(make_config, str(tmp_path / "store"))
+    faults = Faults(0.1, seed=3)
+    with unreliable(s3_server, faults) as endpoint:
+        use(monkeypatch, s3_server.variables(endpoint))
+        s3fs.S3FileSystem.clear_instance_cache()
+        assert train(make_config, f"s3://{bucket}/x") == expected
+    assert set(faults.counts) == {"503", "reset", "lost", "slow", "truncated"}
+    assert sum(faults.counts.values()) > 30
+
+
+def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str, tmp_path: Path) -> None:
+    expected = train(make_config, str(tmp_path / "store"))
+    here, there = ArtifactStore(str(tmp_path / "store")), ArtifactStore(f"s3://{bucket}/x")
+    copy_run(here, there, "small", progress=lambda ref, done, total: None)
+    back = ArtifactStore(str(tmp_path / "back"))
+    copy_run(there, back, "small", progress=lambda ref, done, total: None)
+    assert open_run(back.root.uri, "small").run.digest() == expected
+    # Training goes on there, from what lies on S3 only.
+    workspace = open_run(there.root.uri, "small")
+    run_epoch(workspace, 3)
+    assert workspace.run.find(3, "optimize") is not None
+
+
+@pytest.mark.slow
+def test_the_command_line_on_s3(
+    bucket: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, s3_server: Server
+) -> None:
+    environment = {**s3_server.variables(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    root = f"s3://{bucket}/x"
+    tracking = f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
+    first = flowmill("run", str(config_file), "--root", root, "--set", tracking, **environment)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert f"flowmill ui --root {root}" in first.stdout
+    again = flowmill("run", str(config_file), "--root", root, "--set", tracking, **environment)
+    assert "No model was run" in again.stdout
+    missing = flowmill("store", "ls", "--root", "s3://flowmill-absent/x", **environment)
+    assert missing.returncode == 1
+    assert "there is no bucket 'flowmill-absent'" in missing.stderr + missing.stdout
+    assert "Traceback" not in missing.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["disk", "s3"])
+def test_killed_writers_lose_nothing(place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    if place == "disk":
+        section, pause = StoreSection(root=str(tmp_path / "store"), cache=cache), 0.15
+    else:
+        section, pause = StoreSection(root=f"s3://{request.getfixturevalue('bucket')}/x", cache=cache), 1.2
+    s3fs.S3FileSystem.clear_instance_cache()
+    outcome = kill_writers(section, writers=4, kills=12, seed=0, pause=pause)
+    assert outcome.failures == 0
+    assert outcome.problems == []
+    assert outcome.digest == outcome.expected
