@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test,ocr]'
+	$(INSTALL) -e '.[test,ocr,s3,video,delta]'
 	touch $@
 
 lint: install-test

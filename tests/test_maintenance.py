@@ -188,6 +188,7 @@ def test_a_copied_run_is_the_same_run(workspace: Workspace, tmp_path: Path) -> N
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_is_exported_as_one_table(workspace: Workspace, tmp_path: Path) -> None:
     import datasets
+    import deltalake
     import duckdb
 
     for form in ("parquet", "datasets"):
@@ -198,6 +199,8 @@ def test_a_run_is_exported_as_one_table(workspace: Workspace, tmp_path: Path) ->
     loaded = datasets.load_dataset(str(tmp_path / "datasets"), split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded[0]["image"].size == (32, 16)
     assert loaded[0]["reward_jpeg_compressibility"] < 0
+    export_run(workspace, tmp_path / "delta", "delta", epochs=[2], progress=lambda done, total: None)
+    assert deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table().num_rows == 16
     with pytest.raises(StoreError, match="exists already"):
         export_run(workspace, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
     with pytest.raises(StoreError, match="has no rollouts of these epochs; it has 1 to 2"):

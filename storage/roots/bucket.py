@@ -103,7 +103,7 @@ class Bucket:
     def get_many(self, paths: list[str]) -> list[bytes | None]:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
         keys = [self._key(path) for path in paths]
-        found = self._steady(self._fs.cat, keys, on_error="return") if keys else {}
+        found = self._steady(self._fs.cat, keys, on_error="return", max_concurrency=1) if keys else {}
         # One failure does not fail the others; what did not come is asked for again on its own.
         return [
             found[key] if isinstance(found.get(key), bytes) else self.get(path)

@@ -15,7 +15,10 @@ from typing import IO
 from storage.roots.base import Staging, tag
 
 _IN_USE = ".in-use"
+#: Blocks kept in memory.
 _RECENT = 16
+#: Folders held at a time; each takes an open file.
+_HELD = 64
 
 
 class Cache:
@@ -31,16 +34,19 @@ class Cache:
         self.folder = folder
         self.limit = limit
         self.staging = Staging(folder)
-        self._held: dict[Path, IO[bytes]] = {}
+        self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
         self._recent: OrderedDict[str, bytes] = OrderedDict()
         self._size: int | None = None
         self._lock = threading.Lock()
 
     def hold(self, folder: Path) -> None:
-        """Keep the files of a folder for as long as this process lives."""
+        """Keep the files of a folder until this process has held many others since, or ends."""
         with self._lock:
             if folder in self._held:
+                self._held.move_to_end(folder)
                 return
+            if len(self._held) >= _HELD:
+                self._held.popitem(last=False)[1].close()
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / _IN_USE).open("ab")
             fcntl.flock(file, fcntl.LOCK_SH)

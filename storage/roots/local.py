@@ -86,7 +86,7 @@ class LocalRoot:
         """Return the bytes of a small object, or None when it does not exist."""
         try:
             return (self.folder / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:

@@ -79,7 +79,7 @@ class S3Root:
         return self._bucket.sizes(path)
 
     def fetch(self, path: str, entry: FileEntry) -> Path:
-        """Download a committed file into the cache, where it stays while this process lives, and check it once."""
+        """Download a committed file into the cache, where it stays while it is in use, and check it once."""
         where = f"{path}/{entry.name}"
         folder = self._cache.folder / "files" / path
         target = folder / entry.name

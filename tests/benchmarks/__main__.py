@@ -1,4 +1,4 @@
-"""``make bench``: how every algorithm learns the quickstart, what orchestration costs, and the kernels' ratios.
+"""``make bench``: how every algorithm learns the quickstart, what orchestration costs, ratios of kernels and stores.
 
 Ratios are taken within one run; seconds are of this machine.
 """
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks import kernels, learning
+from tests.benchmarks import kernels, learning, store
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="also write the learning table to this file")
     options = parser.parse_args()
     kernels.main()
+    store.main()
     with tempfile.TemporaryDirectory(prefix="flowmill-bench-") as root:
         table = learning.table(root, options.seeds, options.presets)
     sys.stdout.write(table)
