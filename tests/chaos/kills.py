@@ -37,7 +37,14 @@ def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen
     """Start ``flowmill`` in a process group of its own."""
     command = [sys.executable, "-m", "flows.cli", *arguments]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # A shell that started us in the background had Ctrl-C ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
