@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 
 class Section(BaseModel):
@@ -65,14 +65,20 @@ class ModelSection(Section):
     """Image height in pixels."""
     width: int = Field(512, ge=1)
     """Image width in pixels."""
+    frames: int = Field(1, ge=1)
+    """Frames of a clip; 1 for images."""
     guidance_scale: float = Field(1.0, ge=0)
-    """Classifier-free guidance in rollouts, training and evaluation; 1 turns it off."""
+    """Guidance in rollouts, training and evaluation: classifier-free, 1 is off, or an input of models that take one."""
     negative_prompt: str = ""
     """Negative prompt for classifier-free guidance."""
     lora: LoraSection | None = None
     """Train low-rank adapters instead of all weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time, same gradients."""
+    attention: str | None = None
+    """Attention backend of diffusers (native, flash, sage, ...); its default when absent."""
+    compile: bool = False
+    """Compile the denoiser's repeated blocks: slower to start, faster to run."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model family."""
 
@@ -143,6 +149,8 @@ class RewardSection(Component):
     """Factor of this reward in the weighted sum."""
     label: str | None = None
     """Name in tables, metrics and lineage; the component's name when absent."""
+    frames: PositiveInt | Literal["first", "clip"] = 1
+    """Of clips: score every n-th frame and average, the first frame, or hand over the whole clip."""
 
     @property
     def slot(self) -> str:

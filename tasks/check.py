@@ -240,11 +240,23 @@ def _latent_values(config: RunConfig) -> int | None:
     """Return the values of one latent, from the model's own config files or the builder."""
     model = config.model
     if model.build is not None:
-        channels, factor = resolve(BUILDERS, model.build.name, what="model.build").latents
+        latents = resolve(BUILDERS, model.build.name, what="model.build").latents
+        if latents is None:
+            return None
+        channels, factor = latents
+        times = 1
     else:
         vae = Path(str(model.path)) / "vae" / "config.json"
         if not vae.is_file():
             return None
-        about = json.loads(vae.read_text())
-        channels, factor = about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1)
-    return int(channels * (model.height // factor) * (model.width // factor))
+        channels, factor, times = _autoencoder(json.loads(vae.read_text()))
+    frames = (model.frames - 1) // times + 1
+    return int(channels * frames * (model.height // factor) * (model.width // factor))
+
+
+def _autoencoder(about: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return latent channels, and how many pixels and frames a latent is wide, from an autoencoder's config."""
+    if "z_dim" in about:
+        halvings = about.get("temperal_downsample", (False, True, True))
+        return about["z_dim"], 2 ** len(halvings), 2 ** sum(halvings)
+    return about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1), 1

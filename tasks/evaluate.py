@@ -125,7 +125,8 @@ class EvaluateStage(Stage):
 
     def _score(self, section: RewardSection, media: np.ndarray, samples: Sequence[Sample]) -> Scores:
         prompts, metadata = [made.prompt for made in samples], [made.metadata for made in samples]
-        return score(self.workspace.reward(section), section.slot, media, prompts, metadata)
+        reward = self.workspace.reward(section)
+        return score(reward, section.slot, media, prompts, metadata, frames=section.frames)
 
     def _figures(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         figures: dict[str, Any] = {}

@@ -13,7 +13,11 @@ _GAP = 6
 
 
 def grid(images: Sequence[np.ndarray], captions: Sequence[tuple[str, str]], *, columns: int = 8) -> Image.Image:
-    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with two lines."""
+    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with two lines.
+
+    Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side.
+    """
+    images = [_strip(image) if image.ndim == 4 else image for image in images]
     columns = min(columns, max(1, len(images)))
     height = max(1, round(_CELL * images[0].shape[0] / images[0].shape[1]))
     rows = -(-len(images) // columns)
@@ -28,6 +32,10 @@ def grid(images: Sequence[np.ndarray], captions: Sequence[tuple[str, str]], *, c
         for line, text in enumerate(lines):
             draw.text((x, y + height + 2 + 15 * line), _fit(draw, font, text), fill="black", font=font)
     return sheet
+
+
+def _strip(clip: np.ndarray) -> np.ndarray:
+    return np.concatenate([clip[0], clip[len(clip) // 2], clip[-1]], axis=1)
 
 
 def _fit(draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> str:

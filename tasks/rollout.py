@@ -220,7 +220,8 @@ def call_options(config: RunConfig) -> dict[str, Any]:
     model = config.model
     guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
-    return {**size, **(guided if model.guidance_scale > 1 else {})}
+    clip = {"frames": model.frames} if model.frames > 1 else {}
+    return {**size, **clip, **(guided if model.guidance_scale > 1 else {})}
 
 
 def _stored_branch(

@@ -46,7 +46,8 @@ class ScoreStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
-        return {"reward": self.section.name, "options": self.section.options}
+        clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
+        return {"reward": self.section.name, "options": self.section.options, **clips}
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """The trajectories."""
@@ -65,7 +66,8 @@ class ScoreStage(Stage):
         samples = self._read(shard)
         reward = self.workspace.reward(self.section)
         metadata = [json.loads(text) for text in samples["metadata"]]
-        scores = score(reward, self.slot, samples["media"], samples["prompt"], metadata)
+        frames = self.section.frames
+        scores = score(reward, self.slot, samples["media"], samples["prompt"], metadata, frames=frames)
         columns = {
             "sample_id": samples["sample_id"],
             "prompt_id": samples["prompt_id"],

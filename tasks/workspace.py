@@ -123,6 +123,9 @@ class Workspace:
             device=self.device,
             train_negative=self.config.optimize.guidance_gradient == "both",
             gradient_checkpointing=section.gradient_checkpointing,
+            frames=section.frames,
+            attention=section.attention,
+            compile=section.compile,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")
         return family.load(folder or self.base_folder, settings, parts, section.options)  # type: ignore[no-any-return]
@@ -245,5 +248,7 @@ class Workspace:
 
 
 def uses_guidance(config: RunConfig) -> bool:
-    """Return whether classifier-free guidance is on; as in diffusers, it is when the scale is above 1."""
-    return config.model.guidance_scale > 1
+    """Return whether guidance takes a negative prompt: when its scale is above 1 and not an input of the model."""
+    from models.policies import EMBEDDED_GUIDANCE
+
+    return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE

@@ -1,8 +1,19 @@
 """Policies: one adapter per model family.
 
-A new family is one file here with a class derived from ``base.Policy``, and one line in the table.
+A new family is one file here with a class derived from ``pipeline.PipelinePolicy`` (or ``base.Policy``), and one line
+in the table.
 """
 
 POLICIES = {
+    "sd15": "models.policies.sd15:SD15",
     "sd3": "models.policies.sd3:SD3",
+    "flux1": "models.policies.flux1:Flux1",
+    "flux2": "models.policies.flux2:Flux2",
+    "flux2_klein": "models.policies.flux2:Flux2Klein",
+    "qwen_image": "models.policies.qwen_image:QwenImage",
+    "wan21": "models.policies.wan:Wan",
+    "wan22": "models.policies.wan:Wan22",
 }
+
+#: Families whose guidance scale is an input of the model: one forward, no negative prompt.
+EMBEDDED_GUIDANCE = frozenset({"flux1", "flux2"})

@@ -42,6 +42,12 @@ class PolicySettings:
     """With guidance, differentiate the negative prediction too."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    frames: int = 1
+    """Frames of a clip; 1 for images."""
+    attention: str | None = None
+    """Attention backend of diffusers, None for its default."""
+    compile: bool = False
+    """Compile the denoiser's repeated blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ class Policy(ABC):
 
     @abstractmethod
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, ...) float32 noise, one row per generator."""
+        """Return (B, ...) float32 noise, one row per generator: latents at the first of ``sigmas``."""
 
     @abstractmethod
     def sigmas(self, steps: int) -> Tensor:
@@ -128,7 +134,7 @@ class Policy(ABC):
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Return (B, H, W, 3) uint8 images of (B, ...) final latents."""
+        """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
 
     @abstractmethod
     def save_lora(self, folder: Path) -> None:

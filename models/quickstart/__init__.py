@@ -6,4 +6,5 @@ A builder writes a diffusers folder; adding one is a function in ``build.py`` an
 BUILDERS = {
     "digits": "models.quickstart.build:DigitsBuilder",
     "words": "models.quickstart.build:WordsBuilder",
+    "tiny": "models.quickstart.tiny:TinyBuilder",
 }

@@ -30,7 +30,7 @@ class Reward(Protocol):
         """Return one score per sample.
 
         Args:
-            media: (B, H, W, 3) uint8 images.
+            media: (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips where the config hands over whole clips.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """
@@ -38,13 +38,29 @@ class Reward(Protocol):
 
 
 def score(
-    reward: Reward, name: str, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    reward: Reward,
+    name: str,
+    media: np.ndarray,
+    prompts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    *,
+    frames: int | str = 1,
 ) -> Scores:
     """Call a reward and check what it returns; a failed or missing score is never replaced by a default.
+
+    Args:
+        reward: the reward.
+        name: what to call it in messages.
+        media: (B, H, W, 3) uint8 images or (B, F, H, W, 3) uint8 clips.
+        prompts: B prompts.
+        metadata: B mappings.
+        frames: of clips: every n-th frame is scored and the scores are averaged, 'first', or 'clip' as a whole.
 
     Raises:
         RewardError: the reward returned another number of scores, or one that is not finite.
     """
+    if media.ndim == 5 and frames != "clip":
+        return _score_frames(reward, name, media, prompts, metadata, frames)
     result = reward.score(media, prompts, metadata)
     scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
     values = np.asarray(scores.values, np.float32).reshape(-1)
@@ -60,6 +76,24 @@ def score(
             "rollouts are kept."
         )
     return Scores(values, scores.notes)
+
+
+def _score_frames(
+    reward: Reward,
+    name: str,
+    clips: np.ndarray,
+    prompts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    frames: int | str,
+) -> Scores:
+    """Score chosen frames as images; return their mean per clip, and the remark about the first."""
+    chosen = clips[:, :1] if frames == "first" else clips[:, :: int(frames)]
+    count = chosen.shape[1]
+    images = chosen.reshape(-1, *chosen.shape[2:])
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    scores = score(reward, name, images, repeated, [row for row in metadata for _ in range(count)])
+    notes = None if scores.notes is None else list(scores.notes)[::count]
+    return Scores(scores.values.reshape(-1, count).mean(1, dtype=np.float64).astype(np.float32), notes)
 
 
 def perfect_score(reward: Reward) -> float:

@@ -1,0 +1,98 @@
+"""FLUX.1 dev (FluxPipeline): guidance is an input of the model, so no second forward is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from models.policies.pipeline import Modules, PipelinePolicy, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flux1Options:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """T5 tokens."""
+
+
+class Flux1(PipelinePolicy):
+    """Adapter for FluxPipeline; latents are packed, (B, tokens, 64)."""
+
+    pipeline_name = "FluxPipeline"
+    family = "flux1"
+    options_type: ClassVar[type[Any]] = Flux1Options
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    unused_parts: ClassVar[tuple[str, ...]] = ("image_encoder", "feature_extractor")
+    blocks: ClassVar[tuple[str, ...]] = ("transformer_blocks", "single_transformer_blocks")
+    # Flow-GRPO's targets for FLUX.1: attention of both streams and their feed-forwards.
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        "attn.to_k",
+        "attn.to_q",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_k_proj",
+        "attn.add_q_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``pooled`` (B, P)."""
+        embeds, pooled, _ = self.pipeline.encode_prompt(
+            list(prompts), None, device=self.settings.device, max_sequence_length=self.options.max_sequence_length
+        )
+        return {"prompt_embeds": embeds, "pooled": pooled}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, tokens, 4 C) packed float32 noise."""
+        latents: Tensor = self._prepared(len(generators), list(generators))[0]
+        return latents
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; its time argument runs from 0 to 1."""
+        embeds = rows["prompt_embeds"]
+        ids = self.pipeline._prepare_latent_image_ids(1, *self._grid(), latents.device, embeds.dtype)
+        return modules["transformer"](  # type: ignore[no-any-return]
+            hidden_states=latents,
+            timestep=sigma * 1000 / 1000,
+            guidance=self.embedded_guidance(latents),
+            encoder_hidden_states=embeds,
+            pooled_projections=rows["pooled"],
+            txt_ids=torch.zeros(embeds.shape[1], 3, device=latents.device, dtype=embeds.dtype),
+            img_ids=ids,
+            return_dict=False,
+        )[0]
+
+    def embedded_guidance(self, latents: Tensor) -> Tensor | None:
+        """Return the guidance scale as an input of the model, (B,), where it takes one."""
+        if not self.pipeline.transformer.config.guidance_embeds:
+            return None
+        return torch.full((len(latents),), self.settings.guidance_scale, device=latents.device)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images as the pipeline's post-processing rounds them."""
+        vae, settings = self.pipeline.vae, self.settings
+        scale = self.pipeline.vae_scale_factor
+        spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
+        scaled = (spatial.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
+        return self.images(vae.decode(scaled, return_dict=False)[0])
+
+    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
+        channels = self.pipeline.transformer.config.in_channels // 4
+        size = (self.settings.height, self.settings.width)
+        return self.pipeline.prepare_latents(rows, channels, *size, torch.float32, self.settings.device, generators)
+
+    def _grid(self) -> tuple[int, int]:
+        unit = self.pipeline.vae_scale_factor * 2
+        return self.settings.height // unit, self.settings.width // unit

@@ -1,0 +1,89 @@
+"""FLUX.2 dev (Flux2Pipeline, embedded guidance) and FLUX.2 klein (Flux2KleinPipeline, two forwards)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+from torch import Tensor
+
+from models.policies.flux1 import Flux1
+from models.policies.pipeline import Modules, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flux2Options:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """Tokens of the text encoder; shorter prompts are padded to it."""
+
+
+class Flux2(Flux1):
+    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128)."""
+
+    pipeline_name = "Flux2Pipeline"
+    family = "flux2"
+    options_type = Flux2Options
+    text_parts = ("text_encoder", "tokenizer")
+    unused_parts = ()
+    # Attention of both kinds of blocks; nothing is published for reinforcement learning yet.
+    lora_targets = (
+        "attn.to_k",
+        "attn.to_q",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_k_proj",
+        "attn.add_q_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+        "attn.to_qkv_mlp_proj",
+    )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4)."""
+        embeds, ids = self.pipeline.encode_prompt(
+            list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
+        )
+        return {"prompt_embeds": embeds, "text_ids": ids.float()}
+
+    def shift_mu(self, steps: int) -> float:
+        """Return FLUX.2's empirical shift, which depends on the number of steps too."""
+        return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; its time argument runs from 0 to 1."""
+        return modules["transformer"](  # type: ignore[no-any-return]
+            hidden_states=latents,
+            timestep=sigma * 1000 / 1000,
+            guidance=self.embedded_guidance(latents),
+            encoder_hidden_states=rows["prompt_embeds"],
+            txt_ids=rows["text_ids"].long(),
+            img_ids=self._ids(len(latents)).to(latents.device),
+            return_dict=False,
+        )[0]
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images as the pipeline's post-processing rounds them."""
+        pipeline, vae = self.pipeline, self.pipeline.vae
+        spatial = pipeline._unpack_latents_with_ids(latents, self._ids(len(latents)).to(latents.device))
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
+        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        patches = pipeline._unpatchify_latents(spatial * std + mean)
+        return self.images(vae.decode(patches.to(vae.dtype), return_dict=False)[0])
+
+    def _ids(self, rows: int) -> Tensor:
+        height, width = self._grid()
+        ids: Tensor = self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
+        return ids.expand(rows, -1, -1)
+
+
+class Flux2Klein(Flux2):
+    """Adapter for Flux2KleinPipeline."""
+
+    pipeline_name = "Flux2KleinPipeline"
+    family = "flux2_klein"

@@ -1,0 +1,226 @@
+"""What families share whose prompt encoding, latents and post-processing are a diffusers pipeline's own methods.
+
+A family says which pipeline it is and how its denoiser is called; loading, guidance, sizes and LoRA files are here.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import diffusers
+import numpy as np
+import torch
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from peft import get_peft_model_state_dict
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from configs.registry import create
+from models.guidance import guided
+from models.policies.base import Conditioning, Part, Policy, PolicySettings
+
+Modules = Mapping[str, nn.Module]
+Rows = Mapping[str, Tensor]
+
+
+class PipelinePolicy(Policy):
+    """Adapter for one diffusers pipeline class."""
+
+    pipeline_name: ClassVar[str]
+    """The diffusers class whose folder this family loads."""
+    family: ClassVar[str]
+    """Name in the table, for messages."""
+    options_type: ClassVar[type[Any]]
+    """Dataclass of ``model.options``."""
+    text_parts: ClassVar[tuple[str, ...]]
+    """Components that only encode prompts."""
+    unused_parts: ClassVar[tuple[str, ...]] = ()
+    """Components that are never loaded."""
+    denoiser_names: ClassVar[tuple[str, ...]] = ("transformer",)
+    """Components that are trained; those a folder does not have are left out."""
+    joint_guidance: ClassVar[bool] = False
+    """The pipeline runs both halves of guidance in one forward, negative first."""
+    max_shift: ClassVar[float] = 1.15
+    """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
+    size_unit: ClassVar[int] = 16
+    """Height and width must be multiples of it, where the folder's config says nothing else."""
+
+    def __init__(self, pipeline: Any, settings: PolicySettings, options: Any) -> None:
+        """Wrap a loaded pipeline; see ``load``."""
+        super().__init__(settings)
+        self.pipeline = pipeline
+        self.options = options
+        for name in (*self.text_parts, *self.denoiser_names, "vae"):
+            module = getattr(pipeline, name, None)
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False).eval()
+        for module in self.denoisers.values():
+            self._prepare(module)
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
+    ) -> PipelinePolicy:
+        """Load the wanted parts of a pipeline folder."""
+        table = {cls.family: f"{cls.options_type.__module__}:{cls.options_type.__qualname__}"}
+        chosen = create(table, cls.family, options, what="model.options of")
+        index = cls._read_index(folder)
+        cls.check_size(folder, settings)
+        has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
+        absent: dict[str, None] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
+        absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
+        absent |= {} if Part.DENOISER in parts else dict.fromkeys(cls.denoiser_names)
+        absent |= {} if Part.VAE in parts else {"vae": None}
+        pipeline_class = getattr(diffusers, cls.pipeline_name)
+        pipeline = pipeline_class.from_pretrained(folder, dtype=settings.dtype, local_files_only=True, **absent)
+        pipeline.set_progress_bar_config(disable=True)
+        pipeline.to(settings.device)
+        if pipeline.vae is not None:
+            # Decoding is a small part of the work, and rewards see its rounding.
+            pipeline.vae.to(torch.float32)
+        for name in cls.denoiser_names:
+            if name in has and getattr(pipeline, name) is None:
+                # Encoding reads widths from the denoiser's config; a meta copy has the config and no weights.
+                with torch.device("meta"):
+                    module_class = getattr(diffusers, index[name][1])
+                    setattr(pipeline, name, module_class.from_config(read_json(folder / name / "config.json")))
+        return cls(pipeline, settings, chosen)
+
+    @property
+    def denoisers(self) -> dict[str, Any]:
+        """The denoisers the folder has."""
+        found = {name: getattr(self.pipeline, name, None) for name in self.denoiser_names}
+        return {name: module for name, module in found.items() if module is not None}
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
+        scheduler = self.pipeline.scheduler
+        dynamic = {"mu": self.shift_mu(steps)} if scheduler.config.get("use_dynamic_shifting") else {}
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=self.settings.device, **dynamic)
+        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+
+    def shift_mu(self, steps: int) -> float:
+        """Return the dynamic shift for the size of the image."""
+        config = self.pipeline.scheduler.config
+        bounds = {
+            "base_image_seq_len": 256,
+            "max_image_seq_len": 4096,
+            "base_shift": 0.5,
+            "max_shift": self.max_shift,
+        }
+        return float(calculate_shift(self.image_tokens(), *(config.get(name, value) for name, value in bounds.items())))
+
+    def image_tokens(self) -> int:
+        """Return the number of latent tokens of an image."""
+        unit = self.pipeline.vae_scale_factor * 2
+        return int((self.settings.height // unit) * (self.settings.width // unit))
+
+    def velocity(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        denoisers: Mapping[str, nn.Module] | None = None,
+    ) -> Tensor:
+        """Return velocities, with guidance as the pipeline applies it.
+
+        When gradients are wanted of the conditional half only, the negative half is a forward of its own without any:
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at more cost.
+        """
+        modules, negative = denoisers or self.denoisers, conditioning.negative
+        if negative is None:
+            return self._predict(modules, latents, sigma, conditioning.positive).float()
+        apart = torch.is_grad_enabled() and not self.settings.train_negative
+        if apart or not self.joint_guidance:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
+                without = self._predict(modules, latents, sigma, negative)
+            return self.guide(without, self._predict(modules, latents, sigma, conditioning.positive), sigma).float()
+        both = {name: torch.cat([negative[name], rows]) for name, rows in conditioning.positive.items()}
+        doubled = self._predict(modules, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
+        without, positive = doubled.chunk(2)
+        return self.guide(without, positive, sigma).float()
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+        """Return the guided prediction of (B, ...) predictions."""
+        return guided(negative, positive, self.settings.guidance_scale)
+
+    @abstractmethod
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Return the denoiser's (B, ...) velocity prediction for latents in the model's dtype, without guidance."""
+
+    def save_lora(self, folder: Path) -> None:
+        """Write the LoRA file the pipeline's ``load_lora_weights`` reads, with the adapter's settings as metadata."""
+        ((name, module),) = self.denoisers.items()
+        self._save_lora(folder, name, module)
+
+    def _save_lora(self, folder: Path, name: str, module: Any) -> None:
+        layers = {f"{name}_lora_layers": get_peft_model_state_dict(module)}
+        settings = {f"{name}_lora_adapter_metadata": module.peft_config["default"].to_dict()}
+        getattr(diffusers, self.pipeline_name).save_lora_weights(folder, **layers, **settings)
+
+    @classmethod
+    def check_size(cls, folder: Path, settings: PolicySettings) -> None:
+        """Check that the model can make images of this size.
+
+        Raises:
+            ConfigError: it cannot; the message names the nearest sizes.
+        """
+        unit = cls.unit_of(folder)
+        for name in ("height", "width"):
+            size = getattr(settings, name)
+            if size % unit or size < unit:
+                below = max(unit, size // unit * unit)
+                raise ConfigError(
+                    f"model.{name} is {size}, but this model takes multiples of {unit}. "
+                    f"The nearest are {below} and {below + unit}."
+                )
+        if settings.frames != 1:
+            raise ConfigError(f"model.frames is {settings.frames}, but '{cls.family}' makes images. Set it to 1.")
+
+    @classmethod
+    def unit_of(cls, folder: Path) -> int:
+        """Return what height and width must be multiples of."""
+        return cls.size_unit
+
+    def images(self, decoded: Tensor) -> Tensor:
+        """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""
+        unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
+        return (unit.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        dtype = self.settings.dtype
+        # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
+        with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
+            return self.call(modules, latents.to(dtype), sigma, rows)
+
+    def _prepare(self, module: Any) -> None:
+        if self.settings.gradient_checkpointing:
+            module.enable_gradient_checkpointing()
+        if self.settings.attention is not None:
+            module.set_attention_backend(self.settings.attention)
+        if self.settings.compile:
+            module.compile_repeated_blocks()
+
+    @classmethod
+    def _read_index(cls, folder: Path) -> dict[str, Any]:
+        path = folder / "model_index.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"model.path '{folder}' holds no model_index.json; it is not a diffusers pipeline folder."
+            )
+        index = read_json(path)
+        if index.get("_class_name") != cls.pipeline_name:
+            raise ConfigError(
+                f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{cls.family}' needs a "
+                f"{cls.pipeline_name}. Choose the policy of that family, or another model."
+            )
+        return index
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    return dict(json.loads(path.read_text()))

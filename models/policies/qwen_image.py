@@ -1,0 +1,97 @@
+"""Qwen-Image (QwenImagePipeline): guidance of two forwards, rescaled to the norm of the conditional prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.guidance import norm_preserving_guided
+from models.policies.flux1 import Flux1
+from models.policies.pipeline import Modules, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenImageOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """Text tokens; every prompt is padded to it and masked, so that rows of different prompts can be joined."""
+
+
+class QwenImage(Flux1):
+    """Adapter for QwenImagePipeline; latents are packed, (B, tokens, 64)."""
+
+    pipeline_name = "QwenImagePipeline"
+    family = "qwen_image"
+    options_type = QwenImageOptions
+    text_parts = ("text_encoder", "tokenizer")
+    unused_parts = ()
+    blocks = ("transformer_blocks",)
+    # Flow-GRPO's targets for Qwen-Image.
+    lora_targets = (
+        "attn.to_k",
+        "attn.to_q",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_k_proj",
+        "attn.add_q_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+    )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L), both of fixed length.
+
+        Prompts are encoded one by one: padding to the longest of a batch would change the last bits of the others.
+        """
+        length = self.options.max_sequence_length
+        embeds, masks = [], []
+        for prompt in prompts:
+            row, mask = self.pipeline.encode_prompt([prompt], device=self.settings.device, max_sequence_length=length)
+            mask = torch.ones(row.shape[:2], device=row.device) if mask is None else mask
+            missing = length - row.shape[1]
+            embeds.append(F.pad(row, (0, 0, 0, missing)))
+            masks.append(F.pad(mask.float(), (0, missing)))
+        return {"prompt_embeds": torch.cat(embeds), "mask": torch.cat(masks)}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, tokens, 64) packed float32 noise."""
+        latents: Tensor = self._prepared(len(generators), list(generators))
+        return latents
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; its time argument runs from 0 to 1."""
+        return modules["transformer"](  # type: ignore[no-any-return]
+            hidden_states=latents,
+            timestep=sigma * 1000 / 1000,
+            encoder_hidden_states=rows["prompt_embeds"],
+            encoder_hidden_states_mask=rows["mask"].long(),
+            img_shapes=[[(1, *self._grid())]] * len(latents),
+            return_dict=False,
+        )[0]
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+        """Return the guided prediction with each token's norm that of the conditional one."""
+        return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images as the pipeline's post-processing rounds them."""
+        settings, scale = self.settings, self.pipeline.vae_scale_factor
+        spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
+        return self.images(decode_standardized(self.pipeline.vae, spatial)[:, :, 0])
+
+
+def decode_standardized(vae: Any, latents: Tensor) -> Tensor:
+    """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
+    config, latents = vae.config, latents.to(vae.dtype)
+    mean = torch.tensor(config.latents_mean).view(1, -1, 1, 1, 1).to(latents)
+    inverse = 1.0 / torch.tensor(config.latents_std).view(1, -1, 1, 1, 1).to(latents)
+    frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
+    return frames

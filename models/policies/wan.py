@@ -1,0 +1,155 @@
+"""Wan 2.1 and 2.2 text to video (WanPipeline): five-dimensional latents; 2.2 has one transformer per noise range.
+
+The pipeline's default sampler, UniPC, is multistep and rounds its timesteps; rollouts use the Euler grid of the same
+flow shift, as every public trainer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from models.guidance import guided
+from models.policies.base import PolicySettings
+from models.policies.pipeline import Modules, PipelinePolicy, Rows
+from models.policies.qwen_image import decode_standardized
+from models.transitions import expand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WanOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """UMT5 tokens."""
+    guidance_scale_2: float | None = None
+    """Guidance of the second transformer (Wan 2.2); that of the first when absent."""
+    flow_shift: float | None = None
+    """Shift of the noise levels; the pipeline's when absent."""
+
+
+class Wan(PipelinePolicy):
+    """Adapter for WanPipeline; latents are (B, 16, f, h, w)."""
+
+    pipeline_name = "WanPipeline"
+    family = "wan21"
+    options_type = WanOptions
+    options: WanOptions
+    text_parts = ("text_encoder", "tokenizer")
+    denoiser_names = ("transformer", "transformer_2")
+    blocks = ("blocks",)
+    # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
+    lora_targets = (
+        "attn1.to_q",
+        "attn1.to_k",
+        "attn1.to_v",
+        "attn1.to_out.0",
+        "attn2.to_q",
+        "attn2.to_k",
+        "attn2.to_v",
+        "attn2.to_out.0",
+    )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D)."""
+        embeds, _ = self.pipeline.encode_prompt(
+            list(prompts),
+            do_classifier_free_guidance=False,
+            device=self.settings.device,
+            max_sequence_length=self.options.max_sequence_length,
+        )
+        return {"prompt_embeds": embeds}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 16, f, h, w) float32 noise."""
+        settings, channels = self.settings, next(iter(self.denoisers.values())).config.in_channels
+        size = (settings.height, settings.width, settings.frames)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the Euler grid of the flow shift."""
+        config = self.pipeline.scheduler.config
+        shift = self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+        scheduler.set_timesteps(steps, device=self.settings.device)
+        sigmas: Tensor = scheduler.sigmas.clone().float()
+        return sigmas
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
+        early = self._early(sigma)
+        if bool(early.all()) or "transformer_2" not in modules:
+            return self._one(modules["transformer"], latents, sigma, rows)
+        if not bool(early.any()):
+            return self._one(modules["transformer_2"], latents, sigma, rows)
+        result = torch.empty_like(latents)
+        for name, chosen in (("transformer", early), ("transformer_2", ~early)):
+            part = {key: tensor[chosen] for key, tensor in rows.items()}
+            result[chosen] = self._one(modules[name], latents[chosen], sigma[chosen], part).to(result.dtype)
+        return result
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+        """Return the guided prediction; each noise range has its own scale."""
+        first, second = self.settings.guidance_scale, self.options.guidance_scale_2
+        if second is None or second == first:
+            return guided(negative, positive, first)
+        early = expand(self._early(sigma), positive)
+        return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return (B, F, H, W, 3) uint8 clips."""
+        frames = decode_standardized(self.pipeline.vae, latents)
+        unit: Tensor = self.pipeline.video_processor.postprocess_video(frames, output_type="pt")
+        return (unit.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
+
+    def save_lora(self, folder: Path) -> None:
+        """Write one LoRA file per transformer.
+
+        The second one's is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
+        """
+        for name, module in self.denoisers.items():
+            # The pipeline's loader knows one name, and is told where to load to.
+            self._save_lora(folder if name == "transformer" else folder / name, "transformer", module)
+
+    @classmethod
+    def check_size(cls, folder: Path, settings: PolicySettings) -> None:
+        """Check height, width and the number of frames.
+
+        Raises:
+            ConfigError: the model cannot make such clips.
+        """
+        if settings.frames < 1 or (settings.frames - 1) % 4:
+            below = max(0, (settings.frames - 1) // 4) * 4 + 1
+            raise ConfigError(
+                f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
+                f"The nearest are {below} and {below + 4}."
+            )
+        super().check_size(folder, PolicySettings(height=settings.height, width=settings.width))
+
+    def _early(self, sigma: Tensor) -> Tensor:
+        boundary = self.pipeline.config.boundary_ratio
+        return torch.ones_like(sigma, dtype=torch.bool) if boundary is None else sigma * 1000 >= boundary * 1000
+
+    def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        return module(  # type: ignore[no-any-return]
+            hidden_states=latents,
+            timestep=sigma * 1000,
+            encoder_hidden_states=rows["prompt_embeds"],
+            return_dict=False,
+        )[0]
+
+
+class Wan22(Wan):
+    """Adapter for WanPipeline with two transformers; both are trained."""
+
+    family = "wan22"

@@ -1,0 +1,518 @@
+"""Tiny real pipelines of every model family, with random weights: the real classes and latent geometry, small widths.
+
+They are for trying a config end to end, and for tests; nothing is learned from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import diffusers as d
+import torch
+import transformers as t
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from configs.errors import ConfigError
+from configs.suggest import did_you_mean
+
+_WORDS = [
+    "a",
+    "an",
+    "the",
+    "of",
+    "in",
+    "on",
+    "and",
+    "with",
+    "two",
+    "three",
+    "red",
+    "green",
+    "blue",
+    "yellow",
+    "cube",
+    "circle",
+    "cat",
+    "dog",
+    "sign",
+    "that",
+    "says",
+    "photo",
+    "painting",
+    "Describe",
+    "the",
+    "image",
+    "by",
+    "detailing",
+    "color",
+    "shape",
+    "size",
+    "texture",
+    "quantity",
+    "text",
+    "spatial",
+    "relationships",
+    "objects",
+    "background",
+    "system",
+    "user",
+    "assistant",
+    "You",
+    "are",
+    "helpful",
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "7",
+    "8",
+    "9",
+]
+_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_QWEN_TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+_LEVELS = (8, 8, 16, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyBuilder:
+    """A random pipeline of one family."""
+
+    family: str = "sd3"
+    """Model family, as in ``model.policy``."""
+    seed: int = 0
+    """Seed of the weights."""
+
+    latents: ClassVar[None] = None
+    """Latent sizes differ by family."""
+
+    def build(self, folder: Path, report: Callable[[str, int, int], None]) -> None:
+        """Write a diffusers folder.
+
+        Raises:
+            ConfigError: there is no such family.
+        """
+        report("tiny pipeline", 0, 1)
+        build_tiny(self.family, self.seed).save_pretrained(folder)
+        report("tiny pipeline", 1, 1)
+
+
+def build_tiny(family: str, seed: int = 0) -> Any:
+    """Return the tiny pipeline of a family; equal seeds give equal weights.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    if family not in _FAMILIES:
+        raise ConfigError(f"model.build: there is no tiny pipeline of '{family}'. {did_you_mean(family, _FAMILIES)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _FAMILIES[family]()
+
+
+def _sd15() -> Any:
+    tokenizer = _clip_tokenizer()
+    unet = d.UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=32,
+        attention_head_dim=4,
+        norm_num_groups=4,
+    )
+    scheduler = d.DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+    return d.StableDiffusionPipeline(
+        vae=_kl_vae(4, 0.18215, None, quantized=True),
+        text_encoder=_clip(tokenizer),
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=scheduler,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def _sd3() -> Any:
+    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    transformer = d.SD3Transformer2DModel(
+        sample_size=8,
+        in_channels=16,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=64,
+        caption_projection_dim=32,
+        pooled_projection_dim=64,
+        pos_embed_max_size=32,
+        dual_attention_layers=(0,),
+        qk_norm="rms_norm",
+    )
+    return d.StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=_flow(shift=3.0),
+        vae=_kl_vae(16, 1.5305, 0.0609),
+        text_encoder=_clip(clip, projection=True),
+        tokenizer=clip,
+        text_encoder_2=_clip(clip, projection=True),
+        tokenizer_2=clip,
+        text_encoder_3=_t5(t5, 64),
+        tokenizer_3=t5,
+    )
+
+
+def _flux1() -> Any:
+    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    transformer = d.FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=64,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 6, 6),
+    )
+    return d.FluxPipeline(
+        transformer=transformer,
+        vae=_kl_vae(16, 0.3611, 0.1159),
+        text_encoder=_clip(clip),
+        tokenizer=clip,
+        text_encoder_2=_t5(t5, 64),
+        tokenizer_2=t5,
+        scheduler=_dynamic(max_shift=1.15),
+    )
+
+
+def _flux2() -> Any:
+    special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
+    vocabulary, merges = _byte_pairs(special)
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Mistral's own processor wants torchvision even for text; a tokenizer with a chat template answers the same call.
+    tokenizer = t.TokenizersBackend(
+        tokenizer_object=raw,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=special[4:],
+        padding_side="left",
+        model_max_length=4096,
+    )
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}[SYSTEM_PROMPT]"
+        "{{ m['content'][0]['text'] }}[/SYSTEM_PROMPT]{% else %}[INST]"
+        "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}[/INST]{% endif %}"
+        "{% endfor %}"
+    )
+    # The pipeline reads hidden states 10, 20 and 30, so the depth cannot shrink.
+    text = t.MistralConfig(**_language(tokenizer, layers=31), bos_token_id=1, eos_token_id=2, pad_token_id=3)
+    vision = t.PixtralVisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        head_dim=8,
+        image_size=32,
+        patch_size=4,
+    )
+    config = t.Mistral3Config(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+    )
+    return d.Flux2Pipeline(
+        scheduler=_flow(shift=3.0, use_dynamic_shifting=True),
+        vae=_flux2_vae(),
+        text_encoder=t.Mistral3ForConditionalGeneration(config).eval(),
+        tokenizer=tokenizer,
+        transformer=_flux2_transformer(guidance=True),
+    )
+
+
+def _flux2_klein() -> Any:
+    tokenizer = _qwen_tokenizer()
+    # Hidden states 9, 18 and 27.
+    config = t.Qwen3Config(
+        **_language(tokenizer, layers=28), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    return d.Flux2KleinPipeline(
+        scheduler=_flow(shift=3.0, use_dynamic_shifting=True),
+        vae=_flux2_vae(),
+        text_encoder=t.Qwen3ForCausalLM(config).eval(),
+        tokenizer=tokenizer,
+        transformer=_flux2_transformer(guidance=False),
+        is_distilled=False,
+    )
+
+
+def _qwen_image() -> Any:
+    tokenizer, width = _qwen_tokenizer(), 32
+    number = tokenizer.convert_tokens_to_ids
+    config = t.Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "bos_token_id": number("<|endoftext|>"),
+            "eos_token_id": number("<|im_end|>"),
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": width,
+            "fullatt_block_indexes": [0],
+        },
+        image_token_id=number("<|image_pad|>"),
+        video_token_id=number("<|video_pad|>"),
+        vision_start_token_id=number("<|vision_start|>"),
+        vision_end_token_id=number("<|vision_end|>"),
+    )
+    transformer = d.QwenImageTransformer2DModel(
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=width,
+        axes_dims_rope=(4, 6, 6),
+    )
+    scheduler = _dynamic(
+        max_shift=0.9, max_image_seq_len=8192, shift=1.0, shift_terminal=0.02, time_shift_type="exponential"
+    )
+    return d.QwenImagePipeline(
+        scheduler=scheduler,
+        vae=_frames_vae(d.AutoencoderKLQwenImage),
+        text_encoder=t.Qwen2_5_VLForConditionalGeneration(config).eval(),
+        tokenizer=tokenizer,
+        transformer=transformer,
+    )
+
+
+def _wan(*, two: bool = False) -> Any:
+    tokenizer = _t5_tokenizer()
+    scheduler = d.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    return d.WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_t5(tokenizer, 32, multilingual=True),
+        vae=_frames_vae(d.AutoencoderKLWan),
+        scheduler=scheduler,
+        transformer=_wan_transformer(),
+        transformer_2=_wan_transformer() if two else None,
+        boundary_ratio=0.875 if two else None,
+    )
+
+
+_FAMILIES: dict[str, Callable[[], Any]] = {
+    "sd15": _sd15,
+    "sd3": _sd3,
+    "flux1": _flux1,
+    "flux2": _flux2,
+    "flux2_klein": _flux2_klein,
+    "qwen_image": _qwen_image,
+    "wan21": _wan,
+    "wan22": lambda: _wan(two=True),
+}
+
+
+# Denoisers and autoencoders
+
+
+def _wan_transformer() -> Any:
+    return d.WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=16,
+        out_channels=16,
+        text_dim=32,
+        freq_dim=32,
+        ffn_dim=48,
+        num_layers=2,
+        rope_max_seq_len=64,
+    )
+
+
+def _flux2_transformer(*, guidance: bool) -> Any:
+    return d.Flux2Transformer2DModel(
+        in_channels=32,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=48,
+        timestep_guidance_channels=32,
+        mlp_ratio=2.0,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance,
+    )
+
+
+def _kl_vae(channels: int, scaling: float, shift: float | None, *, quantized: bool = False) -> Any:
+    return d.AutoencoderKL(
+        block_out_channels=_LEVELS,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=4,
+        sample_size=64,
+        scaling_factor=scaling,
+        shift_factor=shift,
+        use_quant_conv=quantized,
+        use_post_quant_conv=quantized,
+        force_upcast=False,
+    ).eval()
+
+
+def _flux2_vae() -> Any:
+    return d.AutoencoderKLFlux2(
+        block_out_channels=_LEVELS, layers_per_block=1, latent_channels=8, norm_num_groups=4, sample_size=64
+    ).eval()
+
+
+def _frames_vae(cls: Any) -> Any:
+    shape = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+    return cls(**shape, temperal_downsample=[False, True, True]).eval()
+
+
+def _flow(**options: Any) -> Any:
+    return d.FlowMatchEulerDiscreteScheduler(**options)
+
+
+def _dynamic(**options: Any) -> Any:
+    base = {"shift": 3.0, "base_shift": 0.5, "base_image_seq_len": 256, "max_image_seq_len": 4096}
+    return _flow(use_dynamic_shifting=True, **{**base, **options})
+
+
+# Text
+
+
+def _language(tokenizer: Any, *, layers: int) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 4096,
+    }
+
+
+def _clip(tokenizer: Any, *, projection: bool = False) -> Any:
+    config = t.CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=tokenizer.model_max_length,
+        projection_dim=32,
+        # CLIP's defaults point beyond a small vocabulary.
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return (t.CLIPTextModelWithProjection if projection else t.CLIPTextModel)(config).eval()
+
+
+def _t5(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any:
+    options = {
+        "vocab_size": len(tokenizer),
+        "d_model": width,
+        "d_kv": 8,
+        "d_ff": 2 * width,
+        "num_layers": 2,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": 0,
+    }
+    if multilingual:
+        return t.UMT5EncoderModel(t.UMT5Config(**options)).eval()
+    return t.T5EncoderModel(t.T5Config(**options)).eval()
+
+
+def _byte_pairs(special: list[str], suffix: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return vocabulary and merges of a byte-pair encoding trained on a few words."""
+    ended: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
+    tokenizer = Tokenizer(models.BPE(**ended))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet, **ended
+    )
+    texts = [word.lower() for word in _WORDS] if suffix else [" ".join(_WORDS)]
+    tokenizer.train_from_iterator(texts * 3, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    vocabulary = dict(model["vocab"])
+    for character in alphabet if suffix else ():
+        vocabulary.setdefault(character + suffix, len(vocabulary))
+    merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
+    return vocabulary, merges
+
+
+def _clip_tokenizer() -> Any:
+    vocabulary, merges = _byte_pairs(["<|startoftext|>", "<|endoftext|>"], suffix="</w>")
+    return t.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
+
+
+def _t5_tokenizer() -> Any:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(f"▁{word}", -3.0) for word in sorted({word.lower() for word in _WORDS})]
+    pieces += [(chr(code), -6.0) for code in range(33, 127)]
+    return t.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+def _qwen_tokenizer() -> Any:
+    vocabulary, merges = _byte_pairs(_QWEN_TOKENS)
+    tokenizer = t.Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=merges,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=_QWEN_TOKENS[1:],
+        model_max_length=4096,
+    )
+    tokenizer.chat_template = _CHAT
+    return tokenizer
