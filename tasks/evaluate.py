@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from tasks.seeds import derive, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import StoredPrompt
+
+#: Clips of each split written as files of their own, in a form every player takes.
+_CLIPS = 4
 
 
 class EvaluateStage(Stage):
@@ -144,6 +148,11 @@ class EvaluateStage(Stage):
         notes = first.notes if first.notes is not None else [""] * len(samples)
         captions = [(made.prompt, f"{notes[i]} {first.values[i]:.2f}".strip()) for i, made in enumerate(shown)]
         grid([made.media for made in shown if made.media is not None], captions).save(folder / "grid.png")
+        media = media_format(self.config)
+        for number, made in enumerate(shown[:_CLIPS]):
+            if made.media is not None and made.media.ndim == 4:
+                (folder / "clips").mkdir(exist_ok=True)
+                (folder / "clips" / f"{number:03d}.mp4").write_bytes(replace(media, lossless=False).encode(made.media))
 
 
 def _write_scores(path: Path, split: str, samples: Sequence[Sample], scores: Mapping[str, Scores]) -> None:

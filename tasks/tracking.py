@@ -199,6 +199,10 @@ class Tracker:
         for split, path in grids(self.workspace, entry.ref).items():
             with Image.open(path) as image:
                 self._client().log_image(str(self.run_id), image.convert("RGB"), key=f"eval/{split}", step=epoch)
+            clips = path.parent / "clips"
+            if clips.exists():
+                target = f"eval/{split}/clips/epoch_{epoch:05d}"
+                self._client().log_artifacts(str(self.run_id), str(clips), target)
         self._batches([_metric(key, value, epoch) for key, value in figures.items()])
 
     def _register(self, epoch: int, folder: Path) -> None:

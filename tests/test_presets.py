@@ -1,0 +1,106 @@
+"""Every tiny preset runs the whole pipeline of its family, and what it exports is what it evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from configs.load import load_config
+from models.libraries import quiet_libraries
+from models.policies import POLICIES
+from storage.verify import verify_store
+from tasks.rollout import open_trajectory_store
+from tasks.seeds import generator
+from tasks.sources import PIPELINE
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tasks.workspace import Workspace
+from tests.conftest import ROOT, prepare, run_epoch
+from tests.contracts.test_policies import TINY
+
+
+@pytest.fixture(params=sorted(POLICIES))
+def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
+    """One trained, evaluated and exported epoch of a family's tiny preset."""
+    quiet_libraries()
+    preset = ROOT / "configs" / f"tiny_{request.param}.yaml"
+    config = load_config(preset, [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1"])
+    workspace = prepare(config)
+    run_epoch(workspace, 1)
+    for stage in ("evaluate", "export"):
+        StageRun(make_stage(workspace, stage, 1)).execute()
+    return workspace
+
+
+def evaluated(workspace: Workspace) -> list[dict[str, Any]]:
+    """Return prompt, seed and media of the evaluation's samples."""
+    store, ref = workspace.store, workspace.run.require(1, "evaluate").ref
+    shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
+    rows = shard.table.select(["prompt", "seed"]).to_pylist()
+    return [{**row, "media": shard.media(number)} for number, row in enumerate(rows)]
+
+
+def test_a_whole_run(finished: Workspace) -> None:
+    store, model = finished.store, finished.config.model
+    assert verify_store(store, deep=True)["problems"] == []
+    summary = store.require(finished.run.require(1, "optimize").ref).summary
+    assert len(summary["updates"]) == finished.config.optimize.updates_per_epoch
+    assert all(np.isfinite(update["loss"]) and update["grad_norm"] > 0 for update in summary["updates"])
+    # On-policy: the first update sees the policy that made the rollouts.
+    assert summary["updates"][0]["ratio_mean"] == pytest.approx(1, abs=1e-5)
+
+    samples = evaluated(finished)
+    frames = (model.frames,) if model.frames > 1 else ()
+    assert {sample["media"].shape for sample in samples} == {(*frames, model.height, model.width, 3)}
+    ref = finished.run.require(1, "evaluate").ref
+    folder = store.folder(ref, store.shards(ref)[0])
+    assert (folder / "clips").exists() == (model.frames > 1)
+    for path in (folder / "clips").glob("*.mp4"):
+        with av.open(str(path)) as clip:
+            assert clip.streams.video[0].codec_context.pix_fmt == "yuv420p"
+            assert len(list(clip.decode(video=0))) == model.frames
+
+
+def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(finished: Workspace) -> None:
+    model, tiny = finished.config.model, TINY[finished.config.model.policy]
+    export = finished.run.require(1, "export").ref
+    lora = finished.store.folder(export, finished.store.shards(export)[0]) / PIPELINE
+    pipeline = DiffusionPipeline.from_pretrained(finished.base_folder)
+    pipeline.set_progress_bar_config(disable=True)
+    if model.frames > 1:
+        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    if model.policy == "sd3":
+        tiny_call: dict[str, Any] = {"max_sequence_length": 256}
+    else:
+        tiny_call = dict(tiny.call)
+    call = {**tiny_call, "height": model.height, "width": model.width, tiny.guidance: model.guidance_scale}
+    if "guidance_scale_2" in model.options:
+        call["guidance_scale_2"] = model.options["guidance_scale_2"]
+    samples = evaluated(finished)
+    if tiny.guidance != "guidance_scale":
+        call["negative_prompt"] = [model.negative_prompt] * len(samples)
+
+    def run() -> np.ndarray:
+        made = pipeline(
+            prompt=[sample["prompt"] for sample in samples],
+            generator=[generator(sample["seed"]) for sample in samples],
+            num_inference_steps=finished.config.rollout.steps,
+            output_type="np",
+            **call,
+        )
+        images = made.frames if model.frames > 1 else made.images
+        return (np.asarray(images) * 255).round()
+
+    ours = np.stack([sample["media"] for sample in samples]).astype(float)
+    before = run()
+    pipeline.load_lora_weights(lora)
+    if (lora / "transformer_2").exists():
+        pipeline.load_lora_weights(lora / "transformer_2", load_into_transformer_2=True)
+    after = run()
+    assert np.abs(ours - after).max() <= 1
+    assert np.abs(ours - before).mean() > np.abs(ours - after).mean()
