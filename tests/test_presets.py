@@ -78,7 +78,8 @@ def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(finishe
         tiny_call: dict[str, Any] = {"max_sequence_length": 256}
     else:
         tiny_call = dict(tiny.call)
-    call = {**tiny_call, "height": model.height, "width": model.width, tiny.guidance: model.guidance_scale}
+    call = {**tiny_call, "height": model.height, "width": model.width}
+    call[tiny.guidance] = model.guidance_scale + tiny.guidance_offset
     if "guidance_scale_2" in model.options:
         call["guidance_scale_2"] = model.options["guidance_scale_2"]
     samples = evaluated(finished)

@@ -13,6 +13,7 @@ POLICIES = {
     "qwen_image": "models.policies.qwen_image:QwenImage",
     "wan21": "models.policies.wan:Wan",
     "wan22": "models.policies.wan:Wan22",
+    "z_image": "models.policies.z_image:ZImage",
 }
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.

@@ -341,6 +341,31 @@ def _wan(*, two: bool = False) -> Any:
     )
 
 
+def _z_image() -> Any:
+    tokenizer = _qwen_tokenizer()
+    config = t.Qwen3Config(
+        **_language(tokenizer, layers=3), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    transformer = d.ZImageTransformer2DModel(
+        in_channels=16,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[4, 6, 6],
+        axes_lens=[256, 64, 64],
+    )
+    return d.ZImagePipeline(
+        scheduler=_flow(shift=3.0),
+        vae=_kl_vae(16, 0.3611, 0.1159),
+        text_encoder=t.Qwen3Model(config).eval(),
+        tokenizer=tokenizer,
+        transformer=transformer,
+    )
+
+
 _FAMILIES: dict[str, Callable[[], Any]] = {
     "sd15": _sd15,
     "sd3": _sd3,
@@ -350,6 +375,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen_image": _qwen_image,
     "wan21": _wan,
     "wan22": lambda: _wan(two=True),
+    "z_image": _z_image,
 }
 
 

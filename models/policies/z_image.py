@@ -1,0 +1,72 @@
+"""Z-Image (ZImagePipeline): a single-stream transformer over lists of images and texts of their own lengths.
+
+Guidance is one more here than in the pipeline, where 0 is off, so that 1 is off as in every other family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.policies.pipeline import Modules, PipelinePolicy, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZImageOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 512
+    """Text tokens; shorter prompts are stored padded, and called with without the padding."""
+
+
+class ZImage(PipelinePolicy):
+    """Adapter for ZImagePipeline; latents are (B, 16, h, w)."""
+
+    pipeline_name = "ZImagePipeline"
+    family = "z_image"
+    options_type = ZImageOptions
+    options: ZImageOptions
+    text_parts = ("text_encoder", "tokenizer")
+    blocks = ("noise_refiner", "context_refiner", "layers")
+    # diffusers' own fine-tuning script for this family; nothing is published for reinforcement learning yet.
+    lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D), padded with zeros, and ``length`` (B,)."""
+        limit = self.options.max_sequence_length
+        rows, _ = self.pipeline.encode_prompt(
+            list(prompts), self.settings.device, do_classifier_free_guidance=False, max_sequence_length=limit
+        )
+        lengths = torch.tensor([len(row) for row in rows], device=rows[0].device, dtype=torch.float32)
+        padded = [F.pad(row, (0, 0, 0, limit - len(row))) for row in rows]
+        return {"prompt_embeds": torch.stack(padded), "length": lengths}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 16, h, w) float32 noise."""
+        channels, size = self.pipeline.transformer.in_channels, (self.settings.height, self.settings.width)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, self.settings.device, list(generators)
+        )
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; its time argument runs from 0 (noise) to 1, and it predicts x0 - eps."""
+        texts = [row[: int(length)] for row, length in zip(rows["prompt_embeds"], rows["length"], strict=True)]
+        images = list(latents.unsqueeze(2).unbind(0))
+        predicted = modules["transformer"](images, (1000 - sigma * 1000) / 1000, texts, return_dict=False)[0]
+        return -torch.stack([image.float() for image in predicted]).squeeze(2)
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+        """Return positive + (scale - 1) (positive - negative); the pipeline calls scale - 1 its guidance."""
+        return positive + (self.settings.guidance_scale - 1) * (positive - negative)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images as the pipeline's post-processing rounds them."""
+        vae = self.pipeline.vae
+        scaled = (latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
+        return self.images(vae.decode(scaled, return_dict=False)[0])
