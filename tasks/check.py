@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -54,6 +53,14 @@ class Cost:
     """Bytes of stored latents in the whole run."""
     evaluations: int
     """Evaluations in the whole run."""
+    reference: bool
+    """Whether the base model's velocities are needed."""
+
+    @property
+    def latent_bytes_per_million(self) -> int | None:
+        """Bytes of stored latents per million samples."""
+        per_epoch = self.latent_bytes_per_epoch
+        return None if per_epoch is None else round(per_epoch / self.samples_per_epoch * 1e6)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -228,6 +235,7 @@ def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires:
         latent_bytes_per_epoch=per_epoch,
         latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
         evaluations=evaluations,
+        reference=requires.reference or config.advantage.kl_coef > 0,
     )
 
 
@@ -237,26 +245,18 @@ def is_evaluated(config: RunConfig, epoch: int) -> bool:
 
 
 def _latent_values(config: RunConfig) -> int | None:
-    """Return the values of one latent, from the model's own config files or the builder."""
+    """Return the values of one latent, from the model's own config files, the published ones, or the builder."""
+    from models.architectures import architecture_of
+
     model = config.model
     if model.build is not None:
-        latents = resolve(BUILDERS, model.build.name, what="model.build").latents
-        if latents is None:
-            return None
-        channels, factor = latents
-        times = 1
+        shape = resolve(BUILDERS, model.build.name, what="model.build").latents
+        latents = None if shape is None else (*shape, 1)
     else:
-        vae = Path(str(model.path)) / "vae" / "config.json"
-        if not vae.is_file():
-            return None
-        channels, factor, times = _autoencoder(json.loads(vae.read_text()))
+        architecture = architecture_of(str(model.path))
+        latents = None if architecture is None else architecture.latents
+    if latents is None:
+        return None
+    channels, factor, times = latents
     frames = (model.frames - 1) // times + 1
     return int(channels * frames * (model.height // factor) * (model.width // factor))
-
-
-def _autoencoder(about: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return latent channels, and how many pixels and frames a latent is wide, from an autoencoder's config."""
-    if "z_dim" in about:
-        halvings = about.get("temperal_downsample", (False, True, True))
-        return about["z_dim"], 2 ** len(halvings), 2 ** sum(halvings)
-    return about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1), 1

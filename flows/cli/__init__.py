@@ -44,11 +44,18 @@ def run(
 
 
 @app.command()
-def check(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Check a config: print it with every default filled in, and what the run will cost."""
+def check(
+    config: Config,
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", help="Say what to change to fit a GPU of so many GB.", metavar="GB")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a config: print it with every default filled in, what the run will cost, and the memory it needs."""
     from flows.cli.check import check_command
 
-    check_command(config, overrides or [], as_json=as_json)
+    check_command(config, overrides or [], as_json=as_json, gpu_memory=gpu_memory)
 
 
 @app.command()

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from configs.load import dump_yaml, load_config
 from flows.cli.console import console, print_json, size
 
+if TYPE_CHECKING:
+    from configs.schema import RunConfig
+    from tasks.memory import Memory
 
-def check_command(path: Path, overrides: Sequence[str], *, as_json: bool) -> None:
-    """Print the resolved config and the cost, or refuse it."""
+
+def check_command(path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None) -> None:
+    """Print the resolved config, the cost and the memory it needs, or refuse it."""
     config = load_config(path, overrides)
     from tasks.check import check_config
+    from tasks.memory import estimate_memory
 
     cost = check_config(config)
+    memory = estimate_memory(config, reference=cost.reference)
     if as_json:
-        print_json({"config": config.model_dump(mode="json"), "cost": cost.as_dict()})
+        needs = None if memory is None else memory.as_dict()
+        print_json({"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs})
         return
     console.print(dump_yaml(config), markup=False)
     table = Table("what", "per epoch", "whole run", title="Cost", title_justify="left")
@@ -39,6 +47,32 @@ def check_command(path: Path, overrides: Sequence[str], *, as_json: bool) -> Non
     )
     table.add_row("optimizer updates", "", f"{cost.updates:,}")
     table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
+    table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
     console.print(table)
+    if memory is not None:
+        _print_memory(config, memory, gpu_memory)
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}. The config can run.")
+
+
+def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
+    from tasks.memory import advice
+
+    trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
+    console.print(
+        f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
+    )
+    table = Table("memory per rank, estimated", "rollout", "optimize", title="Memory", title_justify="left")
+    table.add_row("weights", size(memory.weights), size(memory.weights))
+    table.add_row("trained weights, gradients, moments", "", size(memory.training_state))
+    table.add_row("activations", size(memory.rollout_activations), size(memory.optimize_activations))
+    table.add_row("autoencoder", size(memory.decoder), "")
+    table.add_row("together", size(memory.rollout), size(memory.optimize))
+    console.print(table)
+    if gpu_memory is None:
+        return
+    changes = advice(config, memory, int(gpu_memory * 1e9))
+    for change in changes:
+        console.print(f"does not fit {gpu_memory:g} GB; {change}", markup=False)
+    if not changes:
+        console.print(f"fits {gpu_memory:g} GB per GPU.")

@@ -32,7 +32,7 @@ class QwenImage(Flux1):
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ()
     blocks = ("transformer_blocks",)
-    # Flow-GRPO's targets for Qwen-Image.
+    # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
     lora_targets = (
         "attn.to_k",
         "attn.to_q",
@@ -42,6 +42,10 @@ class QwenImage(Flux1):
         "attn.add_q_proj",
         "attn.add_v_proj",
         "attn.to_add_out",
+        "img_mlp.net.0.proj",
+        "img_mlp.net.2",
+        "txt_mlp.net.0.proj",
+        "txt_mlp.net.2",
     )
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ They are for trying a config end to end, and for tests; nothing is learned from 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,82 +13,28 @@ from typing import Any, ClassVar
 import diffusers as d
 import torch
 import transformers as t
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
-
-_WORDS = [
-    "a",
-    "an",
-    "the",
-    "of",
-    "in",
-    "on",
-    "and",
-    "with",
-    "two",
-    "three",
-    "red",
-    "green",
-    "blue",
-    "yellow",
-    "cube",
-    "circle",
-    "cat",
-    "dog",
-    "sign",
-    "that",
-    "says",
-    "photo",
-    "painting",
-    "Describe",
-    "the",
-    "image",
-    "by",
-    "detailing",
-    "color",
-    "shape",
-    "size",
-    "texture",
-    "quantity",
-    "text",
-    "spatial",
-    "relationships",
-    "objects",
-    "background",
-    "system",
-    "user",
-    "assistant",
-    "You",
-    "are",
-    "helpful",
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-    "5",
-    "6",
-    "7",
-    "8",
-    "9",
-]
-_CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+from models.quickstart.parts import (
+    flow_scheduler,
+    flux2_transformer,
+    flux2_vae,
+    frames_vae,
+    kl_vae,
+    shifting_scheduler,
+    wan_transformer,
 )
-_QWEN_TOKENS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-_LEVELS = (8, 8, 16, 16)
+from models.quickstart.text import (
+    byte_pairs,
+    clip_encoder,
+    clip_tokenizer,
+    language,
+    qwen_tokenizer,
+    t5_encoder,
+    t5_tokenizer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +74,7 @@ def build_tiny(family: str, seed: int = 0) -> Any:
 
 
 def _sd15() -> Any:
-    tokenizer = _clip_tokenizer()
+    tokenizer = clip_tokenizer()
     unet = d.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32),
@@ -149,8 +94,8 @@ def _sd15() -> Any:
         steps_offset=1,
     )
     return d.StableDiffusionPipeline(
-        vae=_kl_vae(4, 0.18215, None, quantized=True),
-        text_encoder=_clip(tokenizer),
+        vae=kl_vae(4, 0.18215, None, quantized=True),
+        text_encoder=clip_encoder(tokenizer),
         tokenizer=tokenizer,
         unet=unet,
         scheduler=scheduler,
@@ -161,7 +106,7 @@ def _sd15() -> Any:
 
 
 def _sd3() -> Any:
-    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
     transformer = d.SD3Transformer2DModel(
         sample_size=8,
         in_channels=16,
@@ -178,19 +123,19 @@ def _sd3() -> Any:
     )
     return d.StableDiffusion3Pipeline(
         transformer=transformer,
-        scheduler=_flow(shift=3.0),
-        vae=_kl_vae(16, 1.5305, 0.0609),
-        text_encoder=_clip(clip, projection=True),
+        scheduler=flow_scheduler(shift=3.0),
+        vae=kl_vae(16, 1.5305, 0.0609),
+        text_encoder=clip_encoder(clip, projection=True),
         tokenizer=clip,
-        text_encoder_2=_clip(clip, projection=True),
+        text_encoder_2=clip_encoder(clip, projection=True),
         tokenizer_2=clip,
-        text_encoder_3=_t5(t5, 64),
+        text_encoder_3=t5_encoder(t5, 64),
         tokenizer_3=t5,
     )
 
 
 def _flux1() -> Any:
-    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
     transformer = d.FluxTransformer2DModel(
         in_channels=64,
         num_layers=1,
@@ -204,18 +149,18 @@ def _flux1() -> Any:
     )
     return d.FluxPipeline(
         transformer=transformer,
-        vae=_kl_vae(16, 0.3611, 0.1159),
-        text_encoder=_clip(clip),
+        vae=kl_vae(16, 0.3611, 0.1159),
+        text_encoder=clip_encoder(clip),
         tokenizer=clip,
-        text_encoder_2=_t5(t5, 64),
+        text_encoder_2=t5_encoder(t5, 64),
         tokenizer_2=t5,
-        scheduler=_dynamic(max_shift=1.15),
+        scheduler=shifting_scheduler(max_shift=1.15),
     )
 
 
 def _flux2() -> Any:
     special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]"]
-    vocabulary, merges = _byte_pairs(special)
+    vocabulary, merges = byte_pairs(special)
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     # Mistral's own processor wants torchvision even for text; a tokenizer with a chat template answers the same call.
@@ -236,7 +181,7 @@ def _flux2() -> Any:
         "{% endfor %}"
     )
     # The pipeline reads hidden states 10, 20 and 30, so the depth cannot shrink.
-    text = t.MistralConfig(**_language(tokenizer, layers=31), bos_token_id=1, eos_token_id=2, pad_token_id=3)
+    text = t.MistralConfig(**language(tokenizer, layers=31), bos_token_id=1, eos_token_id=2, pad_token_id=3)
     vision = t.PixtralVisionConfig(
         hidden_size=16,
         intermediate_size=32,
@@ -252,32 +197,32 @@ def _flux2() -> Any:
         image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
     )
     return d.Flux2Pipeline(
-        scheduler=_flow(shift=3.0, use_dynamic_shifting=True),
-        vae=_flux2_vae(),
+        scheduler=flow_scheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=flux2_vae(),
         text_encoder=t.Mistral3ForConditionalGeneration(config).eval(),
         tokenizer=tokenizer,
-        transformer=_flux2_transformer(guidance=True),
+        transformer=flux2_transformer(guidance=True),
     )
 
 
 def _flux2_klein() -> Any:
-    tokenizer = _qwen_tokenizer()
+    tokenizer = qwen_tokenizer()
     # Hidden states 9, 18 and 27.
     config = t.Qwen3Config(
-        **_language(tokenizer, layers=28), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        **language(tokenizer, layers=28), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     return d.Flux2KleinPipeline(
-        scheduler=_flow(shift=3.0, use_dynamic_shifting=True),
-        vae=_flux2_vae(),
+        scheduler=flow_scheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=flux2_vae(),
         text_encoder=t.Qwen3ForCausalLM(config).eval(),
         tokenizer=tokenizer,
-        transformer=_flux2_transformer(guidance=False),
+        transformer=flux2_transformer(guidance=False),
         is_distilled=False,
     )
 
 
 def _qwen_image() -> Any:
-    tokenizer, width = _qwen_tokenizer(), 32
+    tokenizer, width = qwen_tokenizer(), 32
     number = tokenizer.convert_tokens_to_ids
     config = t.Qwen2_5_VLConfig(
         text_config={
@@ -315,12 +260,12 @@ def _qwen_image() -> Any:
         joint_attention_dim=width,
         axes_dims_rope=(4, 6, 6),
     )
-    scheduler = _dynamic(
+    scheduler = shifting_scheduler(
         max_shift=0.9, max_image_seq_len=8192, shift=1.0, shift_terminal=0.02, time_shift_type="exponential"
     )
     return d.QwenImagePipeline(
         scheduler=scheduler,
-        vae=_frames_vae(d.AutoencoderKLQwenImage),
+        vae=frames_vae(d.AutoencoderKLQwenImage),
         text_encoder=t.Qwen2_5_VLForConditionalGeneration(config).eval(),
         tokenizer=tokenizer,
         transformer=transformer,
@@ -328,23 +273,23 @@ def _qwen_image() -> Any:
 
 
 def _wan(*, two: bool = False) -> Any:
-    tokenizer = _t5_tokenizer()
+    tokenizer = t5_tokenizer()
     scheduler = d.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
     return d.WanPipeline(
         tokenizer=tokenizer,
-        text_encoder=_t5(tokenizer, 32, multilingual=True),
-        vae=_frames_vae(d.AutoencoderKLWan),
+        text_encoder=t5_encoder(tokenizer, 32, multilingual=True),
+        vae=frames_vae(d.AutoencoderKLWan),
         scheduler=scheduler,
-        transformer=_wan_transformer(),
-        transformer_2=_wan_transformer() if two else None,
+        transformer=wan_transformer(),
+        transformer_2=wan_transformer() if two else None,
         boundary_ratio=0.875 if two else None,
     )
 
 
 def _z_image() -> Any:
-    tokenizer = _qwen_tokenizer()
+    tokenizer = qwen_tokenizer()
     config = t.Qwen3Config(
-        **_language(tokenizer, layers=3), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        **language(tokenizer, layers=3), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     transformer = d.ZImageTransformer2DModel(
         in_channels=16,
@@ -358,8 +303,8 @@ def _z_image() -> Any:
         axes_lens=[256, 64, 64],
     )
     return d.ZImagePipeline(
-        scheduler=_flow(shift=3.0),
-        vae=_kl_vae(16, 0.3611, 0.1159),
+        scheduler=flow_scheduler(shift=3.0),
+        vae=kl_vae(16, 0.3611, 0.1159),
         text_encoder=t.Qwen3Model(config).eval(),
         tokenizer=tokenizer,
         transformer=transformer,
@@ -377,168 +322,3 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "wan22": lambda: _wan(two=True),
     "z_image": _z_image,
 }
-
-
-# Denoisers and autoencoders
-
-
-def _wan_transformer() -> Any:
-    return d.WanTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=16,
-        out_channels=16,
-        text_dim=32,
-        freq_dim=32,
-        ffn_dim=48,
-        num_layers=2,
-        rope_max_seq_len=64,
-    )
-
-
-def _flux2_transformer(*, guidance: bool) -> Any:
-    return d.Flux2Transformer2DModel(
-        in_channels=32,
-        num_layers=1,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=48,
-        timestep_guidance_channels=32,
-        mlp_ratio=2.0,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=guidance,
-    )
-
-
-def _kl_vae(channels: int, scaling: float, shift: float | None, *, quantized: bool = False) -> Any:
-    return d.AutoencoderKL(
-        block_out_channels=_LEVELS,
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=channels,
-        norm_num_groups=4,
-        sample_size=64,
-        scaling_factor=scaling,
-        shift_factor=shift,
-        use_quant_conv=quantized,
-        use_post_quant_conv=quantized,
-        force_upcast=False,
-    ).eval()
-
-
-def _flux2_vae() -> Any:
-    return d.AutoencoderKLFlux2(
-        block_out_channels=_LEVELS, layers_per_block=1, latent_channels=8, norm_num_groups=4, sample_size=64
-    ).eval()
-
-
-def _frames_vae(cls: Any) -> Any:
-    shape = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
-    return cls(**shape, temperal_downsample=[False, True, True]).eval()
-
-
-def _flow(**options: Any) -> Any:
-    return d.FlowMatchEulerDiscreteScheduler(**options)
-
-
-def _dynamic(**options: Any) -> Any:
-    base = {"shift": 3.0, "base_shift": 0.5, "base_image_seq_len": 256, "max_image_seq_len": 4096}
-    return _flow(use_dynamic_shifting=True, **{**base, **options})
-
-
-# Text
-
-
-def _language(tokenizer: Any, *, layers: int) -> dict[str, Any]:
-    return {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 4096,
-    }
-
-
-def _clip(tokenizer: Any, *, projection: bool = False) -> Any:
-    config = t.CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=tokenizer.model_max_length,
-        projection_dim=32,
-        # CLIP's defaults point beyond a small vocabulary.
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return (t.CLIPTextModelWithProjection if projection else t.CLIPTextModel)(config).eval()
-
-
-def _t5(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any:
-    options = {
-        "vocab_size": len(tokenizer),
-        "d_model": width,
-        "d_kv": 8,
-        "d_ff": 2 * width,
-        "num_layers": 2,
-        "num_heads": 4,
-        "feed_forward_proj": "gated-gelu",
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "decoder_start_token_id": 0,
-    }
-    if multilingual:
-        return t.UMT5EncoderModel(t.UMT5Config(**options)).eval()
-    return t.T5EncoderModel(t.T5Config(**options)).eval()
-
-
-def _byte_pairs(special: list[str], suffix: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return vocabulary and merges of a byte-pair encoding trained on a few words."""
-    ended: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
-    tokenizer = Tokenizer(models.BPE(**ended))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet, **ended
-    )
-    texts = [word.lower() for word in _WORDS] if suffix else [" ".join(_WORDS)]
-    tokenizer.train_from_iterator(texts * 3, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    vocabulary = dict(model["vocab"])
-    for character in alphabet if suffix else ():
-        vocabulary.setdefault(character + suffix, len(vocabulary))
-    merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
-    return vocabulary, merges
-
-
-def _clip_tokenizer() -> Any:
-    vocabulary, merges = _byte_pairs(["<|startoftext|>", "<|endoftext|>"], suffix="</w>")
-    return t.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
-
-
-def _t5_tokenizer() -> Any:
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
-    pieces += [(f"▁{word}", -3.0) for word in sorted({word.lower() for word in _WORDS})]
-    pieces += [(chr(code), -6.0) for code in range(33, 127)]
-    return t.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
-
-
-def _qwen_tokenizer() -> Any:
-    vocabulary, merges = _byte_pairs(_QWEN_TOKENS)
-    tokenizer = t.Qwen2Tokenizer(
-        vocab=vocabulary,
-        merges=merges,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=_QWEN_TOKENS[1:],
-        model_max_length=4096,
-    )
-    tokenizer.chat_template = _CHAT
-    return tokenizer

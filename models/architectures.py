@@ -1,0 +1,157 @@
+"""How large published models are, without their weights: denoisers built on the meta device from their configs.
+
+A local folder has the configs. For models on the hub, the published configs are here, so that a config can be checked
+before anything is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from torch import nn
+
+_DUAL = tuple(range(13))
+_SD35_MEDIUM = {
+    "num_layers": 24,
+    "attention_head_dim": 64,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": _DUAL,
+    "qk_norm": "rms_norm",
+}
+_SD35_LARGE = {
+    **_SD35_MEDIUM,
+    "num_layers": 38,
+    "num_attention_heads": 38,
+    "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192,
+    "dual_attention_layers": (),
+}
+_WAN_SMALL = {"num_layers": 30, "num_attention_heads": 12, "ffn_dim": 8960}
+_KLEIN_4B = {
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+}
+_SD15 = {"sample_size": 64, "cross_attention_dim": 768}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What of a pipeline decides its memory."""
+
+    denoiser: str
+    """diffusers class of the denoiser."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that differ from the class's defaults."""
+    denoisers: int = 1
+    """How many there are."""
+    latents: tuple[int, int, int] = (16, 8, 1)
+    """Latent channels, pixels a latent is wide, frames it is long."""
+    text_tokens: int = 512
+    """Text tokens beside the latents' own, of models that attend to both."""
+    patch: int = 2
+    """Latents a token is wide."""
+
+
+PUBLISHED: Mapping[str, Architecture] = {
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
+        denoiser="UNet2DConditionModel", config=_SD15, latents=(4, 8, 1), text_tokens=0, patch=1
+    ),
+    "stabilityai/stable-diffusion-3.5-medium": Architecture(
+        denoiser="SD3Transformer2DModel", config=_SD35_MEDIUM, text_tokens=333
+    ),
+    "stabilityai/stable-diffusion-3.5-large": Architecture(
+        denoiser="SD3Transformer2DModel", config=_SD35_LARGE, text_tokens=333
+    ),
+    "black-forest-labs/FLUX.1-dev": Architecture(denoiser="FluxTransformer2DModel", config={"guidance_embeds": True}),
+    "black-forest-labs/FLUX.2-dev": Architecture(denoiser="Flux2Transformer2DModel", latents=(32, 8, 1)),
+    "black-forest-labs/FLUX.2-klein-4B": Architecture(
+        denoiser="Flux2Transformer2DModel", config=_KLEIN_4B, latents=(32, 8, 1)
+    ),
+    "Qwen/Qwen-Image": Architecture(denoiser="QwenImageTransformer2DModel"),
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
+        denoiser="WanTransformer3DModel", config=_WAN_SMALL, latents=(16, 8, 4), text_tokens=0
+    ),
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": Architecture(
+        denoiser="WanTransformer3DModel", denoisers=2, latents=(16, 8, 4), text_tokens=0
+    ),
+    "Tongyi-MAI/Z-Image-Turbo": Architecture(denoiser="ZImageTransformer2DModel"),
+}
+
+
+def architecture_of(path: str) -> Architecture | None:
+    """Return the architecture of a pipeline folder or a published model, None of one that is not known."""
+    folder = Path(path).expanduser()
+    if (folder / "model_index.json").is_file():
+        return _local(folder)
+    return PUBLISHED.get(path)
+
+
+def meta_denoiser(architecture: Architecture) -> nn.Module:
+    """Return the denoiser without weights."""
+    with torch.device("meta"):
+        module: nn.Module = getattr(diffusers, architecture.denoiser)(**architecture.config)
+    return module
+
+
+def parameters(module: nn.Module) -> int:
+    """Return the number of a module's parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def lora_parameters(module: nn.Module, targets: tuple[str, ...], rank: int) -> int:
+    """Return how many parameters adapters of a rank on these module suffixes have."""
+    found = 0
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d) and any(name == t or name.endswith(f".{t}") for t in targets):
+            sizes = layer.weight.shape
+            found += rank * (sizes[0] + sizes[1:].numel())
+    return found
+
+
+def width_and_depth(module: nn.Module, blocks: tuple[str, ...]) -> tuple[int, int]:
+    """Return the largest width of activations between blocks, and the number of blocks."""
+    depth = sum(len(getattr(module, name)) for name in blocks if isinstance(getattr(module, name, None), nn.ModuleList))
+    config: Any = module.config
+    heads, size = config.get("num_attention_heads"), config.get("attention_head_dim")
+    if isinstance(heads, int) and isinstance(size, int):
+        return heads * size, depth
+    return int(config.get("dim") or max(config.get("block_out_channels", (0,)))), max(depth, 1)
+
+
+def _local(folder: Path) -> Architecture | None:
+    index = json.loads((folder / "model_index.json").read_text())
+    names = [name for name in ("transformer", "transformer_2", "unet") if index.get(name, [None])[0]]
+    vae = folder / "vae" / "config.json"
+    if not names or not vae.is_file():
+        return None
+    config = json.loads((folder / names[0] / "config.json").read_text())
+    about = json.loads(vae.read_text())
+    return Architecture(
+        denoiser=index[names[0]][1],
+        config={key: value for key, value in config.items() if not key.startswith("_")},
+        denoisers=len(names),
+        latents=latent_shape(about),
+        text_tokens=0 if names[0] == "unet" else 512,
+        patch=1 if names[0] == "unet" else 2,
+    )
+
+
+def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return latent channels, and how many pixels and frames a latent is wide, from an autoencoder's config."""
+    if "z_dim" in about:
+        halvings = about.get("temperal_downsample", (False, True, True))
+        return about["z_dim"], 2 ** len(halvings), 2 ** sum(halvings)
+    return about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1), 1

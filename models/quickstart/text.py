@@ -1,0 +1,128 @@
+"""Tokenizers and text encoders of the tiny pipelines: the real classes, trained on a few words or random."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import transformers as t
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+_SENTENCE = (
+    "a an the of in on and with two three red green blue yellow cube circle cat dog sign that says photo painting "
+    "Describe the image by detailing color shape size texture quantity text spatial relationships objects background "
+    "system user assistant You are helpful 0 1 2 3 4 5 6 7 8 9"
+)
+_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_QWEN_TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+
+
+def language(tokenizer: Any, *, layers: int) -> dict[str, Any]:
+    """Return the options every tiny language model has."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 4096,
+    }
+
+
+def clip_encoder(tokenizer: Any, *, projection: bool = False) -> Any:
+    """Return a CLIP text encoder for a tokenizer."""
+    config = t.CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=tokenizer.model_max_length,
+        projection_dim=32,
+        # CLIP's defaults point beyond a small vocabulary.
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return (t.CLIPTextModelWithProjection if projection else t.CLIPTextModel)(config).eval()
+
+
+def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any:
+    """Return a T5 or UMT5 encoder for a tokenizer."""
+    options = {
+        "vocab_size": len(tokenizer),
+        "d_model": width,
+        "d_kv": 8,
+        "d_ff": 2 * width,
+        "num_layers": 2,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": 0,
+    }
+    if multilingual:
+        return t.UMT5EncoderModel(t.UMT5Config(**options)).eval()
+    return t.T5EncoderModel(t.T5Config(**options)).eval()
+
+
+def byte_pairs(special: list[str], suffix: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return vocabulary and merges of a byte-pair encoding trained on a few words."""
+    ended: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
+    tokenizer = Tokenizer(models.BPE(**ended))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet, **ended
+    )
+    texts = _SENTENCE.lower().split() if suffix else [_SENTENCE]
+    tokenizer.train_from_iterator(texts * 3, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    vocabulary = dict(model["vocab"])
+    for character in alphabet if suffix else ():
+        vocabulary.setdefault(character + suffix, len(vocabulary))
+    merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
+    return vocabulary, merges
+
+
+def clip_tokenizer() -> Any:
+    """Return a CLIP tokenizer of a few hundred pieces that knows every byte."""
+    vocabulary, merges = byte_pairs(["<|startoftext|>", "<|endoftext|>"], suffix="</w>")
+    return t.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
+
+
+def t5_tokenizer() -> Any:
+    """Return a T5 tokenizer of a few hundred pieces."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(f"▁{word}", -3.0) for word in sorted(set(_SENTENCE.lower().split()))]
+    pieces += [(chr(code), -6.0) for code in range(33, 127)]
+    return t.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+def qwen_tokenizer() -> Any:
+    """Return a Qwen tokenizer of a few hundred pieces, with a chat template."""
+    vocabulary, merges = byte_pairs(_QWEN_TOKENS)
+    tokenizer = t.Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=merges,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=_QWEN_TOKENS[1:],
+        model_max_length=4096,
+    )
+    tokenizer.chat_template = _CHAT
+    return tokenizer
