@@ -100,6 +100,8 @@ class PromptsSection(Section):
     """Prompts never trained on, for evaluation."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
+    image: str | None = None
+    """Column or key with the path of an image to start from, relative to the prompt file; for models that take one."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id."""
 

@@ -63,6 +63,8 @@ class Architecture:
     """Text tokens beside the latents' own, of models that attend to both."""
     patch: int = 2
     """Latents a token is wide."""
+    image_tokens: bool = False
+    """The image a prompt starts from stands beside the generated tokens, as many again."""
 
 
 PUBLISHED: Mapping[str, Architecture] = {
@@ -76,6 +78,9 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="SD3Transformer2DModel", config=_SD35_LARGE, text_tokens=333
     ),
     "black-forest-labs/FLUX.1-dev": Architecture(denoiser="FluxTransformer2DModel", config={"guidance_embeds": True}),
+    "black-forest-labs/FLUX.1-Kontext-dev": Architecture(
+        denoiser="FluxTransformer2DModel", config={"guidance_embeds": True}, image_tokens=True
+    ),
     "black-forest-labs/FLUX.2-dev": Architecture(denoiser="Flux2Transformer2DModel", latents=(32, 8, 1)),
     "black-forest-labs/FLUX.2-klein-4B": Architecture(
         denoiser="Flux2Transformer2DModel", config=_KLEIN_4B, latents=(32, 8, 1)

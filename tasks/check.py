@@ -12,7 +12,7 @@ from configs.errors import ConfigError
 from configs.registry import create, option_names, resolve
 from configs.schema import RewardSection, RunConfig
 from configs.suggest import did_you_mean
-from models.policies import POLICIES
+from models.policies import IMAGE_CONDITIONED, POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from models.schedules import PLANS, Plan, Steps
@@ -133,6 +133,18 @@ def _check_reward(section: RewardSection, *, build: bool) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
+    takes, given = config.model.policy in IMAGE_CONDITIONED, config.prompts.image is not None
+    family = config.model.policy
+    if takes and not given:
+        raise ConfigError(
+            f"model.policy '{family}' starts from images, but prompts.image is not set. "
+            "Name the column with their paths."
+        )
+    if given and not takes:
+        raise ConfigError(
+            f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
+            f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
+        )
     build = config.model.build
     if build is not None:
         create(BUILDERS, build.name, build.options, what="model.build")

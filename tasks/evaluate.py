@@ -100,7 +100,7 @@ class EvaluateStage(Stage):
         sigmas = policy.sigmas(self._steps)
         rollout = sample(
             policy,
-            self.workspace.conditioning([prompt.text for prompt, _ in padded]),
+            self.workspace.conditioning([prompt for prompt, _ in padded]),
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,
             sampler=Sampler(

@@ -124,4 +124,5 @@ def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
 def _tokens(config: RunConfig, architecture: Architecture) -> int:
     _, pixels, times = architecture.latents
     model, unit = config.model, pixels * architecture.patch
-    return ((model.frames - 1) // times + 1) * (model.height // unit) * (model.width // unit) + architecture.text_tokens
+    image = ((model.frames - 1) // times + 1) * (model.height // unit) * (model.width // unit)
+    return image * (2 if architecture.image_tokens else 1) + architecture.text_tokens

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint
+from configs.registry import resolve
 from configs.schema import RunConfig
-from models.policies.base import Part, Policy
+from models.policies import POLICIES
+from models.policies.base import Policy
 from storage.commit import ShardRecord
 from storage.embeddings import EmbeddingCache
 from storage.layout import ArtifactRef
 from storage.schema import PROMPTS, write_table
-from tasks.prompts import Prompt, prompts_fingerprint, read_prompts
+from tasks.prompts import IMAGE, Prompt, prompts_fingerprint, read_prompts
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import uses_guidance
 
@@ -34,14 +37,23 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
     section = config.prompts
     train = read_prompts(section.train, section, where="prompts.train")
     heldout = read_prompts(section.heldout, section, where="prompts.heldout") if section.heldout else []
-    shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
+    shared = {prompt.condition for prompt in train} & {prompt.condition for prompt in heldout}
     if shared:
         raise PromptError(
             f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r}. Their "
             "evaluation would not be of held-out prompts. Remove them from one of the two."
         )
-    negative = [Prompt(text=config.model.negative_prompt)] if uses_guidance(config) else []
+    negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the negative prompt, with every image to start from where prompts have one."""
+    text = config.model.negative_prompt
+    images = {prompt.metadata[IMAGE]: prompt.image for prompt in prompts if prompt.image is not None}
+    if not images:
+        return [Prompt(text=text)]
+    return [Prompt(text=text, metadata={IMAGE: key}, image=path) for key, path in images.items()]
 
 
 class EncodeStage(Stage):
@@ -68,15 +80,19 @@ class EncodeStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Encode one chunk in batches of one fixed size, so that rows do not depend on their neighbors."""
         self.workspace.use_threads()
-        texts = self._missing[shard.start : shard.stop]
-        rows = self._encode(texts)
-        self._cache.write(folder, texts, rows)
-        return Output(rows=len(texts))
+        conditions = self._missing[shard.start : shard.stop]
+        rows = self._encode([self._prompts[condition] for condition in conditions])
+        self._cache.write(folder, conditions, rows)
+        return Output(rows=len(conditions))
 
     @cached_property
     def _missing(self) -> list[str]:
-        texts = [prompt.text for split in source_prompts(self.config).values() for prompt in split]
-        return self._cache.missing(texts)
+        return self._cache.missing(list(self._prompts))
+
+    @cached_property
+    def _prompts(self) -> dict[str, Prompt]:
+        prompts = [prompt for split in source_prompts(self.config).values() for prompt in split]
+        return {prompt.condition: prompt for prompt in prompts}
 
     @cached_property
     def _cache(self) -> EmbeddingCache:
@@ -84,20 +100,34 @@ class EncodeStage(Stage):
 
     @cached_property
     def _policy(self) -> Policy:
-        return self.workspace.load_policy(frozenset({Part.TEXT}))
+        family = resolve(POLICIES, self.config.model.policy, what="model.policy")
+        return self.workspace.load_policy(family.encoding_parts)
 
     def _shard(self, start: int, stop: int) -> Shard:
         return Shard(fingerprint(self._missing[start:stop])[:16], start, stop)
 
-    def _encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def _encode(self, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
         size = self.config.execution.encode_batch_size
         parts: list[dict[str, torch.Tensor]] = []
-        for start in range(0, len(texts), size):
-            batch = list(texts[start : start + size])
+        for start in range(0, len(prompts), size):
+            batch = list(prompts[start : start + size])
             padded = batch + [batch[-1]] * (size - len(batch))
-            parts.append({name: rows[: len(batch)].float().cpu() for name, rows in self._policy.encode(padded).items()})
-            self.workspace.reporter.progress(self.name, 0, min(start + size, len(texts)), len(texts))
+            encoded = self._policy.encode([prompt.text for prompt in padded], *_images(padded))
+            parts.append({name: rows[: len(batch)].float().cpu() for name, rows in encoded.items()})
+            self.workspace.reporter.progress(self.name, 0, min(start + size, len(prompts)), len(prompts))
         return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+
+
+def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
+    """Return the images of prompts as one further argument, or none."""
+    paths = [prompt.image for prompt in prompts if prompt.image is not None]
+    if not paths:
+        return []
+    images = []
+    for path in paths:
+        with Image.open(path) as image:
+            images.append(np.asarray(image.convert("RGB")))
+    return [images]
 
 
 class PreprocessStage(Stage):
@@ -128,7 +158,7 @@ class PreprocessStage(Stage):
             "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
         }
         write_table(folder / "prompts.parquet", columns, PROMPTS)
-        digest = self.workspace.embeddings.digest([prompt.text for _, prompt in rows])
+        digest = self.workspace.embeddings.digest([prompt.condition for _, prompt in rows])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
         return Output(rows=len(rows))
 

@@ -10,10 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint
 from configs.schema import PromptsSection
+from storage.checksums import hash_file
+
+#: Metadata key of the hash of the image a prompt starts from.
+IMAGE = "image_xxh3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +28,25 @@ class Prompt:
     text: str
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns or keys, for rewards."""
+    """Other columns or keys, for rewards; of an image to start from its content's hash."""
+    image: Path | None = None
+    """File of the image to start from."""
+
+    @property
+    def condition(self) -> str:
+        """What is encoded, see ``condition_key``."""
+        return condition_key(self.text, self.metadata)
 
     @property
     def id(self) -> str:
         """Identity of the prompt's group: a hash of text and metadata."""
         return fingerprint([self.text, dict(self.metadata)])[:16]
+
+
+def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
+    """Return what identifies a prompt's conditioning: its text, and the content of the image it starts from."""
+    image = metadata.get(IMAGE)
+    return text if image is None else f"{text} [image {image}]"
 
 
 def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:
@@ -50,7 +68,8 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
         rows = list(readers[suffix](source, section.column))
     else:
         rows = list(_hub_rows(source, section, where))
-    prompts = [_prompt(row, section.column, f"{where}: {place}") for place, row in rows]
+    folder = Path(source).parent
+    prompts = [_prompt(row, section, f"{where}: {place}", folder) for place, row in rows]
     _check(prompts, [place for place, _ in rows], where, source)
     return prompts
 
@@ -116,18 +135,37 @@ def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
         yield f"{source}, row {number}", row
 
 
-def _prompt(row: Mapping[str, Any], column: str, place: str) -> Prompt:
+def _prompt(row: Mapping[str, Any], section: PromptsSection, place: str, folder: Path) -> Prompt:
+    column = section.column
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = row[column]
     if not isinstance(text, str) or not text.strip():
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
-    metadata = {key: value for key, value in row.items() if key != column}
+    metadata = {key: value for key, value in row.items() if key not in (column, section.image)}
+    image = None if section.image is None else _image(row, section.image, place, folder)
+    if image is not None:
+        metadata[IMAGE] = hash_file(image)
     try:
         canonical_json(metadata)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{place}: metadata must be plain JSON values: {error}.") from None
-    return Prompt(text=text, metadata=metadata)
+    return Prompt(text=text, metadata=metadata, image=image)
+
+
+def _image(row: Mapping[str, Any], column: str, place: str, folder: Path) -> Path:
+    name = row.get(column)
+    if not isinstance(name, str) or not name:
+        raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
+    path = folder / name
+    if not path.is_file():
+        raise PromptError(f"{place}: image '{path}' does not exist. Paths are relative to the prompt file.")
+    try:
+        with Image.open(path) as image:
+            image.verify()
+    except (OSError, SyntaxError) as error:
+        raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
+    return path
 
 
 def _check(prompts: list[Prompt], places: list[str], where: str, source: str) -> None:

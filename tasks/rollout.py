@@ -130,7 +130,7 @@ class RolloutStage(Stage):
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         rollout = sample(
             policy,
-            self.workspace.conditioning([job.prompt.text for job in padded]),
+            self.workspace.conditioning([job.prompt for job in padded]),
             latents,
             sigmas,
             sampler=Sampler(
@@ -159,7 +159,7 @@ class RolloutStage(Stage):
         plan = self._plan.draw(self.config.rollout.steps, 0, self.epoch)
         made = branch(
             policy,
-            self.workspace.conditioning([job.prompt.text for job in jobs]),
+            self.workspace.conditioning([job.prompt for job in jobs]),
             latents,
             sigmas,
             kernel=self._kernel,

@@ -17,6 +17,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.schema import PROMPTS, read_table
 from tasks.progress import Ledger, Reporter, Silent
+from tasks.prompts import condition_key
 from tasks.sources import Weights, base_folder, local_model, read_weights
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class StoredPrompt:
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the source."""
+
+    @property
+    def condition(self) -> str:
+        """What was encoded of it."""
+        return condition_key(self.text, self.metadata)
 
 
 class Workspace:
@@ -205,8 +211,8 @@ class Workspace:
 
         return EmbeddingCache(self.store, self.run.require(0, "encode").ref)
 
-    def conditioning(self, texts: Sequence[str]) -> Conditioning:
-        """Return one row per text, with the negative prompt's row repeated when guidance is on."""
+    def conditioning(self, prompts: Sequence[StoredPrompt]) -> Conditioning:
+        """Return one row per prompt, each with its negative when guidance is on."""
         import torch
 
         from models.policies.base import Conditioning
@@ -217,11 +223,16 @@ class Workspace:
             arrays = self.embeddings.load(rows)
             return {name: torch.from_numpy(array).to(self.device, dtype) for name, array in arrays.items()}
 
-        positive = tensors(texts)
+        positive = tensors([prompt.condition for prompt in prompts])
         if not uses_guidance(self.config):
             return Conditioning(positive)
-        negative = tensors([self.config.model.negative_prompt])
-        return Conditioning(positive, {k: v.expand(len(texts), *v.shape[1:]) for k, v in negative.items()})
+        text = self.config.model.negative_prompt
+        return Conditioning(positive, tensors([condition_key(text, prompt.metadata) for prompt in prompts]))
+
+    @cached_property
+    def prompts_by_id(self) -> dict[str, StoredPrompt]:
+        """The run's prompts of all splits."""
+        return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
 
     # Rewards
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError, PromptError
+from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.check import check_config
+from tests.conftest import ROOT
 
 Make = Callable[..., RunConfig]
 
@@ -69,3 +71,12 @@ def test_what_cannot_work_is_refused(make_config: Make, override: str, expected:
     with pytest.raises(ConfigError) as error:
         check_config(make_config(override))
     assert expected in str(error.value)
+
+
+def test_images_are_asked_for_and_refused_by_family() -> None:
+    kontext = ROOT / "configs" / "tiny_flux1_kontext.yaml"
+    check_config(load_config(kontext))
+    with pytest.raises(ConfigError, match=r"'flux1_kontext' starts from images, but prompts\.image is not set"):
+        check_config(load_config(kontext, ["prompts.image=null"]))
+    with pytest.raises(ConfigError, match=r"prompts\.image is 'image', but model\.policy 'flux1' takes no image"):
+        check_config(load_config(kontext, ["model.policy=flux1"]))

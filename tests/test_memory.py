@@ -21,6 +21,7 @@ STATED = {
     "stabilityai/stable-diffusion-3.5-medium": 2.2,
     "stabilityai/stable-diffusion-3.5-large": 8.1,
     "black-forest-labs/FLUX.1-dev": 11.9,
+    "black-forest-labs/FLUX.1-Kontext-dev": 11.9,
     "black-forest-labs/FLUX.2-dev": 32.2,
     "black-forest-labs/FLUX.2-klein-4B": 3.9,
     "Qwen/Qwen-Image": 20.4,

@@ -9,11 +9,13 @@ import av
 import numpy as np
 import pytest
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from configs.load import load_config
 from models.libraries import quiet_libraries
-from models.policies import POLICIES
+from models.policies import IMAGE_CONDITIONED, POLICIES
 from storage.verify import verify_store
+from tasks.prompts import read_prompts
 from tasks.rollout import open_trajectory_store
 from tasks.seeds import generator
 from tasks.sources import PIPELINE
@@ -42,7 +44,9 @@ def evaluated(workspace: Workspace) -> list[dict[str, Any]]:
     store, ref = workspace.store, workspace.run.require(1, "evaluate").ref
     shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
-    return [{**row, "media": shard.media(number)} for number, row in enumerate(rows)]
+    section = workspace.config.prompts
+    images = {prompt.text: prompt.image for prompt in read_prompts(section.train, section, where="prompts.train")}
+    return [{**row, "media": shard.media(n), "image": images[row["prompt"]]} for n, row in enumerate(rows)]
 
 
 def test_a_whole_run(finished: Workspace) -> None:
@@ -86,16 +90,24 @@ def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(finishe
     if tiny.guidance != "guidance_scale":
         call["negative_prompt"] = [model.negative_prompt] * len(samples)
 
-    def run() -> np.ndarray:
+    def run_some(some: list[dict[str, Any]]) -> np.ndarray:
+        start = {} if some[0]["image"] is None else {"image": Image.open(some[0]["image"]).convert("RGB")}
         made = pipeline(
-            prompt=[sample["prompt"] for sample in samples],
-            generator=[generator(sample["seed"]) for sample in samples],
+            prompt=[sample["prompt"] for sample in some],
+            generator=[generator(sample["seed"]) for sample in some],
             num_inference_steps=finished.config.rollout.steps,
             output_type="np",
+            **start,
             **call,
         )
         images = made.frames if model.frames > 1 else made.images
         return (np.asarray(images) * 255).round()
+
+    def run() -> np.ndarray:
+        if model.policy not in IMAGE_CONDITIONED:
+            return run_some(samples)
+        # The pipelines take one image for all prompts.
+        return np.concatenate([run_some([sample]) for sample in samples])
 
     ours = np.stack([sample["media"] for sample in samples]).astype(float)
     before = run()

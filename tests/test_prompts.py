@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from configs.errors import PromptError
 from configs.schema import PromptsSection
@@ -20,8 +22,6 @@ def read(path: Path | str, column: str = "prompt") -> list[Prompt]:
 def test_text_jsonl_and_parquet_give_the_same_prompts(tmp_path: Path) -> None:
     texts = ["a cat", 'a sign that says "hi"', "ein Hündchen"]
     (tmp_path / "p.txt").write_text("\n".join(texts) + "\n\n", encoding="utf-8")
-    import json
-
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
     pq.write_table(pa.table({"prompt": texts}), tmp_path / "p.parquet")
     lists = [read(tmp_path / f"p.{suffix}") for suffix in ("txt", "jsonl", "parquet")]
@@ -101,3 +101,33 @@ def test_published_prompt_sets_are_read_or_refused_for_their_duplicates() -> Non
     assert len(read(SHARED / "yifan123+flow_grpo" / "dataset" / "ocr" / "test.txt")) > 1000
     with pytest.raises(PromptError, match="appears twice"):
         read(SHARED / "yifan123+flow_grpo" / "dataset" / "geneval" / "test_metadata.jsonl")
+
+
+def with_images(tmp_path: Path, **rows: str) -> str:
+    path = tmp_path / "edits.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text, "image": name}) + "\n" for text, name in rows.items()))
+    return str(path)
+
+
+def test_an_image_to_start_from_is_known_by_its_content(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "copy.png")
+    Image.new("RGB", (8, 8), "blue").save(tmp_path / "b.png")
+    section = PromptsSection(train="", image="image")
+    first, same, other = (
+        read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")[0]
+        for name in ("a.png", "copy.png", "b.png")
+    )
+    assert first.image == tmp_path / "a.png"
+    assert (first.id, first.condition) == (same.id, same.condition)
+    assert first.id != other.id
+    assert first.condition != other.condition
+    assert "a.png" not in str(first.metadata)
+
+
+def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    section = PromptsSection(train="", image="image")
+    for name, message in (("absent.png", "does not exist"), ("text.png", "is not an image"), ("", "has no 'image'")):
+        with pytest.raises(PromptError, match=f"line 1.*{message}"):
+            read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")

@@ -53,7 +53,7 @@ def test_samples_are_numbered_across_shards(tmp_path: Path, per_shard: int) -> N
     reader = SampleReader(shards(tmp_path, 8, per_shard), max_open=2)
     assert len(reader) == 8
     assert reader.sample_ids.to_pylist() == [f"s{n:04d}" for n in range(8)]
-    assert [reader.prompts[row] for row in reader.prompt_rows] == [f"prompt {n // 2}" for n in range(8)]
+    assert [reader.prompt_ids[row] for row in reader.prompt_rows] == [f"p{n // 2}" for n in range(8)]
     for n in (7, 0, 3, 3, 6, 1):
         np.testing.assert_array_equal(reader.array("latents", n), sample(n).latents)
         np.testing.assert_array_equal(reader.log_probs[n], [n, n])

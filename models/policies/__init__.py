@@ -8,13 +8,19 @@ POLICIES = {
     "sd15": "models.policies.sd15:SD15",
     "sd3": "models.policies.sd3:SD3",
     "flux1": "models.policies.flux1:Flux1",
+    "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
     "flux2": "models.policies.flux2:Flux2",
     "flux2_klein": "models.policies.flux2:Flux2Klein",
     "qwen_image": "models.policies.qwen_image:QwenImage",
     "wan21": "models.policies.wan:Wan",
     "wan22": "models.policies.wan:Wan22",
+    "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
+    "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
     "z_image": "models.policies.z_image:ZImage",
 }
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
-EMBEDDED_GUIDANCE = frozenset({"flux1", "flux2"})
+EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
+
+#: Families whose prompts come with an image each (``prompts.image``).
+IMAGE_CONDITIONED = frozenset({"flux1_kontext", "wan21_i2v", "wan22_i2v"})

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,6 +83,8 @@ class Policy(ABC):
 
     blocks: ClassVar[tuple[str, ...]]
     """Attribute names of the denoiser's block lists, for sharding, compiling and checkpointing."""
+    encoding_parts: ClassVar[frozenset[Part]] = frozenset({Part.TEXT})
+    """What ``encode`` needs."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Published LoRA targets of the family; each must match at least one module."""
 
@@ -104,8 +107,13 @@ class Policy(ABC):
         """Trainable modules by the name they have in the pipeline."""
 
     @abstractmethod
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors."""
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
+
+        Args:
+            prompts: B prompts.
+            images: B images (H, W, 3) uint8 of any size to start from, for families that take them.
+        """
 
     @abstractmethod
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:

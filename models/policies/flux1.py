@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Flux1(PipelinePolicy):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``pooled`` (B, P)."""
         embeds, pooled, _ = self.pipeline.encode_prompt(
             list(prompts), None, device=self.settings.device, max_sequence_length=self.options.max_sequence_length
@@ -61,9 +62,9 @@ class Flux1(PipelinePolicy):
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1."""
         embeds = rows["prompt_embeds"]
-        ids = self.pipeline._prepare_latent_image_ids(1, *self._grid(), latents.device, embeds.dtype)
-        return modules["transformer"](  # type: ignore[no-any-return]
-            hidden_states=latents,
+        tokens, ids = self.tokens(latents, rows)
+        predicted: Tensor = modules["transformer"](
+            hidden_states=tokens,
             timestep=sigma * 1000 / 1000,
             guidance=self.embedded_guidance(latents),
             encoder_hidden_states=embeds,
@@ -72,6 +73,12 @@ class Flux1(PipelinePolicy):
             img_ids=ids,
             return_dict=False,
         )[0]
+        return predicted[:, : latents.shape[1]]
+
+    def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return the image tokens (B, N, 64) and where each is, (N, 3)."""
+        ids = self.pipeline._prepare_latent_image_ids(1, *self._grid(), latents.device, rows["prompt_embeds"].dtype)
+        return latents, ids
 
     def embedded_guidance(self, latents: Tensor) -> Tensor | None:
         """Return the guidance scale as an input of the model, (B,), where it takes one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from torch import Tensor
@@ -43,7 +44,7 @@ class Flux2(Flux1):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4)."""
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +50,7 @@ class QwenImage(Flux1):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L), both of fixed length.
 
         Prompts are encoded one by one: padding to the longest of a batch would change the last bits of the others.

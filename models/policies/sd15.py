@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class SD15(PipelinePolicy):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, 77, D)."""
         embeds, _ = self.pipeline.encode_prompt(list(prompts), self.settings.device, 1, False)
         return {"prompt_embeds": embeds}

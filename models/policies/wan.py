@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ class Wan(PipelinePolicy):
     family = "wan21"
     options_type = WanOptions
     options: WanOptions
-    text_parts = ("text_encoder", "tokenizer")
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser_names = ("transformer", "transformer_2")
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
@@ -57,7 +59,7 @@ class Wan(PipelinePolicy):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D)."""
         embeds, _ = self.pipeline.encode_prompt(
             list(prompts),

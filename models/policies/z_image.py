@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,7 +37,7 @@ class ZImage(PipelinePolicy):
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D), padded with zeros, and ``length`` (B,)."""
         limit = self.options.max_sequence_length
         rows, _ = self.pipeline.encode_prompt(

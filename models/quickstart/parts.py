@@ -9,18 +9,19 @@ import diffusers as d
 _LEVELS = (8, 8, 16, 16)
 
 
-def wan_transformer() -> Any:
+def wan_transformer(**options: Any) -> Any:
     """Return one Wan transformer."""
     return d.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=16,
+        in_channels=options.pop("in_channels", 16),
         out_channels=16,
         text_dim=32,
         freq_dim=32,
         ffn_dim=48,
         num_layers=2,
         rope_max_seq_len=64,
+        **options,
     )
 
 

@@ -24,7 +24,6 @@ from models.quickstart.parts import (
     frames_vae,
     kl_vae,
     shifting_scheduler,
-    wan_transformer,
 )
 from models.quickstart.text import (
     byte_pairs,
@@ -35,6 +34,7 @@ from models.quickstart.text import (
     t5_encoder,
     t5_tokenizer,
 )
+from models.quickstart.wan import wan, wan_image_to_video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,18 +272,10 @@ def _qwen_image() -> Any:
     )
 
 
-def _wan(*, two: bool = False) -> Any:
-    tokenizer = t5_tokenizer()
-    scheduler = d.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-    return d.WanPipeline(
-        tokenizer=tokenizer,
-        text_encoder=t5_encoder(tokenizer, 32, multilingual=True),
-        vae=frames_vae(d.AutoencoderKLWan),
-        scheduler=scheduler,
-        transformer=wan_transformer(),
-        transformer_2=wan_transformer() if two else None,
-        boundary_ratio=0.875 if two else None,
-    )
+def _kontext() -> Any:
+    unused = ("image_encoder", "feature_extractor")
+    parts = {name: part for name, part in _flux1().components.items() if name not in unused}
+    return d.FluxKontextPipeline(**parts)
 
 
 def _z_image() -> Any:
@@ -318,7 +310,10 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "flux2": _flux2,
     "flux2_klein": _flux2_klein,
     "qwen_image": _qwen_image,
-    "wan21": _wan,
-    "wan22": lambda: _wan(two=True),
+    "wan21": wan,
+    "wan22": lambda: wan(two=True),
+    "flux1_kontext": _kontext,
+    "wan21_i2v": lambda: wan_image_to_video(two=False),
+    "wan22_i2v": lambda: wan_image_to_video(two=True),
     "z_image": _z_image,
 }

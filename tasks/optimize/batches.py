@@ -45,9 +45,9 @@ class SampleSet(ABC):
         self._importance: dict[tuple[int, int], float] = {}
 
     @property
-    def prompts(self) -> list[str]:
-        """Distinct prompts; ``batch`` expects conditioning in this order."""
-        return self.reader.prompts
+    def prompt_ids(self) -> list[str]:
+        """Ids of distinct prompts; ``batch`` expects conditioning in this order."""
+        return self.reader.prompt_ids
 
     @property
     def ages(self) -> np.ndarray:
@@ -80,7 +80,7 @@ class SampleSet(ABC):
         Args:
             units: units with at most ``size`` rows together.
             size: rows of the batch.
-            conditioning: one row per distinct prompt in the order of ``prompts``, on the training device.
+            conditioning: one row per distinct prompt in the order of ``prompt_ids``, on the training device.
         """
         count, padding = len(units.rows), size - len(units.rows)
         rows = np.concatenate([units.rows, np.repeat(units.rows[-1:], padding, axis=0)])

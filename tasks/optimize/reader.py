@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from storage.trajectories.base import TrajectoryShard
 
-_COLUMNS = ("sample_id", "group_id", "epoch", "prompt", "steps", "states", "log_probs", "sigmas")
+_COLUMNS = ("sample_id", "group_id", "epoch", "prompt_id", "steps", "states", "log_probs", "sigmas")
 
 
 class Ragged:
@@ -65,9 +65,9 @@ class SampleReader:
         self.epochs: np.ndarray = table.column("epoch").to_numpy()
         self.groups = _codes(table.column("group_id"))
         self.group_ids: pa.ChunkedArray = table.column("group_id")
-        prompts = table.column("prompt").combine_chunks().dictionary_encode()
+        prompts = table.column("prompt_id").combine_chunks().dictionary_encode()
         prompts = prompts.chunk(0) if isinstance(prompts, pa.ChunkedArray) else prompts
-        self.prompts: list[str] = prompts.dictionary.to_pylist()
+        self.prompt_ids: list[str] = prompts.dictionary.to_pylist()
         self.prompt_rows: np.ndarray = prompts.indices.to_numpy()
         self.steps, self.states = Ragged(table.column("steps")), Ragged(table.column("states"))
         self.log_probs, self.sigmas = Ragged(table.column("log_probs")), Ragged(table.column("sigmas"))

@@ -188,7 +188,8 @@ class OptimizeStage(Stage):
         )
 
     def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
-        conditioning = self.workspace.conditioning(samples.prompts)
+        by_id = self.workspace.prompts_by_id
+        conditioning = self.workspace.conditioning([by_id[prompt_id] for prompt_id in samples.prompt_ids])
         size = self.config.execution.micro_batch_size
         return lambda units: samples.batch(units, size, conditioning)
 

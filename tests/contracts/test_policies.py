@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from configs.errors import ConfigError
 from configs.registry import resolve
 from models.adapters import LoraSpec, Trainable, check_lora_targets
 from models.libraries import quiet_libraries
-from models.policies import EMBEDDED_GUIDANCE, POLICIES
+from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.policies.sd15 import _length as flow_length
 from models.quickstart.tiny import build_tiny
@@ -62,12 +63,15 @@ TINY: Mapping[str, Tiny] = {
     "sd15": Tiny(options={"steps": 4}, tolerance=2e-5),
     "sd3": Tiny(**of_length(16)),
     "flux1": Tiny(**of_length(16)),
+    "flux1_kontext": Tiny(**of_length(16, max_area=64 * 64, _auto_resize=False)),
     "flux2": Tiny(**of_length(192)),
     "flux2_klein": Tiny(**of_length(64)),
     # Text is padded to a fixed length here, and to the longest prompt there.
     "qwen_image": Tiny(**of_length(64), guidance="true_cfg_scale", negative=" ", tolerance=2e-6),
     "wan21": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22": Tiny(32, **of_length(16, num_frames=5), frames=5),
+    "wan21_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
+    "wan22_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     # The pipeline runs both halves of guidance in one forward of other padding.
     "z_image": Tiny(**of_length(64), guidance_offset=-1.0, tolerance=2e-6),
 }
@@ -111,10 +115,23 @@ def load(family: str, folder: Path) -> Load:
     return make
 
 
+def pictures(family: str, count: int) -> list[np.ndarray] | None:
+    """Return images to start from; the video pipelines take one for all prompts, and scale it."""
+    if family not in IMAGE_CONDITIONED:
+        return None
+    clips = TINY[family].frames > 1
+    seeds, size = ([0] * count, (48, 80, 3)) if clips else (range(count), (64, 64, 3))
+    return [np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8) for seed in seeds]
+
+
+def encode(policy: Policy, prompts: list[str]) -> dict[str, torch.Tensor]:
+    return policy.encode(prompts, pictures(policy.family, len(prompts)))
+
+
 def conditioning(policy: Policy, guided: bool, prompts: list[str] = PROMPTS) -> Conditioning:
     guided = guided and policy.family not in EMBEDDED_GUIDANCE
-    negative = policy.encode([TINY[policy.family].negative] * len(prompts)) if guided else None
-    return Conditioning(policy.encode(prompts), negative)
+    negative = encode(policy, [TINY[policy.family].negative] * len(prompts)) if guided else None
+    return Conditioning(encode(policy, prompts), negative)
 
 
 def noise(policy: Policy, rows: int = 4) -> torch.Tensor:
@@ -134,7 +151,7 @@ def ode(policy: Policy, steps: int, guided: bool) -> torch.Tensor:
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
 def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance_scale: float) -> None:
     steps, tiny = 4, TINY[family]
-    second = {"guidance_scale_2": 3.0} if family == "wan22" else {}
+    second = {"guidance_scale_2": 3.0} if family.startswith("wan22") else {}
     policy = load(guidance_scale, options=second)
     ours = ode(policy, steps, guidance_scale > 1)
     pipeline = DiffusionPipeline.from_pretrained(folder)
@@ -146,6 +163,10 @@ def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance
     call[tiny.guidance] = guidance_scale + tiny.guidance_offset
     if tiny.guidance != "guidance_scale":
         call["negative_prompt"] = [tiny.negative] * 4
+    images_to_start_from = pictures(family, 4)
+    if images_to_start_from is not None:
+        started = [Image.fromarray(picture) for picture in images_to_start_from]
+        call["image"] = started[0] if tiny.frames > 1 else started
 
     def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
@@ -252,16 +273,16 @@ def test_rows_with_mixed_steps_equal_their_own(load: Load) -> None:
 
 def test_encoding_a_prompt_does_not_depend_on_its_neighbors(load: Load) -> None:
     policy = load()
-    together = policy.encode(PROMPTS)
-    others = policy.encode([PROMPTS[0], "a cat", "a red sign that says 9", "two"])
+    together = encode(policy, PROMPTS)
+    others = encode(policy, [PROMPTS[0], "a cat", "a red sign that says 9", "two"])
     for name in together:
         assert torch.equal(together[name][0], others[name][0])
 
 
-def test_text_encoders_and_vae_are_loaded_only_when_asked(load: Load) -> None:
-    texts = load(parts=frozenset({Part.TEXT}))
-    assert len(next(iter(texts.encode(["a cat"]).values()))) == 1
-    assert texts.pipeline.vae is None
+def test_text_encoders_and_vae_are_loaded_only_when_asked(family: str, load: Load) -> None:
+    texts = load(parts=resolve(POLICIES, family, what="policy").encoding_parts)
+    assert len(next(iter(encode(texts, ["a cat"]).values()))) == 1
+    assert (texts.pipeline.vae is None) == (family not in IMAGE_CONDITIONED)
     assert all(parameter.is_meta for module in texts.denoisers.values() for parameter in module.parameters())
     rest = load(parts=frozenset({Part.DENOISER, Part.VAE}))
     assert rest.pipeline.text_encoder is None
@@ -306,7 +327,7 @@ def test_a_training_step_lowers_the_loss_and_reaches_every_parameter(family: str
     assert losses[2] < losses[1] < losses[0]
     without = [name for name, parameter in trainable.named_parameters() if parameter.grad is None]
     # The last joint block's text stream ends unused in every MMDiT; of Wan 2.2 one transformer sees these rows.
-    unused = ("transformer_blocks.1.", "transformer_2." if family == "wan22" else "transformer_blocks.1.")
+    unused = ("transformer_blocks.1.", "transformer_2." if family.startswith("wan22") else "transformer_blocks.1.")
     assert all(any(part in name for part in unused) for name in without), without
 
 
@@ -361,7 +382,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     fresh = load()
     before = fresh.velocity(latents, sigma, cond)
     fresh.pipeline.load_lora_weights(tmp_path)
-    if family == "wan22":
+    if family.startswith("wan22"):
         fresh.pipeline.load_lora_weights(tmp_path / "transformer_2", load_into_transformer_2=True)
         low = torch.full((4,), 0.3)
         torch.testing.assert_close(policy.velocity(latents, low, cond), fresh.velocity(latents, low, cond))

@@ -1,0 +1,47 @@
+"""FLUX.1 Kontext (FluxKontextPipeline): edits an image, whose latents stand beside the generated ones as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from models.policies.base import Part
+from models.policies.flux1 import Flux1
+from models.policies.pipeline import Rows
+
+
+class Flux1Kontext(Flux1):
+    """Adapter for FluxKontextPipeline; the image to edit is scaled to the size that is generated."""
+
+    pipeline_name = "FluxKontextPipeline"
+    family = "flux1_kontext"
+    encoding_parts = frozenset({Part.TEXT, Part.VAE})
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D), ``pooled`` (B, P) and ``image_latents`` (B, tokens, 64)."""
+        pipeline, size = self.pipeline, (self.settings.height, self.settings.width)
+        packed = []
+        for pixels in images or ():
+            image = pipeline.image_processor.resize(Image.fromarray(pixels), *size)
+            unit = pipeline.image_processor.preprocess(image, *size).to(self.settings.device, pipeline.vae.dtype)
+            latents = pipeline._encode_vae_image(unit, None)
+            packed.append(pipeline._pack_latents(latents, 1, *latents.shape[1:]))
+        return {**super().encode(prompts), "image_latents": torch.cat(packed)}
+
+    def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return generated tokens and those of the image to edit, which differ in the first coordinate."""
+        _, ids = super().tokens(latents, rows)
+        of_image = ids.clone()
+        of_image[..., 0] = 1
+        return torch.cat([latents, rows["image_latents"].to(latents.dtype)], dim=1), torch.cat([ids, of_image])
+
+    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
+        channels = self.pipeline.transformer.config.in_channels // 4
+        size, device = (self.settings.height, self.settings.width), self.settings.device
+        return self.pipeline.prepare_latents(None, rows, channels, *size, torch.float32, device, generators)

@@ -1,0 +1,81 @@
+"""Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): the first frame is given as further latent channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from diffusers.utils import is_ftfy_available
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from models.policies.base import Part
+from models.policies.pipeline import Rows
+from models.policies.wan import Wan
+
+
+class Wan21ImageToVideo(Wan):
+    """Adapter for WanImageToVideoPipeline; Wan 2.1 sees the image through CLIP too."""
+
+    pipeline_name = "WanImageToVideoPipeline"
+    family = "wan21_i2v"
+    text_parts = ("text_encoder", "tokenizer", "image_encoder", "image_processor")
+    encoding_parts = frozenset({Part.TEXT, Part.VAE})
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds``, ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
+
+        Raises:
+            ConfigError: the package this pipeline cleans prompts with is not installed.
+        """
+        if not is_ftfy_available():
+            raise ConfigError(
+                f"model.policy '{self.family}' needs 'ftfy'. Install flowmill with its extra 'video': "
+                "pip install 'flowmill[video]'."
+            )
+        pipeline, settings = self.pipeline, self.settings
+        size, conditions, embeds = (settings.height, settings.width), [], []
+        for pixels in images or ():
+            image = Image.fromarray(pixels)
+            unit = pipeline.video_processor.preprocess(image, *size).to(settings.device, torch.float32)
+            # The latents that come along are not used; a generator of their own keeps the global one as it was.
+            _, condition = pipeline.prepare_latents(
+                unit, 1, 16, *size, settings.frames, torch.float32, settings.device, torch.Generator()
+            )
+            conditions.append(condition)
+            if self._sees_image:
+                embeds.append(pipeline.encode_image(image, settings.device))
+        seen = {"image_embeds": torch.cat(embeds)} if embeds else {}
+        return {**super().encode(prompts), "condition": torch.cat(conditions), **seen}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 16, f, h, w) float32 noise."""
+        settings, pipeline = self.settings, self.pipeline
+        frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
+        side = pipeline.vae_scale_factor_spatial
+        shape = (len(generators), pipeline.vae.config.z_dim, frames, settings.height // side, settings.width // side)
+        return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
+
+    @property
+    def _sees_image(self) -> bool:
+        return getattr(self.pipeline.transformer.config, "image_dim", None) is not None
+
+    def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        seen = rows.get("image_embeds")
+        return module(  # type: ignore[no-any-return]
+            hidden_states=torch.cat([latents, rows["condition"].to(latents.dtype)], dim=1),
+            timestep=sigma * 1000,
+            encoder_hidden_states=rows["prompt_embeds"],
+            encoder_hidden_states_image=seen,
+            return_dict=False,
+        )[0]
+
+
+class Wan22ImageToVideo(Wan21ImageToVideo):
+    """Wan 2.2: two transformers, which see the image as latents only."""
+
+    family = "wan22_i2v"
