@@ -46,6 +46,8 @@ class PipelinePolicy(Policy):
     """The pipeline runs both halves of guidance in one forward, negative first."""
     max_shift: ClassVar[float] = 1.15
     """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
+    schedulers: ClassVar[tuple[str, ...]] = ("FlowMatchEulerDiscreteScheduler",)
+    """Scheduler classes whose schedule this family reads."""
     size_unit: ClassVar[int] = 16
     """Height and width must be multiples of it, where the folder's config says nothing else."""
 
@@ -70,6 +72,7 @@ class PipelinePolicy(Policy):
         chosen = create(table, cls.family, options, what="model.options of")
         index = cls._read_index(folder)
         cls.check_size(folder, settings)
+        cls._check_scheduler(folder, index)
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
         absent: dict[str, None] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
@@ -204,6 +207,15 @@ class PipelinePolicy(Policy):
             module.set_attention_backend(self.settings.attention)
         if self.settings.compile:
             module.compile_repeated_blocks()
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        name = index.get("scheduler", [None, None])[1]
+        if name not in cls.schedulers:
+            raise ConfigError(
+                f"model.path '{folder}' has the scheduler {name}, whose schedule '{cls.family}' cannot follow: "
+                f"log-probs need steps of known noise. Save the pipeline with {' or '.join(cls.schedulers)}."
+            )
 
     @classmethod
     def _read_index(cls, folder: Path) -> dict[str, Any]:

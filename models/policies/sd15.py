@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from diffusers import DDIMScheduler
 from torch import Tensor
 
+from models.policies.base import PolicySettings
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.transitions import expand
 
@@ -37,10 +40,17 @@ class SD15(PipelinePolicy):
     unused_parts = ("image_encoder", "feature_extractor", "safety_checker")
     denoiser_names = ("unet",)
     joint_guidance = True
+    # All of one training schedule, which DDIM follows whichever of them the folder names.
+    schedulers = ("DDIMScheduler", "PNDMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler")
     size_unit = 8
     blocks = ("down_blocks", "mid_block", "up_blocks")
     # DDPO's targets: the attention projections.
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    def __init__(self, pipeline: Any, settings: PolicySettings, options: SD15Options) -> None:
+        """Wrap a loaded pipeline, with DDIM as its scheduler."""
+        super().__init__(pipeline, settings, options)
+        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:

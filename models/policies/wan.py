@@ -45,6 +45,7 @@ class Wan(PipelinePolicy):
     options: WanOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser_names = ("transformer", "transformer_2")
+    schedulers = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
     lora_targets = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, PNDMScheduler
 from PIL import Image
 
 from configs.errors import ConfigError
@@ -389,6 +391,28 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     theirs = fresh.velocity(latents, sigma, cond).detach()
     assert not torch.allclose(ours, before, atol=1e-3)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
+    index["scheduler"][1] = "HeunDiscreteScheduler"
+    (tmp_path / "model" / "model_index.json").write_text(json.dumps(index))
+    tiny = TINY[family]
+    settings = PolicySettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
+    with pytest.raises(ConfigError, match="has the scheduler HeunDiscreteScheduler, whose schedule"):
+        resolve(POLICIES, family, what="policy").load(tmp_path / "model", settings, ALL, tiny.options)
+
+
+def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_path: Path) -> None:
+    pipeline = build_tiny("sd15")
+    pipeline.scheduler = PNDMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.save_pretrained(tmp_path)
+    settings = PolicySettings(height=64, width=64)
+    policy = resolve(POLICIES, "sd15", what="policy").load(tmp_path, settings, ALL, {"steps": 4})
+    other = resolve(POLICIES, "sd15", what="policy")(build_tiny("sd15"), settings, policy.options)
+    assert torch.equal(policy.sigmas(4), other.sigmas(4))
+    assert len(policy.sigmas(4)) == 5
 
 
 def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
