@@ -59,7 +59,8 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     for item in list_artifacts(store):
         artifact, size = item["artifact"], item["size"]
         if artifact not in named:
-            if item["runs"] or (item["age_s"] is None or item["age_s"] >= retention.older_than_s):
+            # Without a record it may be a training under way: its age is not known, so it counts as new.
+            if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
                 removals.append(Removal(what=artifact, size=size, reason="no run names it", trace=False))
         elif artifact in past and not item["removed"]:
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.errors import ConfigError, CorruptError, NotCommittedError, StoreError
+from storage.checkpoints import commit_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
@@ -170,6 +171,12 @@ def test_unnamed_artifacts_stay_while_they_are_young(workspace: Workspace) -> No
     assert plan_removals(workspace.store, Retention()) == []
     (removal,) = plan_removals(workspace.store, Retention(older_than_s=0))
     assert (removal.what, removal.reason) == (str(ref), "no run names it")
+    # A policy that is being trained has a checkpoint and no record yet.
+    training = ArtifactRef("policies", "0" * 32)
+    with workspace.store.root.staging() as folder:
+        (folder / "policy.safetensors").write_text("x")
+        commit_checkpoint(workspace.store, training, 3, folder)
+    assert plan_removals(workspace.store, Retention()) == []
 
 
 def test_a_copied_run_is_the_same_run(workspace: Workspace, tmp_path: Path) -> None:

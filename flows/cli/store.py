@@ -137,12 +137,16 @@ def gc(
     Records and manifests of past epochs stay, so digests and lineage remain whole.
     """
     from flows.cli.console import console, size
+    from storage.lineage import RunFolder
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs import require_run
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
         require_run(store, name)
+    for name in forget or () if delete else ():
+        with store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"):
+            pass
     for name in stage or ():
         if name not in EPOCH_STAGES:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(EPOCH_STAGES)}.", param_hint="--stage")

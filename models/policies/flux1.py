@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.policies.pipeline import Modules, PipelinePolicy, Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flux1Options:
-    """Options of the family."""
-
-    max_sequence_length: int = 512
-    """T5 tokens."""
+from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 
 
 class Flux1(PipelinePolicy):
@@ -26,7 +17,7 @@ class Flux1(PipelinePolicy):
 
     pipeline_name = "FluxPipeline"
     family = "flux1"
-    options_type: ClassVar[type[Any]] = Flux1Options
+    options_type: ClassVar[type[Any]] = TextOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     unused_parts: ClassVar[tuple[str, ...]] = ("image_encoder", "feature_extractor")
     blocks: ClassVar[tuple[str, ...]] = ("transformer_blocks", "single_transformer_blocks")

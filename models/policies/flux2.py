@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,20 +13,11 @@ from models.policies.flux1 import Flux1
 from models.policies.pipeline import Modules, Rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flux2Options:
-    """Options of the family."""
-
-    max_sequence_length: int = 512
-    """Tokens of the text encoder; shorter prompts are padded to it."""
-
-
 class Flux2(Flux1):
     """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128)."""
 
     pipeline_name = "Flux2Pipeline"
     family = "flux2"
-    options_type = Flux2Options
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ()
     # Attention of both kinds of blocks; nothing is published for reinforcement learning yet.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,15 @@ from configs.errors import ConfigError
 from configs.registry import create
 from models.guidance import guided
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """Options of families that have none but the length of text."""
+
+    max_sequence_length: int = 512
+    """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
+
 
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,11 @@ from models.policies.flux1 import Flux1
 from models.policies.pipeline import Modules, Rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QwenImageOptions:
-    """Options of the family."""
-
-    max_sequence_length: int = 512
-    """Text tokens; every prompt is padded to it and masked, so that rows of different prompts can be joined."""
-
-
 class QwenImage(Flux1):
     """Adapter for QwenImagePipeline; latents are packed, (B, tokens, 64)."""
 
     pipeline_name = "QwenImagePipeline"
     family = "qwen_image"
-    options_type = QwenImageOptions
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ()
     blocks = ("transformer_blocks",)

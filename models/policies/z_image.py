@@ -6,22 +6,13 @@ Guidance is one more here than in the pipeline, where 0 is off, so that 1 is off
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.policies.pipeline import Modules, PipelinePolicy, Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZImageOptions:
-    """Options of the family."""
-
-    max_sequence_length: int = 512
-    """Text tokens; shorter prompts are stored padded, and called with without the padding."""
+from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 
 
 class ZImage(PipelinePolicy):
@@ -29,8 +20,8 @@ class ZImage(PipelinePolicy):
 
     pipeline_name = "ZImagePipeline"
     family = "z_image"
-    options_type = ZImageOptions
-    options: ZImageOptions
+    options_type = TextOptions
+    options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
     blocks = ("noise_refiner", "context_refiner", "layers")
     # diffusers' own fine-tuning script for this family; nothing is published for reinforcement learning yet.

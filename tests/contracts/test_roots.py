@@ -129,9 +129,14 @@ def test_move_and_remove(root: Root) -> None:
     root.move("record.json", "aside/record.json")
     assert root.list("kind") == []
     assert dict(root.files("aside")) == {"id/one": 1, "id/two": 1, "record.json": 2}
+    publish(root, "aside2", three=b"3")
+    root.create("aside.json", b"{}")
     root.remove("aside")
     root.remove("aside")
     assert dict(root.files("aside")) == {}
+    # Names that begin alike are others.
+    assert dict(root.files("aside2")) == {"three": 1}
+    assert root.read("aside.json") == b"{}"
 
 
 def test_a_lock_is_held_once(make_root: MakeRoot) -> None:
