@@ -86,6 +86,7 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="Flux2Transformer2DModel", config=_KLEIN_4B, latents=(32, 8, 1)
     ),
     "Qwen/Qwen-Image": Architecture(denoiser="QwenImageTransformer2DModel"),
+    "Qwen/Qwen-Image-Edit": Architecture(denoiser="QwenImageTransformer2DModel", text_tokens=1024, image_tokens=True),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
         denoiser="WanTransformer3DModel", config=_WAN_SMALL, latents=(16, 8, 4), text_tokens=0
     ),

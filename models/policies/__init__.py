@@ -12,6 +12,7 @@ POLICIES = {
     "flux2": "models.policies.flux2:Flux2",
     "flux2_klein": "models.policies.flux2:Flux2Klein",
     "qwen_image": "models.policies.qwen_image:QwenImage",
+    "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
     "wan21": "models.policies.wan:Wan",
     "wan22": "models.policies.wan:Wan22",
     "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
@@ -23,4 +24,4 @@ POLICIES = {
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 
 #: Families whose prompts come with an image each (``prompts.image``).
-IMAGE_CONDITIONED = frozenset({"flux1_kontext", "wan21_i2v", "wan22_i2v"})
+IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "wan21_i2v", "wan22_i2v"})

@@ -89,7 +89,8 @@ class PipelinePolicy(Policy):
         absent |= {} if Part.DENOISER in parts else dict.fromkeys(cls.denoiser_names)
         absent |= {} if Part.VAE in parts else {"vae": None}
         pipeline_class = getattr(diffusers, cls.pipeline_name)
-        pipeline = pipeline_class.from_pretrained(folder, dtype=settings.dtype, local_files_only=True, **absent)
+        given = {**absent, **cls.components(folder, parts)}
+        pipeline = pipeline_class.from_pretrained(folder, dtype=settings.dtype, local_files_only=True, **given)
         pipeline.set_progress_bar_config(disable=True)
         pipeline.to(settings.device)
         if pipeline.vae is not None:
@@ -193,6 +194,11 @@ class PipelinePolicy(Policy):
                 )
         if settings.frames != 1:
             raise ConfigError(f"model.frames is {settings.frames}, but '{cls.family}' makes images. Set it to 1.")
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return components the pipeline's own loader cannot load."""
+        return {}
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

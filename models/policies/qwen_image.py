@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class QwenImage(Flux1):
 
     pipeline_name = "QwenImagePipeline"
     family = "qwen_image"
-    text_parts = ("text_encoder", "tokenizer")
+    text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     unused_parts = ()
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
@@ -62,14 +62,24 @@ class QwenImage(Flux1):
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1."""
-        return modules["transformer"](  # type: ignore[no-any-return]
-            hidden_states=latents,
+        beside = self.beside(rows)
+        predicted: Tensor = modules["transformer"](
+            hidden_states=latents if beside is None else torch.cat([latents, beside.to(latents.dtype)], dim=1),
             timestep=sigma * 1000 / 1000,
             encoder_hidden_states=rows["prompt_embeds"],
             encoder_hidden_states_mask=rows["mask"].long(),
-            img_shapes=[[(1, *self._grid())]] * len(latents),
+            img_shapes=[self.shapes()] * len(latents),
             return_dict=False,
         )[0]
+        return predicted[:, : latents.shape[1]]
+
+    def beside(self, rows: Rows) -> Tensor | None:
+        """Return tokens (B, N, 64) that stand beside the generated ones, None without any."""
+        return None
+
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """Return frames, height and width in tokens of every image the model sees."""
+        return [(1, *self._grid())]
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
         """Return the guided prediction with each token's norm that of the conditional one."""

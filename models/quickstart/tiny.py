@@ -21,10 +21,10 @@ from models.quickstart.parts import (
     flow_scheduler,
     flux2_transformer,
     flux2_vae,
-    frames_vae,
     kl_vae,
     shifting_scheduler,
 )
+from models.quickstart.qwen import EditPipeline, qwen_image
 from models.quickstart.text import (
     byte_pairs,
     clip_encoder,
@@ -221,57 +221,6 @@ def _flux2_klein() -> Any:
     )
 
 
-def _qwen_image() -> Any:
-    tokenizer, width = qwen_tokenizer(), 32
-    number = tokenizer.convert_tokens_to_ids
-    config = t.Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": width,
-            "intermediate_size": 2 * width,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-            "bos_token_id": number("<|endoftext|>"),
-            "eos_token_id": number("<|im_end|>"),
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "out_hidden_size": width,
-            "fullatt_block_indexes": [0],
-        },
-        image_token_id=number("<|image_pad|>"),
-        video_token_id=number("<|video_pad|>"),
-        vision_start_token_id=number("<|vision_start|>"),
-        vision_end_token_id=number("<|vision_end|>"),
-    )
-    transformer = d.QwenImageTransformer2DModel(
-        in_channels=64,
-        out_channels=16,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=width,
-        axes_dims_rope=(4, 6, 6),
-    )
-    scheduler = shifting_scheduler(
-        max_shift=0.9, max_image_seq_len=8192, shift=1.0, shift_terminal=0.02, time_shift_type="exponential"
-    )
-    return d.QwenImagePipeline(
-        scheduler=scheduler,
-        vae=frames_vae(d.AutoencoderKLQwenImage),
-        text_encoder=t.Qwen2_5_VLForConditionalGeneration(config).eval(),
-        tokenizer=tokenizer,
-        transformer=transformer,
-    )
-
-
 def _kontext() -> Any:
     unused = ("image_encoder", "feature_extractor")
     parts = {name: part for name, part in _flux1().components.items() if name not in unused}
@@ -309,7 +258,8 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "flux1": _flux1,
     "flux2": _flux2,
     "flux2_klein": _flux2_klein,
-    "qwen_image": _qwen_image,
+    "qwen_image": qwen_image,
+    "qwen_image_edit": EditPipeline,
     "wan21": wan,
     "wan22": lambda: wan(two=True),
     "flux1_kontext": _kontext,

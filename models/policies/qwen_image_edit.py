@@ -1,0 +1,124 @@
+"""Qwen-Image-Edit (QwenImageEditPipeline): the text encoder reads the image too, and its latents are further tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+from PIL import Image
+from torch import Tensor
+from transformers.utils import is_torchvision_available
+
+from configs.errors import ConfigError
+from models.policies.base import Part
+from models.policies.pipeline import Rows
+from models.policies.qwen_image import QwenImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenImageEditOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 2048
+    """Tokens of text and image together; every prompt is padded to it and masked."""
+    condition_area: int = 1024 * 1024
+    """Pixels the image to edit is scaled to, in the shape of what is generated."""
+
+
+class QwenImageEdit(QwenImage):
+    """Adapter for QwenImageEditPipeline."""
+
+    pipeline_name = "QwenImageEditPipeline"
+    family = "qwen_image_edit"
+    options_type = QwenImageEditOptions
+    options: QwenImageEditOptions
+    text_parts = ("text_encoder", "tokenizer", "processor")
+    encoding_parts = frozenset({Part.TEXT, Part.VAE})
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return the processor where transformers cannot load it: its video half, unused here, wants torchvision."""
+        if Part.TEXT not in parts or is_torchvision_available():
+            return {}
+        return {"processor": TextImageProcessor.load(folder / "processor")}
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D), ``mask`` (B, L) and ``image_latents`` (B, tokens, 64).
+
+        Raises:
+            ConfigError: text and image have more tokens than ``max_sequence_length``.
+        """
+        rows = [self._encode_one(prompt, image) for prompt, image in zip(prompts, images or (), strict=True)]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def beside(self, rows: Rows) -> Tensor | None:
+        """Return the tokens of the image to edit."""
+        return rows["image_latents"]
+
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """Return the grids of the generated image and of the one to edit."""
+        unit = self.pipeline.vae_scale_factor * 2
+        width, height = self._condition_size()
+        return [*super().shapes(), (1, height // unit, width // unit)]
+
+    def _encode_one(self, prompt: str, pixels: np.ndarray) -> dict[str, Tensor]:
+        pipeline, length = self.pipeline, self.options.max_sequence_length
+        width, height = self._condition_size()
+        image = pipeline.image_processor.resize(Image.fromarray(pixels), height, width)
+        embeds, mask = pipeline.encode_prompt([prompt], image=image, device=self.settings.device)
+        mask = torch.ones(embeds.shape[:2], device=embeds.device) if mask is None else mask
+        missing = length - embeds.shape[1]
+        if missing < 0:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {length}, but text and image of prompt {prompt!r} have "
+                f"{embeds.shape[1]} tokens. Raise it, or lower model.options.condition_area."
+            )
+        unit = pipeline.image_processor.preprocess(image, height, width).unsqueeze(2)
+        latents = pipeline._encode_vae_image(unit.to(self.settings.device, pipeline.vae.dtype), None)
+        _, channels, _, rows, columns = latents.shape
+        return {
+            "prompt_embeds": F.pad(embeds, (0, 0, 0, missing)),
+            "mask": F.pad(mask.float(), (0, missing)),
+            "image_latents": pipeline._pack_latents(latents, 1, channels, rows, columns),
+        }
+
+    def _condition_size(self) -> tuple[int, int]:
+        width, height, _ = calculate_dimensions(self.options.condition_area, self.settings.width / self.settings.height)
+        return width, height
+
+    def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
+        channels = self.pipeline.transformer.config.in_channels // 4
+        size, device = (self.settings.height, self.settings.width), self.settings.device
+        return self.pipeline.prepare_latents(None, rows, channels, *size, torch.float32, device, generators)[0]
+
+
+class TextImageProcessor(transformers.ProcessorMixin):
+    """Qwen's processor for text and images, from the same files."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        """Join an image processor and a tokenizer; the base class would want the video half too."""
+        self.image_processor = image_processor
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path) -> TextImageProcessor:
+        """Load both from a processor's folder."""
+        images = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+        return cls(images, transformers.AutoTokenizer.from_pretrained(folder))
+
+    def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
+        """Return tokens, with as many image tokens as the image has patches, and the patches."""
+        pictures = self.image_processor(images=images, return_tensors=return_tensors)
+        counts = (pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist()
+        pad = "<|image_pad|>"
+        full = [prompt.replace(pad, pad * count, 1) for prompt, count in zip(text, counts, strict=True)]
+        tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
+        return transformers.BatchFeature({**tokens, **pictures})

@@ -1,0 +1,86 @@
+"""Tiny Qwen-Image pipelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers as d
+import transformers as t
+
+from models.quickstart.parts import frames_vae, shifting_scheduler
+from models.quickstart.text import qwen_tokenizer
+
+
+def qwen_image() -> Any:
+    """Return text to image."""
+    tokenizer, width = qwen_tokenizer(), 32
+    number = tokenizer.convert_tokens_to_ids
+    config = t.Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "bos_token_id": number("<|endoftext|>"),
+            "eos_token_id": number("<|im_end|>"),
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": width,
+            "fullatt_block_indexes": [0],
+        },
+        image_token_id=number("<|image_pad|>"),
+        video_token_id=number("<|video_pad|>"),
+        vision_start_token_id=number("<|vision_start|>"),
+        vision_end_token_id=number("<|vision_end|>"),
+    )
+    transformer = d.QwenImageTransformer2DModel(
+        in_channels=64,
+        out_channels=16,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=width,
+        axes_dims_rope=(4, 6, 6),
+    )
+    scheduler = shifting_scheduler(
+        max_shift=0.9, max_image_seq_len=8192, shift=1.0, shift_terminal=0.02, time_shift_type="exponential"
+    )
+    return d.QwenImagePipeline(
+        scheduler=scheduler,
+        vae=frames_vae(d.AutoencoderKLQwenImage),
+        text_encoder=t.Qwen2_5_VLForConditionalGeneration(config).eval(),
+        tokenizer=tokenizer,
+        transformer=transformer,
+    )
+
+
+class EditPipeline:
+    """Image editing: the parts of text to image, and a processor."""
+
+    def __init__(self) -> None:
+        """Make the parts."""
+        self._parts = qwen_image()
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a QwenImageEditPipeline folder.
+
+        transformers makes the processor only where torchvision is, so its two files are written without it.
+        """
+        d.QwenImageEditPipeline(**self._parts.components, processor=None).save_pretrained(folder)
+        processor = Path(folder) / "processor"
+        t.Qwen2VLImageProcessorPil().save_pretrained(processor)
+        self._parts.tokenizer.save_pretrained(processor)
+        index = Path(folder) / "model_index.json"
+        about = {**json.loads(index.read_text()), "processor": ["transformers", "Qwen2VLProcessor"]}
+        index.write_text(json.dumps(about, indent=2))
