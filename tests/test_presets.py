@@ -96,11 +96,13 @@ def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(
     if "guidance_scale_2" in model.options:
         call["guidance_scale_2"] = model.options["guidance_scale_2"]
     samples = evaluated(finished)
-    if tiny.guidance != "guidance_scale":
-        call["negative_prompt"] = [model.negative_prompt] * len(samples)
 
     def run_some(some: list[dict[str, Any]]) -> np.ndarray:
-        start = {} if some[0]["image"] is None else {"image": Image.open(some[0]["image"]).convert("RGB")}
+        start: dict[str, Any] = {}
+        if some[0]["image"] is not None:
+            start["image"] = Image.open(some[0]["image"]).convert("RGB")
+        if tiny.guidance != "guidance_scale":
+            start["negative_prompt"] = [model.negative_prompt] * len(some)
         made = pipeline(
             prompt=[sample["prompt"] for sample in some],
             generator=[generator(sample["seed"]) for sample in some],
