@@ -77,6 +77,8 @@ class ModelSection(Section):
     """Recompute activations in the backward pass: less memory, more time, same gradients."""
     attention: str | None = None
     """Attention backend of diffusers (native, flash, sage, ...); its default when absent."""
+    device_map: str | None = None
+    """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False
     """Compile the denoiser's repeated blocks: slower to start, faster to run."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -23,7 +23,7 @@ from storage.layout import ArtifactRef
 from tasks.launch import run_torchrun
 from tasks.runs import open_run
 from tasks.stage import Shard, Stage, StageRun
-from tasks.stages import STAGES, make_stage
+from tasks.stages import DECODING, STAGES, make_stage
 from tasks.worker import PREFIX
 
 _TRANSIENT = {
@@ -164,6 +164,7 @@ def stage_flow(name: str) -> Flow[..., str]:
         overrides: Sequence[str] = (),
     ) -> str:
         workspace = open_run(root, run, overrides=overrides, reporter=runtime.reporter())
+        workspace.decodes = name in DECODING
         workspace = runtime.remember(workspace)
         slots = [slot] if slot or name != "score" else [section.slot for section in workspace.config.rewards]
         refs = [execute(make_stage(workspace, name, epoch, each), force=force) for each in slots]

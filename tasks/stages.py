@@ -21,6 +21,8 @@ STAGES = {
 }
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
+#: Stages that make images.
+DECODING = ("rollout", "evaluate")
 #: Stages that make sense for epoch 1 and later only.
 TRAINING = ("rollout", "score", "advantage", "optimize")
 

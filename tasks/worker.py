@@ -20,7 +20,7 @@ from tasks.launch import die_with_parent
 from tasks.ranks import Ranks, torchrun_ranks
 from tasks.runs import run_name
 from tasks.stage import Stage, StageRun
-from tasks.stages import make_stage
+from tasks.stages import DECODING, make_stage
 from tasks.workspace import Workspace
 
 #: Lines that start with this carry one JSON object for the parent.
@@ -68,6 +68,7 @@ def main() -> None:
     store = ArtifactStore(config.store)
     first = os.environ.get("RANK", "0") == "0"
     workspace = Workspace(store, config, RunFolder(store, run_name(config)), reporter=LineReporter() if first else None)
+    workspace.decodes = name in DECODING
     workspace.use_threads()
     with torchrun_ranks() as ranks:
         stage = make_stage(workspace, name, int(epoch), slot)

@@ -58,6 +58,8 @@ class Workspace:
         self.run = run
         self.reporter: Reporter = reporter or Silent()
         self.ledger = Ledger()
+        self.decodes = True
+        """Whether this process makes images; one that only trains frees the autoencoder's memory."""
         self._held: Trainable | None = None
         self._held_ref: tuple[ArtifactRef, Weights] | None = None
         self._rewards: dict[str, Reward] = {}
@@ -131,6 +133,7 @@ class Workspace:
             gradient_checkpointing=section.gradient_checkpointing,
             frames=section.frames,
             attention=section.attention,
+            device_map=section.device_map,
             compile=section.compile,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")
@@ -194,6 +197,8 @@ class Workspace:
         from tasks.seeds import derive
 
         policy = self.load_policy(frozenset({Part.DENOISER, Part.VAE}))
+        if not self.decodes:
+            policy.release_decoder()
         return Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
 
     def _base_weights(self) -> dict[str, torch.Tensor]:

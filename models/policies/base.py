@@ -47,6 +47,8 @@ class PolicySettings:
     """Frames of a clip; 1 for images."""
     attention: str | None = None
     """Attention backend of diffusers, None for its default."""
+    device_map: str | None = None
+    """How the pipeline's parts are placed over devices; None: all on ``device``."""
     compile: bool = False
     """Compile the denoiser's repeated blocks."""
 
@@ -143,6 +145,9 @@ class Policy(ABC):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
+
+    def release_decoder(self) -> None:  # noqa: B027 - a family may have none
+        """Free the memory of what only ``decode`` needs."""
 
     @abstractmethod
     def save_lora(self, folder: Path) -> None:

@@ -89,10 +89,13 @@ class PipelinePolicy(Policy):
         absent |= {} if Part.DENOISER in parts else dict.fromkeys(cls.denoiser_names)
         absent |= {} if Part.VAE in parts else {"vae": None}
         pipeline_class = getattr(diffusers, cls.pipeline_name)
-        given = {**absent, **cls.components(folder, parts)}
+        given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
+        if settings.device_map is not None:
+            given["device_map"] = settings.device_map
         pipeline = pipeline_class.from_pretrained(folder, dtype=settings.dtype, local_files_only=True, **given)
         pipeline.set_progress_bar_config(disable=True)
-        pipeline.to(settings.device)
+        if settings.device_map is None:
+            pipeline.to(settings.device)
         if pipeline.vae is not None:
             # Decoding is a small part of the work, and rewards see its rounding.
             pipeline.vae.to(torch.float32)
@@ -204,6 +207,10 @@ class PipelinePolicy(Policy):
     def unit_of(cls, folder: Path) -> int:
         """Return what height and width must be multiples of."""
         return cls.size_unit
+
+    def release_decoder(self) -> None:
+        """Free the autoencoder's weights; its config, which sizes are read from, stays."""
+        self.pipeline.vae.to("meta")
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""

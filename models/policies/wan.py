@@ -6,10 +6,10 @@ flow shift, as every public trainer does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -138,6 +138,15 @@ class Wan(PipelinePolicy):
                 f"The nearest are {below} and {below + 4}."
             )
         super().check_size(folder, PolicySettings(height=settings.height, width=settings.width))
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        if index.get("expand_timesteps"):
+            raise ConfigError(
+                f"model.path '{folder}' is a Wan 2.2 TI2V model, whose noise level differs from token to token; "
+                f"'{cls.family}' needs one level per sample. Use a Wan 2.1 or Wan 2.2 A14B model."
+            )
 
     def _early(self, sigma: Tensor) -> Tensor:
         boundary = self.pipeline.config.boundary_ratio

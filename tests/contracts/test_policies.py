@@ -416,6 +416,31 @@ def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load,
         resolve(POLICIES, family, what="policy").load(tmp_path / "model", settings, ALL, tiny.options)
 
 
+def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
+    policy = load()
+    cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)
+    before = policy.velocity(latents, sigma, cond)
+    policy.release_decoder()
+    assert all(parameter.is_meta for parameter in policy.pipeline.vae.parameters())
+    assert torch.equal(policy.velocity(latents, sigma, cond), before)
+    assert torch.equal(noise(policy), latents)
+
+
+def test_a_device_map_places_the_parts(load: Load) -> None:
+    policy = load(device_map="cpu")
+    assert policy.pipeline.hf_device_map == "cpu"
+    assert torch.equal(ode(policy, 2, False), ode(load(), 2, False))
+
+
+def test_wan_with_a_noise_level_per_token_is_refused(tmp_path: Path) -> None:
+    pipeline = build_tiny("wan21")
+    pipeline.register_to_config(expand_timesteps=True)
+    pipeline.save_pretrained(tmp_path)
+    settings = PolicySettings(height=32, width=32, frames=5)
+    with pytest.raises(ConfigError, match=r"is a Wan 2\.2 TI2V model, whose noise level differs from token to token"):
+        resolve(POLICIES, "wan21", what="policy").load(tmp_path, settings, ALL, {})
+
+
 def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_path: Path) -> None:
     pipeline = build_tiny("sd15")
     pipeline.scheduler = PNDMScheduler.from_config(pipeline.scheduler.config)
