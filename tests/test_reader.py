@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError, CorruptError
+from configs.registry import resolve
 from storage.files import FolderFiles
+from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard
-from storage.trajectories.webdataset import WebDatasetStore
 from tasks.optimize.loop import read_ahead
 from tasks.optimize.reader import SampleReader
 from tasks.optimize.rows import Units, joint_rows, micro_batches, plan_updates, single_rows
@@ -38,13 +40,14 @@ def sample(number: int, steps: int = 2) -> Sample:
     )
 
 
-def shards(folder: Path, count: int, per_shard: int) -> list[TrajectoryShard]:
+def shards(folder: Path, count: int, per_shard: int, store: str = "webdataset") -> list[TrajectoryShard]:
     made = []
     for start in range(0, count, per_shard):
         target = folder / f"{start:04d}"
         target.mkdir(parents=True)
-        WebDatasetStore().write(target, [sample(n) for n in range(start, min(start + per_shard, count))])
-        made.append(WebDatasetStore().open(FolderFiles(target)))
+        opener = resolve(TRAJECTORY_STORES, store, what="store")()
+        opener.write(target, [sample(n) for n in range(start, min(start + per_shard, count))])
+        made.append(opener.open(FolderFiles(target)))
     return made
 
 
@@ -59,12 +62,15 @@ def test_samples_are_numbered_across_shards(tmp_path: Path, per_shard: int) -> N
         np.testing.assert_array_equal(reader.log_probs[n], [n, n])
 
 
-def test_few_payload_files_are_open_at_a_time(tmp_path: Path) -> None:
-    opened = shards(tmp_path, 12, 1)
-    reader = SampleReader(opened, max_open=3)
+@pytest.mark.parametrize("store", sorted(TRAJECTORY_STORES))
+def test_few_payload_files_are_mapped_at_a_time(tmp_path: Path, store: str) -> None:
+    reader = SampleReader(shards(tmp_path, 12, 1, store), max_open=3)
     for n in range(12):
         reader.array("latents", n)
-        assert sum(shard._blob is not None for shard in opened) <= 3
+        gc.collect()
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped = {line.split()[-1] for line in lines if str(tmp_path) in line}
+        assert 0 < len(mapped) <= 3
 
 
 def test_a_missing_payload_is_noticed_when_it_is_read(tmp_path: Path) -> None:

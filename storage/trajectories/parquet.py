@@ -65,8 +65,8 @@ class ParquetStore:
         Raises:
             CorruptError: the file is not a samples table, or does not say where its payloads lie.
         """
-        table, blob = read_table(files, FILE, SAMPLES), files.blob(FILE)
-        metadata = pq.read_metadata(arrow_file(blob)).metadata or {}
+        table = read_table(files, FILE, SAMPLES)
+        metadata = pq.read_metadata(arrow_file(files.blob(FILE))).metadata or {}
         places = json.loads(metadata.get(_OFFSETS.encode(), b"null"))
         if places is None or any(len(offsets) != table.num_rows for offsets in places.values()):
             raise CorruptError(f"{files.where}/{FILE} does not say where its {table.num_rows} payloads lie.")
@@ -77,7 +77,7 @@ class ParquetStore:
         for name, values in (("arrays", arrays), ("media_offset", places[_MEDIA])):
             field = SAMPLES.field(name)
             table = table.set_column(SAMPLES.get_field_index(name), field, pa.array(values, field.type))
-        return TrajectoryShard(table, lambda: blob, f"{files.where}/{FILE}")
+        return TrajectoryShard(table, lambda: files.blob(FILE), f"{files.where}/{FILE}")
 
 
 def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:
