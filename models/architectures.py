@@ -45,6 +45,10 @@ _KLEIN_4B = {
     "guidance_embeds": False,
 }
 _SD15 = {"sample_size": 64, "cross_attention_dim": 768}
+#: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
+_TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
+#: Pipelines in which the image a prompt starts from stands beside the generated tokens.
+_IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +154,9 @@ def _local(folder: Path) -> Architecture | None:
         config={key: value for key, value in config.items() if not key.startswith("_")},
         denoisers=len(names),
         latents=latent_shape(about),
-        text_tokens=0 if names[0] == "unet" else 512,
+        text_tokens=_TEXT_TOKENS.get(index[names[0]][1], 512),
         patch=1 if names[0] == "unet" else 2,
+        image_tokens=index["_class_name"] in _IMAGE_TOKENS,
     )
 
 

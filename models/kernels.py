@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class DanceSDE:
     The Flow-SDE with the constant s = eta, so it has no singularity at sigma == 1.
     """
 
+    stochastic: ClassVar[bool] = True
     eta: float = 0.3
 
     def __post_init__(self) -> None:
@@ -28,11 +29,6 @@ class DanceSDE:
             ValueError: it is not positive.
         """
         positive("eta", self.eta)
-
-    @property
-    def stochastic(self) -> bool:
-        """True."""
-        return True
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the SDE's Gaussian."""
@@ -46,10 +42,7 @@ class WanSDE:
     The Flow-SDE with s = sigma_second * sigma: it runs from the second value of the grid to 0 and has no noise level.
     """
 
-    @property
-    def stochastic(self) -> bool:
-        """True."""
-        return True
+    stochastic: ClassVar[bool] = True
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the SDE's Gaussian."""
@@ -67,6 +60,7 @@ class CPS:
     with q^2; 'gaussian' is the density.
     """
 
+    stochastic: ClassVar[bool] = True
     noise_level: float = 0.8
     log_prob: Literal["gaussian", "squared"] = "gaussian"
 
@@ -79,11 +73,6 @@ class CPS:
         positive("noise_level", self.noise_level)
         if self.log_prob not in ("gaussian", "squared"):
             raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
-
-    @property
-    def stochastic(self) -> bool:
-        """True."""
-        return True
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian; its std is 0 where sigma' is."""
@@ -102,6 +91,7 @@ class FlowDDIM:
     rho = eta sigma' sqrt(1 - sigma'^2 (1 - sigma)^2 / (sigma^2 (1 - sigma')^2)).
     """
 
+    stochastic: ClassVar[bool] = True
     eta: float = 0.7
 
     def __post_init__(self) -> None:
@@ -111,11 +101,6 @@ class FlowDDIM:
             ValueError: it is not positive.
         """
         positive("eta", self.eta)
-
-    @property
-    def stochastic(self) -> bool:
-        """True."""
-        return True
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -87,10 +87,7 @@ class Kernel(Protocol):
 class ODE:
     """The Euler step of the probability-flow ODE, as in diffusers' FlowMatchEulerDiscreteScheduler.step."""
 
-    @property
-    def stochastic(self) -> bool:
-        """False."""
-        return False
+    stochastic: ClassVar[bool] = False
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return x + dt v with std 0."""
@@ -106,6 +103,7 @@ class FlowSDE:
     s = noise_level sqrt(sigma / (1 - sigma)); noise_level 0 would be the ODE.
     """
 
+    stochastic: ClassVar[bool] = True
     noise_level: float = 0.7
 
     def __post_init__(self) -> None:
@@ -115,11 +113,6 @@ class FlowSDE:
             ValueError: it is not positive; use the sampler 'ode' for a deterministic step.
         """
         positive("noise_level", self.noise_level)
-
-    @property
-    def stochastic(self) -> bool:
-        """True."""
-        return True
 
     def scale(self, grid: Grid) -> Tensor:
         """Return s, (B,)."""

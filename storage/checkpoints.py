@@ -41,7 +41,7 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
     path = f"{layout.checkpoints(ref)}/{name}"
     try:
         files = json.loads(store.root.read(f"{path}.json") or b"")["files"]
-        entries = [FileEntry(**{**file, "blocks": tuple(file["blocks"])}) for file in files]
+        entries = [FileEntry.parse(file) for file in files]
         for entry in entries:
             store.root.check(path, entry)
         folder = {store.root.fetch(path, entry).parent for entry in entries}.pop()

@@ -307,7 +307,7 @@ def _parse(data: bytes, where: str) -> dict[str, Any]:
 
 def _record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) -> ShardRecord:
     try:
-        files = tuple(FileEntry(**{**file, "blocks": tuple(file.get("blocks", ()))}) for file in data.pop("files"))
+        files = tuple(FileEntry.parse(file) for file in data.pop("files"))
         record = ShardRecord(files=files, **data)
     except (KeyError, TypeError) as error:
         raise CorruptError(f"{where} is not a commit record: {error}.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from configs.errors import CommitLostError
 from storage import layout
@@ -65,7 +64,7 @@ def _copy_shard(source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, 
             blob = source.files(ref, record).blob(file.name)
             path = folder / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with Path(path).open("wb") as out:
+            with path.open("wb") as out:
                 for start in range(0, blob.size, _PIECE):
                     out.write(blob.read(start, min(_PIECE, blob.size - start)))
         target.root.publish(folder, layout.shard_folder(ref, record.shard, record.digest))

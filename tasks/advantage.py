@@ -144,6 +144,12 @@ def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     return pa.concat_tables([read_table(files, "rewards.parquet", REWARDS) for files in shards])
 
 
+def read_advantages(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
+    """Return all rows of an advantages artifact."""
+    shards = [store.files(ref, record) for record in store.shards(ref)]
+    return pa.concat_tables([read_table(files, "advantages.parquet", ADVANTAGES) for files in shards])
+
+
 def _values(table: pa.Table) -> torch.Tensor:
     return torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
 

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError, StoreError
 from storage.lineage import LineageEntry
-from storage.schema import ADVANTAGES, read_table
-from tasks.advantage import read_rewards
+from tasks.advantage import read_advantages, read_rewards
 from tasks.rollout import open_trajectory_store
 from tasks.workspace import Workspace
 
@@ -87,11 +86,7 @@ def _scores(workspace: Workspace, epoch: int) -> dict[str, dict[str, float]]:
             table = read_rewards(store, entry.ref)
             found[f"reward_{entry.slot}"] = _by_sample(table, "reward")
         elif entry.stage == "advantage":
-            tables = [
-                read_table(store.files(entry.ref, record), "advantages.parquet", ADVANTAGES)
-                for record in store.shards(entry.ref)
-            ]
-            found["advantage"] = _by_sample(pa.concat_tables(tables), "advantage")
+            found["advantage"] = _by_sample(read_advantages(store, entry.ref), "advantage")
     return found
 
 

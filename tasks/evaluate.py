@@ -47,7 +47,7 @@ class EvaluateStage(Stage):
             "seed": section.seed,
             "images": section.images,
             "model": call_options(self.config),
-            "rewards": [_identity(reward) for reward in self._rewards],
+            "rewards": [self._identity(reward) for reward in self._rewards],
             "average": self.config.optimize.ema is not None,
         }
 
@@ -127,6 +127,10 @@ class EvaluateStage(Stage):
             for row, (prompt, replica) in enumerate(jobs)
         ]
 
+    def _identity(self, reward: RewardSection) -> dict[str, Any]:
+        clips = {"frames": reward.frames} if self.config.model.frames > 1 else {}
+        return {"name": reward.name, "options": reward.options, "slot": reward.slot, **clips}
+
     def _score(self, section: RewardSection, media: np.ndarray, samples: Sequence[Sample]) -> Scores:
         prompts, metadata = [made.prompt for made in samples], [made.metadata for made in samples]
         reward = self.workspace.reward(section)
@@ -168,10 +172,6 @@ def _write_scores(path: Path, split: str, samples: Sequence[Sample], scores: Map
         "note": [notes[slot][i] for _, i, slot in rows],
     }
     write_table(path, columns, EVALUATIONS)
-
-
-def _identity(reward: RewardSection) -> dict[str, Any]:
-    return {"name": reward.name, "options": reward.options, "slot": reward.slot}
 
 
 def _no_noise(step: int) -> torch.Tensor:

@@ -89,7 +89,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         parameters=total,
         trained=trained,
         tokens=tokens,
-        weights=total * number if lora is not None else 0 if number == 4 else total * number,
+        # Trained float32 weights serve the forward themselves; they count as training state.
+        weights=0 if lora is None and number == 4 else total * number,
         training_state=trained * 4 * copies + frozen_copy,
         rollout_activations=config.execution.rollout_batch_size * joined * block,
         optimize_activations=config.execution.micro_batch_size * kept,

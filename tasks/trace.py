@@ -12,7 +12,7 @@ from configs.errors import StoreError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
-from storage.schema import ADVANTAGES, REWARDS, read_table
+from tasks.advantage import read_advantages, read_rewards
 from tasks.optimize.stage import OptimizeStage
 from tasks.rollout import open_trajectory_store
 from tasks.runs import open_run
@@ -49,7 +49,7 @@ def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, A
     epoch = next(entry.epoch for entry in entries if entry.ref == ref)
     of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
     rewards = {
-        slot: _row(workspace.store, entry.ref, "rewards.parquet", REWARDS, sample_id)
+        slot: _row(read_rewards(workspace.store, entry.ref), sample_id)
         for (stage, slot), entry in of_epoch.items()
         if stage == "score"
     }
@@ -63,7 +63,7 @@ def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, A
 
 
 def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
-    row = None if entry is None else _row(store, entry.ref, "advantages.parquet", ADVANTAGES, sample_id)
+    row = None if entry is None else _row(read_advantages(store, entry.ref), sample_id)
     return None if row is None else float(row["advantage"])
 
 
@@ -82,10 +82,6 @@ def _updates(workspace: Workspace, entries: Sequence[LineageEntry], epoch: int, 
     return found
 
 
-def _row(store: ArtifactStore, ref: ArtifactRef, name: str, schema: pa.Schema, sample_id: str) -> dict[str, Any] | None:
-    for record in store.shards(ref):
-        table = read_table(store.files(ref, record), name, schema)
-        found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
-        if found:
-            return dict(found[0])
-    return None
+def _row(table: pa.Table, sample_id: str) -> dict[str, Any] | None:
+    found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+    return dict(found[0]) if found else None

@@ -67,6 +67,19 @@ def test_a_local_folder_is_counted_exactly(tmp_path: Path) -> None:
         assert parameters(meta_denoiser(architecture)) * architecture.denoisers == real
 
 
+@pytest.mark.parametrize(
+    ("family", "text_tokens", "image_tokens"),
+    [("sd15", 0, False), ("sd3", 333, False), ("flux1", 512, False), ("flux1_kontext", 512, True), ("wan21", 0, False)],
+)
+def test_a_local_folder_has_the_tokens_of_its_family(
+    tmp_path: Path, family: str, text_tokens: int, image_tokens: bool
+) -> None:
+    build_tiny(family).save_pretrained(tmp_path)
+    architecture = architecture_of(str(tmp_path))
+    assert architecture is not None
+    assert (architecture.text_tokens, architecture.image_tokens) == (text_tokens, image_tokens)
+
+
 def test_adapters_are_counted() -> None:
     module = torch.nn.ModuleDict({"to_q": torch.nn.Linear(6, 10), "other": torch.nn.Linear(6, 10)})
     assert lora_parameters(module, ("to_q",), rank=4) == 4 * (6 + 10)

@@ -16,6 +16,8 @@ from configs.registry import resolve
 from models.libraries import quiet_libraries
 from models.policies import IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
 from storage.verify import verify_store
 from tasks.prompts import read_prompts
 from tasks.rollout import open_trajectory_store
@@ -70,6 +72,16 @@ def test_a_whole_run(finished: Workspace) -> None:
         with av.open(str(path)) as clip:
             assert clip.streams.video[0].codec_context.pix_fmt == "yuv420p"
             assert len(list(clip.decode(video=0))) == model.frames
+
+
+def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
+    store, found = ArtifactStore(str(tmp_path / "store")), []
+    for frames in ("first", "clip"):
+        rewards = f"rewards=[{{name: jpeg_compressibility, frames: {frames}}}]"
+        config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
+        workspace = Workspace(store, config, RunFolder(store, config.run.name))
+        found.append(make_stage(workspace, "evaluate", 0).options()["rewards"])
+    assert found[0] != found[1]
 
 
 def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(

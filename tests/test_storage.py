@@ -257,6 +257,11 @@ def test_checkpoints_keep_the_newest_and_notice_damage(store: ArtifactStore) -> 
     found = latest_checkpoint(store, ref)
     assert found is not None
     assert (found[0], (found[1] / "policy.bin").read_text()) == (10, "10")
+    # Records of earlier versions have no checksums of blocks.
+    record = found[1].with_name(f"{found[1].name}.json")
+    record.write_text(record.read_text().replace(', "blocks": []', "").replace('"blocks": [], ', ""))
+    assert "blocks" not in record.read_text()
+    assert latest_checkpoint(store, ref) == found
     (found[1] / "policy.bin").write_text("tampered")
     with pytest.raises(CorruptError, match="damaged"):
         latest_checkpoint(store, ref)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 
 
 class Flux1(PipelinePolicy):
@@ -23,14 +23,7 @@ class Flux1(PipelinePolicy):
     blocks: ClassVar[tuple[str, ...]] = ("transformer_blocks", "single_transformer_blocks")
     # Flow-GRPO's targets for FLUX.1: attention of both streams and their feed-forwards.
     lora_targets: ClassVar[tuple[str, ...]] = (
-        "attn.to_k",
-        "attn.to_q",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_k_proj",
-        "attn.add_q_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
+        *JOINT_ATTENTION,
         "ff.net.0.proj",
         "ff.net.2",
         "ff_context.net.0.proj",
@@ -56,7 +49,7 @@ class Flux1(PipelinePolicy):
         tokens, ids = self.tokens(latents, rows)
         predicted: Tensor = modules["transformer"](
             hidden_states=tokens,
-            timestep=sigma * 1000 / 1000,
+            timestep=thousandths(sigma),
             guidance=self.embedded_guidance(latents),
             encoder_hidden_states=embeds,
             pooled_projections=rows["pooled"],
@@ -80,11 +73,8 @@ class Flux1(PipelinePolicy):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images as the pipeline's post-processing rounds them."""
-        vae, settings = self.pipeline.vae, self.settings
-        scale = self.pipeline.vae_scale_factor
-        spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
-        scaled = (spatial.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
-        return self.images(vae.decode(scaled, return_dict=False)[0])
+        settings, scale = self.settings, self.pipeline.vae_scale_factor
+        return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 
     def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
         channels = self.pipeline.transformer.config.in_channels // 4

@@ -10,7 +10,7 @@ from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from torch import Tensor
 
 from models.policies.flux1 import Flux1
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 
 
 class Flux2(Flux1):
@@ -22,14 +22,7 @@ class Flux2(Flux1):
     unused_parts = ()
     # Attention of both kinds of blocks; nothing is published for reinforcement learning yet.
     lora_targets = (
-        "attn.to_k",
-        "attn.to_q",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_k_proj",
-        "attn.add_q_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
+        *JOINT_ATTENTION,
         "attn.to_qkv_mlp_proj",
     )
 
@@ -49,7 +42,7 @@ class Flux2(Flux1):
         """Call the transformer; its time argument runs from 0 to 1."""
         return modules["transformer"](  # type: ignore[no-any-return]
             hidden_states=latents,
-            timestep=sigma * 1000 / 1000,
+            timestep=thousandths(sigma),
             guidance=self.embedded_guidance(latents),
             encoder_hidden_states=rows["prompt_embeds"],
             txt_ids=rows["text_ids"].long(),

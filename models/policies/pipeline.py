@@ -36,6 +36,23 @@ class TextOptions:
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
 
+#: The attention projections of both streams, image and text, of transformers that join them.
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+
+
+def thousandths(sigma: Tensor) -> Tensor:
+    """Return sigma as pipelines hand it to models whose time runs from 0 to 1: via a timestep, with its rounding."""
+    return sigma * 1000 / 1000
+
 
 class PipelinePolicy(Policy):
     """Adapter for one diffusers pipeline class."""
@@ -216,6 +233,13 @@ class PipelinePolicy(Policy):
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""
         unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
         return (unit.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    def decode_scaled(self, latents: Tensor) -> Tensor:
+        """Return the images of (B, C, h, w) latents that the autoencoder's config scales and shifts."""
+        vae = self.pipeline.vae
+        scaled = latents.to(vae.dtype) / vae.config.scaling_factor
+        shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
+        return self.images(vae.decode(shifted, return_dict=False)[0])
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype

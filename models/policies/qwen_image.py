@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.guidance import norm_preserving_guided
 from models.policies.flux1 import Flux1
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 
 
 class QwenImage(Flux1):
@@ -25,14 +25,7 @@ class QwenImage(Flux1):
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
     lora_targets = (
-        "attn.to_k",
-        "attn.to_q",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_k_proj",
-        "attn.add_q_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
+        *JOINT_ATTENTION,
         "img_mlp.net.0.proj",
         "img_mlp.net.2",
         "txt_mlp.net.0.proj",
@@ -65,7 +58,7 @@ class QwenImage(Flux1):
         beside = self.beside(rows)
         predicted: Tensor = modules["transformer"](
             hidden_states=latents if beside is None else torch.cat([latents, beside.to(latents.dtype)], dim=1),
-            timestep=sigma * 1000 / 1000,
+            timestep=thousandths(sigma),
             encoder_hidden_states=rows["prompt_embeds"],
             encoder_hidden_states_mask=rows["mask"].long(),
             img_shapes=[self.shapes()] * len(latents),

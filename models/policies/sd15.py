@@ -91,9 +91,8 @@ class SD15(PipelinePolicy):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images as the pipeline's post-processing rounds them."""
-        vae, last = self.pipeline.vae, self.sigmas(self.options.steps)[-1:]
-        scaled = (latents / _length(last).to(latents)).to(vae.dtype) / vae.config.scaling_factor
-        return self.images(vae.decode(scaled, return_dict=False)[0])
+        last = self.sigmas(self.options.steps)[-1:]
+        return self.decode_scaled(latents / _length(last).to(latents))
 
 
 def _sigma(alpha: Tensor) -> Tensor:

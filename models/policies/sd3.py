@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.policies.pipeline import Modules, PipelinePolicy, Rows, read_json
+from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +41,7 @@ class SD3(PipelinePolicy):
     max_shift = 1.16
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for SD3.5: the attention projections of both streams.
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
@@ -100,9 +91,7 @@ class SD3(PipelinePolicy):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images as the pipeline's post-processing rounds them."""
-        vae = self.pipeline.vae
-        scaled = (latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
-        return self.images(vae.decode(scaled, return_dict=False)[0])
+        return self.decode_scaled(latents)
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

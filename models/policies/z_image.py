@@ -59,6 +59,4 @@ class ZImage(PipelinePolicy):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images as the pipeline's post-processing rounds them."""
-        vae = self.pipeline.vae
-        scaled = (latents.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
-        return self.images(vae.decode(scaled, return_dict=False)[0])
+        return self.decode_scaled(latents)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.layout import STAGING
 
@@ -34,6 +34,15 @@ class FileEntry:
     """xxh3-128 of the content, hex."""
     blocks: tuple[str, ...] = ()
     """xxh3-64 of every 4 MiB of the content, hex; absent in records of version 1 and for files of one block."""
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> FileEntry:
+        """Return the entry a record of any version holds.
+
+        Raises:
+            TypeError: it is no entry.
+        """
+        return cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
 
 
 class Blob(Protocol):

@@ -21,8 +21,8 @@ from models.transitions import KERNELS, Kernel
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
-from storage.schema import ADVANTAGES, read_table
 from storage.trajectories.base import TrajectoryShard
+from tasks.advantage import read_advantages
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, Models, Requirements, TransitionBatch, expect
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
@@ -160,7 +160,7 @@ class OptimizeStage(Stage):
         tables: list[pa.Table] = []
         for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
             shards += self._open(trajectories)
-            tables.append(self._advantages(rated))
+            tables.append(read_advantages(self.workspace.store, rated))
         advantages = pa.concat_tables(tables)
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)
@@ -170,10 +170,6 @@ class OptimizeStage(Stage):
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.workspace.store, open_trajectory_store(self.config.rollout.store)
         return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]
-
-    def _advantages(self, ref: ArtifactRef) -> pa.Table:
-        store = self.workspace.store
-        return read_table(store.files(ref, store.shards(ref)[0]), "advantages.parquet", ADVANTAGES)
 
     def _plan(self, samples: SampleSet, requires: Requirements) -> list[Units]:
         units = samples.units(requires)
