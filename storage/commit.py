@@ -7,11 +7,9 @@ names. Equal work gives equal bytes, so the usual race has two equal winners.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,63 +22,9 @@ from storage import layout
 from storage.checksums import REMEDY, describe_file
 from storage.files import ShardFiles
 from storage.layout import ArtifactRef
+from storage.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
 from storage.roots import open_root
 from storage.roots.base import FileEntry, Root
-
-#: 2 added checksums of blocks and the artifact to shard records.
-SCHEMA_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRecord:
-    """What a commit record says about one shard."""
-
-    shard: str
-    """Name of the shard within the artifact."""
-    digest: str
-    """xxh3-128 over names, sizes and checksums of the files: equal content, equal digest."""
-    rows: int
-    """Samples (or files, for artifacts without samples) in the shard."""
-    files: tuple[FileEntry, ...]
-    """The files, sorted by name."""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    """Figures about the content, equal for equal content."""
-    producer: Mapping[str, Any] = field(default_factory=dict)
-    """Host, pid and timings of the writer: everything that may differ between equal shards."""
-    artifact: str = ""
-    """``kind/id`` of the artifact; absent in version 1."""
-    schema_version: int = SCHEMA_VERSION
-    """Version of this record and of the files it names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a complete artifact is and what it was made from."""
-
-    kind: str
-    """Artifact kind."""
-    id: str
-    """Artifact id."""
-    stage: str
-    """Stage that made it."""
-    stage_version: int
-    """Version of the stage's semantics."""
-    options: Mapping[str, Any]
-    """The options that changed the result."""
-    inputs: tuple[str, ...]
-    """Input artifacts, ``kind/id``."""
-    shards: tuple[tuple[str, str, int], ...]
-    """(shard, digest, rows) of every shard in order."""
-    rows: int
-    """Rows in all shards."""
-    size: int
-    """Bytes in all shards."""
-    digest: str
-    """Hash over the shards' digests: the content of the artifact."""
-    summary: Mapping[str, Any]
-    """Figures about the whole content."""
-    schema_version: int = SCHEMA_VERSION
-    """Version of this manifest."""
 
 
 class ArtifactStore:
@@ -108,7 +52,7 @@ class ArtifactStore:
         data = self.root.read(layout.manifest(ref))
         if data is None:
             return None
-        manifest = _manifest_from(_parse(data, layout.manifest(ref)), layout.manifest(ref))
+        manifest = manifest_from(parse(data, layout.manifest(ref)), layout.manifest(ref))
         if (manifest.kind, manifest.id) != (ref.kind, ref.id):
             raise CorruptError(
                 f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
@@ -188,7 +132,7 @@ class ArtifactStore:
             artifact=str(ref),
         )
         self.root.publish(folder, layout.shard_folder(ref, shard, digest))
-        if self.root.create(layout.record(ref, shard), _encode(asdict(record))):
+        if self.root.create(layout.record(ref, shard), encode(record)):
             return record
         return self._settle(ref, record)
 
@@ -219,7 +163,7 @@ class ArtifactStore:
             summary=summary,
             **origin,
         )
-        if not self.root.create(layout.manifest(ref), _encode(asdict(manifest))):
+        if not self.root.create(layout.manifest(ref), encode(manifest)):
             return self.require(ref)
         return manifest
 
@@ -261,7 +205,7 @@ class ArtifactStore:
     def _read_records(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
         paths = [layout.record(ref, shard) for shard in shards]
         return [
-            None if data is None else _record_from(_parse(data, path), path, ref, shard)
+            None if data is None else record_from(parse(data, path), path, ref, shard)
             for path, shard, data in zip(paths, shards, self.root.read_many(paths), strict=True)
         ]
 
@@ -286,42 +230,3 @@ def _describe(folder: Path) -> tuple[FileEntry, ...]:
 
 def _digest(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(value).encode())
-
-
-def _encode(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-def _parse(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        raise CorruptError(f"{where} is not JSON: the file was damaged after it was committed.") from None
-    version = value.get("schema_version", 0) if isinstance(value, dict) else 0
-    if version > SCHEMA_VERSION:
-        raise CorruptError(
-            f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
-        )
-    return dict(value)
-
-
-def _record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) -> ShardRecord:
-    try:
-        files = tuple(FileEntry.parse(file) for file in data.pop("files"))
-        record = ShardRecord(files=files, **data)
-    except (KeyError, TypeError) as error:
-        raise CorruptError(f"{where} is not a commit record: {error}.") from None
-    if record.shard != shard or record.artifact not in ("", str(ref)):
-        raise CorruptError(
-            f"{where} describes shard {record.shard} of {record.artifact or 'some artifact'}. It was copied from "
-            "elsewhere; run 'flowmill store repair' to make it anew."
-        )
-    return record
-
-
-def _manifest_from(data: dict[str, Any], where: str) -> Manifest:
-    try:
-        shards = tuple((shard, digest, rows) for shard, digest, rows in data.pop("shards"))
-        return Manifest(shards=shards, inputs=tuple(data.pop("inputs")), **data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{where} is not a manifest: {error}.") from None

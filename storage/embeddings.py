@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 
 from configs.errors import CorruptError, NotCommittedError
 from configs.fingerprint import fingerprint
-from storage.commit import ArtifactStore, ShardRecord
+from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 
 TENSORS = "embeddings.safetensors"
 KEYS = "keys.json"

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from configs.errors import CommitLostError
 from storage import layout
-from storage.commit import ArtifactStore, ShardRecord
+from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
+from storage.records import ShardRecord
 from storage.roots.base import BLOCK
 
 _PIECE = 4 * BLOCK

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.checksums import check_size
-from storage.commit import ArtifactStore, Manifest, ShardRecord
+from storage.commit import ArtifactStore
 from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import RunFolder, list_runs
+from storage.records import Manifest, ShardRecord
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import torch
 
 from configs.errors import CorruptError
-from storage.commit import ArtifactStore, ShardRecord
+from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.schema import ADVANTAGES, REWARDS, read_table, write_table
 from tasks.algorithms.advantages import (
     Normalizer,

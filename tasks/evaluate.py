@@ -16,8 +16,8 @@ from models.rewards.base import Scores, perfect_score, score
 from models.sampling import Sampler, ode_plan, sample
 from models.solvers import SOLVERS
 from models.transitions import ODE
-from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.schema import EVALUATIONS, write_table
 from storage.trajectories.base import Sample
 from tasks.pictures import grid

@@ -17,9 +17,9 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.policies.base import Policy
-from storage.commit import ShardRecord
 from storage.embeddings import EmbeddingCache
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.schema import PROMPTS, write_table
 from tasks.prompts import IMAGE, Prompt, prompts_fingerprint, read_prompts
 from tasks.stage import Output, Shard, Stage

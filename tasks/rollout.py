@@ -20,9 +20,9 @@ from models.sampling import Rollout, Sampler, sample
 from models.schedules import PLANS, Plan, Steps
 from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
-from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
 from storage.media import MediaFormat
+from storage.records import ShardRecord
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.algorithms import ALGORITHMS

@@ -11,8 +11,8 @@ import numpy as np
 
 from configs.errors import StoreError
 from models.rewards.base import perfect_score, score
-from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.schema import REWARDS, write_table
 from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.stage import Output, Shard, Stage

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
-from storage.commit import Manifest, ShardRecord
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from storage.records import Manifest, ShardRecord
 from tasks.ranks import Ranks
 from tasks.workspace import Workspace
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from configs.load import dump_yaml, flatten
-from storage.commit import Manifest
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from storage.records import Manifest
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:

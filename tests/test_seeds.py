@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.commit import ShardRecord
+from storage.records import ShardRecord
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.stage import cover
 

@@ -124,9 +124,10 @@ def test_newer_schema_is_refused_with_the_hint(store: ArtifactStore) -> None:
     path.write_text(json.dumps({**data, "schema_version": 99}))
     with pytest.raises(CorruptError, match="Upgrade flowmill"):
         store.records(REF)
-    path.write_text("{half")
-    with pytest.raises(CorruptError, match="not JSON"):
-        store.records(REF)
+    for damaged in ("{half", "[1]"):
+        path.write_text(damaged)
+        with pytest.raises(CorruptError, match="not JSON"):
+            store.records(REF)
 
 
 def test_a_foreign_manifest_is_refused(store: ArtifactStore) -> None:

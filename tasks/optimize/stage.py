@@ -19,8 +19,8 @@ from models.adapters import Ema
 from models.sampling import replay as replayed
 from models.transitions import KERNELS, Kernel
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
-from storage.commit import ShardRecord
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
 from tasks.advantage import read_advantages
 from tasks.algorithms import ALGORITHMS

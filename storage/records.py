@@ -1,0 +1,125 @@
+"""What a commit writes down: the record of a shard, the manifest of an artifact, and how both are read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from configs.errors import CorruptError
+from storage.layout import ArtifactRef
+from storage.roots.base import FileEntry
+
+#: 2 added checksums of blocks and the artifact to shard records.
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """What a commit record says about one shard."""
+
+    shard: str
+    """Name of the shard within the artifact."""
+    digest: str
+    """xxh3-128 over names, sizes and checksums of the files: equal content, equal digest."""
+    rows: int
+    """Samples (or files, for artifacts without samples) in the shard."""
+    files: tuple[FileEntry, ...]
+    """The files, sorted by name."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Figures about the content, equal for equal content."""
+    producer: Mapping[str, Any] = field(default_factory=dict)
+    """Host, pid and timings of the writer: everything that may differ between equal shards."""
+    artifact: str = ""
+    """``kind/id`` of the artifact; absent in version 1."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this record and of the files it names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a complete artifact is and what it was made from."""
+
+    kind: str
+    """Artifact kind."""
+    id: str
+    """Artifact id."""
+    stage: str
+    """Stage that made it."""
+    stage_version: int
+    """Version of the stage's semantics."""
+    options: Mapping[str, Any]
+    """The options that changed the result."""
+    inputs: tuple[str, ...]
+    """Input artifacts, ``kind/id``."""
+    shards: tuple[tuple[str, str, int], ...]
+    """(shard, digest, rows) of every shard in order."""
+    rows: int
+    """Rows in all shards."""
+    size: int
+    """Bytes in all shards."""
+    digest: str
+    """Hash over the shards' digests: the content of the artifact."""
+    summary: Mapping[str, Any]
+    """Figures about the whole content."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this manifest."""
+
+
+def encode(record: ShardRecord | Manifest) -> bytes:
+    """Return a record or manifest as JSON; equal ones give equal bytes."""
+    data = asdict(record)
+    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def parse(data: bytes, where: str) -> dict[str, Any]:
+    """Return the object in a committed JSON file.
+
+    Raises:
+        CorruptError: it is no JSON object, or newer than this reader.
+    """
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise CorruptError(f"{where} is not JSON as it was committed: the file was damaged.")
+    version = value.get("schema_version", 0)
+    if version > SCHEMA_VERSION:
+        raise CorruptError(
+            f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
+        )
+    return value
+
+
+def record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) -> ShardRecord:
+    """Return the record of a shard from its parsed JSON.
+
+    Raises:
+        CorruptError: it is none, or that of another shard.
+    """
+    try:
+        files = tuple(FileEntry.parse(file) for file in data.pop("files"))
+        record = ShardRecord(files=files, **data)
+    except (KeyError, TypeError) as error:
+        raise CorruptError(f"{where} is not a commit record: {error}.") from None
+    if record.shard != shard or record.artifact not in ("", str(ref)):
+        raise CorruptError(
+            f"{where} describes shard {record.shard} of {record.artifact or 'some artifact'}. It was copied from "
+            "elsewhere; run 'flowmill store repair' to make it anew."
+        )
+    return record
+
+
+def manifest_from(data: dict[str, Any], where: str) -> Manifest:
+    """Return a manifest from its parsed JSON.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    try:
+        shards = tuple((shard, digest, rows) for shard, digest, rows in data.pop("shards"))
+        return Manifest(shards=shards, inputs=tuple(data.pop("inputs")), **data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f"{where} is not a manifest: {error}.") from None
