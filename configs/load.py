@@ -38,6 +38,8 @@ FREE_TO_CHANGE = (
     "prompts.train",
     "prompts.heldout",
 )
+#: Settings that change nothing of what is made.
+_CARRYING_OUT = ("store.", "execution.", "tracking.")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -97,6 +99,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for key in keys
         if not _is_free(key) and flat_old.get(key) != flat_new.get(key)
     ]
+
+
+def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that say what a run shall make, flat; where and how it is made are not among them."""
+    return {key: value for key, value in flatten(config).items() if not key.startswith(_CARRYING_OUT)}
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -14,8 +15,10 @@ from flows import runtime
 from flows.artifacts import Progress, evaluation_table, flow_run_tags, tracking_link
 from flows.cancellation import check_cancelled
 from flows.stages import execute, submit, work
+from tasks.chain import evaluation_nodes
 from tasks.check import is_evaluated
-from tasks.export import ExportStage, exported_folder
+from tasks.export import ExportStage
+from tasks.figures import evaluation_figures
 from tasks.rollout import RolloutStage
 from tasks.runs import executing, mark_finished
 from tasks.score import ScoreStage
@@ -35,7 +38,22 @@ def pipeline(config: str, root: str | None = None, name: str | None = None, over
         name: name of the run; the config's, else the file's name, when absent.
         overrides: ``section.key=value`` strings.
     """
-    workspace = runtime.begin(runtime.configured(config, root, name, overrides))
+    return carry_out(runtime.begin(runtime.configured(config, root, name, overrides)))
+
+
+@flow(name="continue", flow_run_name="{run}", persist_result=False, validate_parameters=False)
+def bring_up_to_date(run: str, root: str = "flowmill-store") -> Any:
+    """Do what a run lacks under the config it was last started with: what is missing, and what is stale.
+
+    Args:
+        run: name of the run.
+        root: folder of the store.
+    """
+    return carry_out(runtime.workspace(root, run))
+
+
+def carry_out(workspace: Workspace) -> Any:
+    """Execute a run: hold its lock, train, track, and say how it ended."""
     with executing(workspace):
         tracker = Tracker(workspace, orchestrator=flow_run_tags())
         status = "FAILED"
@@ -45,13 +63,13 @@ def pipeline(config: str, root: str | None = None, name: str | None = None, over
         except CancelledError as error:
             status = "KILLED"
             return Cancelled(message=str(error))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit, TerminationSignal):
             status = "KILLED"
             raise
         finally:
             tracker.close(status)
         mark_finished(workspace)
-    return workspace.run.digest()
+    return workspace.chain.digest()
 
 
 def train(workspace: Workspace, tracker: Tracker) -> None:
@@ -108,17 +126,17 @@ def rollout_and_score(workspace: Workspace, epoch: int) -> None:
 
 
 def evaluate(workspace: Workspace, tracker: Tracker, *, epoch: int) -> None:
-    """Evaluate the policy after an epoch and show the figures."""
-    ref = execute(make_stage(workspace, "evaluate", epoch))
+    """Sample with the policy after an epoch, score the images, and show the figures."""
+    for node in evaluation_nodes(workspace.config, epoch):
+        execute(workspace.chain.stage(node))
     tracker.log_evaluation(epoch)
-    evaluation_table(workspace.run.name, epoch, workspace.store.require(ref).summary)
+    evaluation_table(workspace.run.name, epoch, evaluation_figures(workspace.chain, epoch))
 
 
 def export(workspace: Workspace, tracker: Tracker, *, epoch: int) -> None:
     """Write the model for diffusers and register it."""
-    stage = ExportStage(workspace, epoch)
-    execute(stage)
-    tracker.log_export(epoch, exported_folder(stage))
+    execute(ExportStage(workspace, epoch))
+    tracker.log_export(epoch)
 
 
 def with_score_workers(workers: int) -> Callable[..., Any]:

@@ -20,10 +20,14 @@ from configs.load import override_config
 from flows import runtime
 from flows.cancellation import check_cancelled
 from storage.layout import ArtifactRef
+from tasks.chain import Node
+from tasks.describe import describe_artifact
 from tasks.launch import run_torchrun
-from tasks.runs import open_run
+from tasks.plans import named_stages
+from tasks.runs import open_run, refuse_while_executing
 from tasks.stage import Shard, Stage, StageRun
-from tasks.stages import DECODING, STAGES, make_stage
+from tasks.stages import DECODING, STAGES
+from tasks.tracking import log_side_evaluations
 from tasks.worker import PREFIX
 
 _TRANSIENT = {
@@ -162,14 +166,17 @@ def stage_flow(name: str) -> Flow[..., str]:
         slot: str = "",
         force: bool = False,
         overrides: Sequence[str] = (),
-    ) -> str:
-        workspace = open_run(root, run, overrides=overrides, reporter=runtime.reporter())
+        evaluation: str = "",
+    ) -> list[str]:
+        workspace = open_run(root, run, overrides=overrides, reporter=runtime.reporter(), epoch=epoch)
         workspace.decodes = name in DECODING
         workspace = runtime.remember(workspace)
-        slots = [slot] if slot or name != "score" else [section.slot for section in workspace.config.rewards]
-        refs = [execute(make_stage(workspace, name, epoch, each), force=force) for each in slots]
+        refuse_while_executing(workspace)
+        nodes = named_stages(workspace, Node(epoch, name, slot), evaluation=evaluation)
+        made = {node: execute(workspace.chain.stage(node), force=force and node.stage == name) for node in nodes}
+        log_side_evaluations(workspace)
         runtime.forget(workspace)
-        return "\n".join(str(ref) for ref in refs)
+        return [describe_artifact(workspace, node, ref) for node, ref in made.items()]
 
     return stage_of_run
 
@@ -183,8 +190,9 @@ score = stage_flow("score")
 advantage = stage_flow("advantage")
 optimize = stage_flow("optimize")
 evaluate = stage_flow("evaluate")
+judge = stage_flow("judge")
 export = stage_flow("export")
 FLOWS = {
     flow.name: flow
-    for flow in (base, encode, preprocess, policy, rollout, score, advantage, optimize, evaluate, export)
+    for flow in (base, encode, preprocess, policy, rollout, score, advantage, optimize, evaluate, judge, export)
 }

@@ -44,6 +44,12 @@ class ArtifactRef:
         """The fingerprint without the attempt."""
         return self.id.partition("-a")[0]
 
+    @property
+    def number(self) -> int:
+        """Which attempt at the work this is, from 1."""
+        _, _, number = self.id.partition("-a")
+        return int(number) if number.isdigit() else 1
+
     def attempt(self, number: int) -> ArtifactRef:
         """Return the ref of another attempt at the same work; attempt 1 has no suffix."""
         return ArtifactRef(self.kind, self.fingerprint if number == 1 else f"{self.fingerprint}-a{number}")
@@ -102,6 +108,11 @@ def run(name: str) -> str:
 def run_record(name: str) -> str:
     """Path of the run's first record: config, seed, identity."""
     return f"{run(name)}/run.json"
+
+
+def run_series(name: str, series: str, number: int) -> str:
+    """Path of one of a run's records that follow one another: the configs it was started with, its trackers."""
+    return f"{run(name)}/{series}/{number:04d}.json"
 
 
 def lineage(name: str) -> str:

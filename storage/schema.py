@@ -76,19 +76,6 @@ ADVANTAGES = pa.schema(
     ]
 )
 
-#: One row per (image, reward) of an evaluation.
-EVALUATIONS = pa.schema(
-    [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("prompt", pa.string(), nullable=False),
-        pa.field("replica", pa.int32(), nullable=False),
-        pa.field("reward", pa.string(), nullable=False),
-        pa.field("score", pa.float32(), nullable=False),
-        pa.field("note", pa.string(), nullable=False),
-    ]
-)
-
 
 def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
     """Write columns as one Parquet file with the schema's version in its metadata.

@@ -23,6 +23,7 @@ from tasks.algorithms.advantages import (
     running_advantages,
     shape_advantages,
 )
+from tasks.chain import Node
 from tasks.rollout import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 
@@ -38,14 +39,13 @@ class AdvantageStage(Stage):
         weights = [section.weight for section in self.config.rewards]
         return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The rewards of this epoch, with running statistics those before it, with a KL reward the trajectories."""
-        run = self.workspace.run
         first = 1 if self.config.advantage.std == "running" else self.epoch
         epochs = range(self.epoch, first - 1, -1)
-        rewards = tuple(run.require(e, "score", section.slot).ref for e in epochs for section in self.config.rewards)
+        rewards = tuple(Node(epoch, "score", section.slot) for epoch in epochs for section in self.config.rewards)
         if self.config.advantage.kl_coef > 0:
-            return (*rewards, run.require(self.epoch, "rollout").ref)
+            return (*rewards, Node(self.epoch, "rollout"))
         return rewards
 
     def shards(self) -> list[Shard]:

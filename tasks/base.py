@@ -8,8 +8,8 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from configs.registry import create
-from storage.layout import ArtifactRef
-from tasks.sources import PIPELINE, model_identity
+from tasks.chain import Node
+from tasks.sources import PIPELINE
 from tasks.stage import Output, Shard, Stage
 
 IDENTITY = "identity.json"
@@ -25,10 +25,10 @@ class BaseStage(Stage):
         """The builder and its options, or the content of the model."""
         section = self.config.model
         if section.path is not None:
-            return {"identity": model_identity(section.path, section.revision)}
+            return {"identity": self.workspace.model_identity}
         return {"build": None if section.build is None else section.build.model_dump(mode="json")}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """None."""
         return ()
 

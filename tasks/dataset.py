@@ -44,7 +44,7 @@ def export_run(
         raise ConfigError(f"--format '{form}' does not exist; there are {', '.join(FORMATS)}.")
     if folder.exists():
         raise StoreError(f"'{folder}' exists already. Name a folder that does not.")
-    entries = [entry for entry in workspace.run.current() if entry.stage == "rollout"]
+    entries = [entry for entry in workspace.chain.entries() if entry.stage == "rollout"]
     chosen = [entry for entry in entries if not epochs or entry.epoch in epochs]
     if not chosen:
         has = f"it has {entries[0].epoch} to {entries[-1].epoch}" if entries else "it has none"
@@ -79,7 +79,7 @@ def _tables(workspace: Workspace, entry: LineageEntry) -> Iterator[pa.Table]:
 def _scores(workspace: Workspace, epoch: int) -> dict[str, dict[str, float]]:
     """Return every reward, and the advantage, of an epoch by column name and sample."""
     store, found = workspace.store, {}
-    for entry in workspace.run.current():
+    for entry in workspace.chain.entries():
         if entry.epoch != epoch or store.manifest(entry.ref) is None:
             continue
         if entry.stage == "score":

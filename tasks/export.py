@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from storage.layout import ArtifactRef
+from tasks.chain import Node, policy_after
 from tasks.sources import PIPELINE, Weights
 from tasks.stage import Output, Shard, Stage
 
@@ -23,9 +23,9 @@ class ExportStage(Stage):
         """The format."""
         return {"format": self._format, "average": self.config.optimize.ema is not None}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The policy after the epoch."""
-        return (self.workspace.policy_ref(self.epoch),)
+        return (policy_after(self.epoch),)
 
     def shards(self) -> list[Shard]:
         """One."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+#: Name of an evaluation's grid among the files of its scores.
+GRID = "grid.png"
 _CELL = 128
 _CAPTION = 34
 _GAP = 6

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from configs.fingerprint import canonical_json
-from storage.layout import ArtifactRef
+from tasks.chain import Node
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
 
@@ -30,9 +30,9 @@ class PolicyStage(Stage):
             return {"trained": "full"}
         return {"trained": "lora", "lora": lora.model_dump(mode="json"), "seed": self.config.run.seed}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The base model."""
-        return (self.workspace.run.require(0, "base").ref,)
+        return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:
         """One."""

@@ -18,10 +18,10 @@ from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.policies.base import Policy
 from storage.embeddings import EmbeddingCache
-from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import PROMPTS, write_table
-from tasks.prompts import IMAGE, Prompt, prompts_fingerprint, read_prompts
+from tasks.chain import Node
+from tasks.prompts import IMAGE, Prompt, read_prompts
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import uses_guidance
 
@@ -68,9 +68,9 @@ class EncodeStage(Stage):
         model = self.config.model
         return {"policy": model.policy, "dtype": model.dtype, "options": model.options}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The base model."""
-        return (self.workspace.run.require(0, "base").ref,)
+        return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:
         """Chunks of the missing prompts, named by their content."""
@@ -138,11 +138,11 @@ class PreprocessStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """The prompts themselves."""
-        return {"prompts": prompts_fingerprint(self._prompts)}
+        return {"prompts": self.workspace.prompts_identity}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The embedding cache."""
-        return (self.workspace.run.require(0, "encode").ref,)
+        return (Node(0, "encode"),)
 
     def shards(self) -> list[Shard]:
         """One."""

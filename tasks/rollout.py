@@ -20,13 +20,13 @@ from models.sampling import Rollout, Sampler, sample
 from models.schedules import PLANS, Plan, Steps
 from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
-from storage.layout import ArtifactRef
 from storage.media import MediaFormat
 from storage.records import ShardRecord
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Requirements
+from tasks.chain import Node, policy_after
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage, cover
@@ -50,9 +50,9 @@ class RolloutStage(Stage):
             about["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(self.config), **about}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts."""
-        return (self.workspace.policy_ref(self.epoch - 1), self.workspace.run.require(0, "preprocess").ref)
+        return (policy_after(self.epoch - 1), Node(0, "preprocess"))
 
     def shards(self) -> list[Shard]:
         """Ranges of groups."""

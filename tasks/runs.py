@@ -8,11 +8,13 @@ from typing import Any
 
 from configs.errors import ConfigError, RunConflictError, StoreError
 from configs.fingerprint import fingerprint
-from configs.load import differences, flatten, override_config, parse_config
+from configs.load import asks_for, differences, override_config, parse_config
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
 from storage.commit import ArtifactStore
-from storage.lineage import LineageEntry, RunFolder, list_runs
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder, list_runs
+from tasks.describe import describe_result
 from tasks.progress import Reporter
 from tasks.prompts import prompts_fingerprint, read_prompts
 from tasks.workspace import Workspace
@@ -21,20 +23,23 @@ from tasks.workspace import Workspace
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspace:
     """Create the run a config describes, or bind to it when it exists with the same settings.
 
+    The config becomes the run's: with fewer epochs, or another evaluation, it is another chain over the same artifacts.
+
     Raises:
         RunConflictError: a run of this name exists with other settings.
         StoreError: the root cannot be used.
         PromptError: a prompt source cannot be used.
     """
-    found = find_run(config, reporter=reporter)
-    if found is not None:
-        return found
-    store = ArtifactStore(config.store)
-    run = RunFolder(store, run_name(config))
-    if not run.create(_record(config)):
-        # Another process created it since; it is bound to only if it is the same.
-        return begin_run(config, reporter=reporter)
-    return Workspace(store, config, run, reporter=reporter)
+    workspace = find_run(config, reporter=reporter)
+    if workspace is None:
+        store = ArtifactStore(config.store)
+        run = RunFolder(store, run_name(config))
+        if not run.create(_record(config)):
+            # Another process created it since; it is bound to only if it is the same.
+            return begin_run(config, reporter=reporter)
+        workspace = Workspace(store, config, run, reporter=reporter)
+    workspace.run.add("configs", _recorded(config))
+    return workspace
 
 
 def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspace | None:
@@ -47,13 +52,9 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspac
     """
     store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
-    found = run.describe()
-    if found is None:
+    changed = conflicts(run, config)
+    if changed is None:
         return None
-    record = _record(config)
-    changed = differences(found["config"], record["config"])
-    if found["prompts"] != record["prompts"]:
-        changed.append("prompts: the prompt files hold other prompts now")
     if changed:
         raise RunConflictError(
             f"Run '{run.name}' exists in '{store.root.uri}' with other settings:\n  "
@@ -63,18 +64,50 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspac
     return Workspace(store, config, run, reporter=reporter)
 
 
-def open_run(root: str, name: str, *, overrides: Sequence[str] = (), reporter: Reporter | None = None) -> Workspace:
-    """Bind to an existing run with its stored config and some overrides.
+def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
+    """Return the settings in which an existing run differs for good; None if the run does not exist.
+
+    Raises:
+        PromptError: a prompt source cannot be used.
+    """
+    found = run.describe()
+    if found is None:
+        return None
+    before = parse_config(found["config"], where=f"run '{run.name}'").model_dump(mode="json")
+    changed = differences(before, config.model_dump(mode="json"))
+    if found["prompts"] != _prompts_identity(config):
+        changed.append("prompts: the prompt files hold other prompts now")
+    return changed
+
+
+def open_run(
+    root: str,
+    name: str,
+    *,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+    epoch: int = 0,
+    reads: bool = False,
+) -> Workspace:
+    """Bind to an existing run with the config it was last started with, and some overrides.
+
+    Args:
+        root: the store.
+        name: the run.
+        overrides: ``section.key=value`` strings for one stage.
+        reporter: shows progress.
+        epoch: epoch of that stage.
+        reads: nothing is made; see ``Workspace``.
 
     Raises:
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
     """
-    found = require_run(ArtifactStore(root), name).describe() or {}
-    config = override_config(parse_config(found["config"], where=f"run '{name}'"), [f"store.root={root}", *overrides])
+    stored = require_run(ArtifactStore(root), name).config() or {}
+    config = override_config(parse_config(stored, where=f"run '{name}'"), [f"store.root={root}", *overrides])
     store = ArtifactStore(config.store)
     run = RunFolder(store, name)
-    return Workspace(store, config, run, reporter=reporter)
+    return Workspace(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
 
 
 def require_run(store: ArtifactStore, name: str) -> RunFolder:
@@ -120,62 +153,49 @@ def executing(workspace: Workspace) -> Iterator[None]:
         yield
 
 
+def refuse_while_executing(workspace: Workspace) -> None:
+    """Check that no process executes the run: a stage of its own would race with it.
+
+    Raises:
+        RunConflictError: one does.
+    """
+    with workspace.store.root.lock(workspace.run.lock_path, f"Run '{workspace.run.name}'"):
+        pass
+
+
 def mark_finished(workspace: Workspace) -> None:
-    """Write down that everything this config asks for is committed, and as which artifacts."""
-    workspace.run.note(f"finished-{_work(workspace.config)}-{_made(workspace.run)}", {"finished": True})
+    """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
+    entries = [entry for entry in workspace.chain.entries() if entry.ref.kind != "embeddings"]
+    result = {"artifacts": [entry.artifact for entry in entries], "result": describe_result(workspace)}
+    workspace.run.note(_finished(workspace), result)
 
 
-def is_finished(workspace: Workspace) -> bool:
-    """Return whether everything this config asks for is committed; reads small files only, loads no model.
+def finished_result(workspace: Workspace) -> dict[str, Any] | None:
+    """Return what came of the run if everything this config asks for is committed, else None; no model is loaded.
 
     A base model in a local folder may have changed since, so such runs are never short-cut.
     """
-    model = workspace.config.model
+    model, run = workspace.config.model, workspace.run
     if model.build is None and model.path is not None and model.revision is None:
-        return False
-    note = workspace.run.read_note(f"finished-{_work(workspace.config)}-{_made(workspace.run)}")
-    refs = [entry.ref for entry in workspace.run.current() if entry.ref.kind != "embeddings"]
-    return note is not None and all(workspace.store.manifest(ref) is not None for ref in refs)
+        return None
+    note = run.read_note(_finished(workspace))
+    same = asks_for(run.config() or {}) == asks_for(_recorded(workspace.config))
+    if note is None or not same:
+        return None
+    refs = [ArtifactRef.parse(artifact) for artifact in note["artifacts"]]
+    return dict(note["result"]) if all(workspace.store.manifest(ref) is not None for ref in refs) else None
 
 
-def describe_run(run: RunFolder) -> dict[str, Any]:
-    """Return what ``flowmill status RUN --json`` prints: config, epochs, figures, artifacts."""
-    entries = run.current()
-    record = run.describe() or {}
-    last = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
-    return {
-        "run": run.name,
-        "root": run.store.root.uri,
-        "epochs": record["config"]["run"]["epochs"],
-        "finished_epochs": last,
-        "tracking": run.read_note("tracking"),
-        "evaluations": _figures(run, entries, "evaluate"),
-        "rewards": _rewards(run, entries),
-        "advantages": _figures(run, entries, "advantage"),
-        "artifacts": [
-            {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
-            for e in entries
-        ],
-        "config": record["config"],
-    }
-
-
-def _rewards(run: RunFolder, entries: Sequence[LineageEntry]) -> dict[str, dict[str, Any]]:
-    rewards: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        manifest = run.store.manifest(entry.ref) if entry.stage == "score" else None
-        if manifest is not None:
-            rewards.setdefault(str(entry.epoch), {})[entry.slot] = dict(manifest.summary)
-    return rewards
-
-
-def _figures(run: RunFolder, entries: Sequence[LineageEntry], stage: str) -> dict[str, Any]:
-    manifests = {entry.epoch: run.store.manifest(entry.ref) for entry in entries if entry.stage == stage}
-    return {str(epoch): dict(manifest.summary) for epoch, manifest in manifests.items() if manifest is not None}
+def _recorded(config: RunConfig) -> dict[str, Any]:
+    """Return a config as a run keeps it: where its store is, is not part of it, so a store can be moved."""
+    return config.model_dump(mode="json", exclude={"store"})
 
 
 def _record(config: RunConfig) -> dict[str, Any]:
-    return {"config": config.model_dump(mode="json"), "prompts": _prompts_identity(config), "schema_version": 1}
+    from tasks.preprocess import source_prompts
+
+    identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
+    return {"config": _recorded(config), **identity, "schema_version": 2}
 
 
 def _prompts_identity(config: RunConfig) -> str:
@@ -186,12 +206,12 @@ def _prompts_identity(config: RunConfig) -> str:
     return prompts_fingerprint(lists)
 
 
-def _work(config: RunConfig) -> str:
-    """Return the identity of what a config asks for; where and how it is carried out does not count."""
-    flat = flatten(config.model_dump(mode="json"))
-    ignored = ("store.", "execution.", "tracking.", "prompts.train", "prompts.heldout")
-    return fingerprint({key: value for key, value in flat.items() if not key.startswith(ignored)})[:16]
+def _finished(workspace: Workspace) -> str:
+    """Return the name of the note that says a config is finished, as of everything made so far."""
+    wanted = {k: v for k, v in asks_for(_recorded(workspace.config)).items() if k not in _BY_CONTENT}
+    made = [[*entry.key, entry.artifact] for entry in workspace.run.entries()]
+    return f"finished-{fingerprint(wanted)[:16]}-{fingerprint(made)[:16]}"
 
 
-def _made(run: RunFolder) -> str:
-    return fingerprint([[e.epoch, e.stage, e.slot, e.artifact] for e in run.current()])[:16]
+#: Known by what the files hold, not by where they are.
+_BY_CONTENT = ("prompts.train", "prompts.heldout")

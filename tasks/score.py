@@ -1,4 +1,4 @@
-"""Scores stored images with one reward. Reads trajectories only: no policy is loaded, nothing is sampled."""
+"""Scores stored images with one reward. Reads stored samples only: no policy is loaded, nothing is sampled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from configs.errors import StoreError
-from models.rewards.base import perfect_score, score
+from configs.schema import RewardSection
+from models.rewards.base import Scores, perfect_score, score
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import REWARDS, write_table
+from tasks.chain import OF, Node
+from tasks.pictures import GRID, grid
 from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 from tasks.workspace import Workspace
@@ -21,44 +24,21 @@ from tasks.workspace import Workspace
 _COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata")
 
 
-class ScoreStage(Stage):
-    """One reward over one trajectories artifact, shard by shard; shards may be scored while others are rolled out."""
+class _Scoring(Stage):
+    """One reward over one artifact of samples, shard by shard."""
 
-    name = "score"
     kind = "rewards"
 
-    def __init__(self, workspace: Workspace, epoch: int, slot: str, rollout: RolloutStage | None = None) -> None:
-        """Bind to a reward of the config.
-
-        Args:
-            workspace: the run.
-            epoch: the epoch.
-            slot: label of the reward.
-            rollout: the rollout in progress; the finished one of the lineage when absent.
-
-        Raises:
-            ConfigError: the config has no such reward.
-        """
-        super().__init__(workspace, epoch)
-        self.slot = slot
-        self.section = workspace.reward_section(slot)
-        self._rollout = rollout
+    section: RewardSection
+    """The reward."""
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
         clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
         return {"reward": self.section.name, "options": self.section.options, **clips}
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
-        """The trajectories."""
-        if self._rollout is not None:
-            return (self._rollout.ref,)
-        return (self.workspace.run.require(self.epoch, "rollout").ref,)
-
     def shards(self) -> list[Shard]:
-        """The shards of the trajectories."""
-        if self._rollout is not None:
-            return self._rollout.shards()
+        """The shards of the samples."""
         return [Shard(name) for name, _, _ in self.workspace.store.require(self.inputs()[0]).shards]
 
     def run(self, shard: Shard, folder: Path) -> Output:
@@ -67,7 +47,7 @@ class ScoreStage(Stage):
         reward = self.workspace.reward(self.section)
         metadata = [json.loads(text) for text in samples["metadata"]]
         frames = self.section.frames
-        scores = score(reward, self.slot, samples["media"], samples["prompt"], metadata, frames=frames)
+        scores = score(reward, self.section.slot, samples["media"], samples["prompt"], metadata, frames=frames)
         columns = {
             "sample_id": samples["sample_id"],
             "prompt_id": samples["prompt_id"],
@@ -76,16 +56,15 @@ class ScoreStage(Stage):
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
         write_table(folder / "rewards.parquet", columns, REWARDS)
-        exact = int((scores.values >= perfect_score(reward)).sum())
-        mean = float(scores.values.mean(dtype=np.float64))
-        self.workspace.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
-        return Output(rows=len(scores.values), summary={"mean": mean, "exact": exact})
+        summary = {"mean": float(scores.values.mean(dtype=np.float64))}
+        perfect = perfect_score(reward)
+        if perfect is not None:
+            summary["exact"] = int((scores.values >= perfect).sum())
+        self.scored(shard, samples, scores, folder)
+        return Output(rows=len(scores.values), summary=summary)
 
-    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Average over all shards."""
-        rows = sum(record.rows for record in records)
-        mean = sum(record.summary["mean"] * record.rows for record in records) / rows
-        return {"mean": mean, "exact": sum(record.summary["exact"] for record in records) / rows}
+    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+        """Do what else is to be done with scored samples."""
 
     def _read(self, shard: Shard) -> dict[str, Any]:
         store, ref = self.workspace.store, self.inputs()[0]
@@ -95,3 +74,94 @@ class ScoreStage(Stage):
         opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
         columns = {name: opened.table.column(name).to_pylist() for name in _COLUMNS}
         return {**columns, "media": np.stack([opened.media(row) for row in range(opened.table.num_rows)])}
+
+
+class ScoreStage(_Scoring):
+    """A reward over the trajectories of an epoch; shards may be scored while others are rolled out."""
+
+    name = "score"
+
+    def __init__(self, workspace: Workspace, epoch: int, slot: str, rollout: RolloutStage | None = None) -> None:
+        """Bind to a reward of the config.
+
+        Args:
+            workspace: the run.
+            epoch: the epoch.
+            slot: label of the reward.
+            rollout: the rollout in progress; the finished one of the run when absent.
+
+        Raises:
+            ConfigError: the config has no such reward.
+        """
+        super().__init__(workspace, epoch)
+        self.slot = slot
+        self.section = workspace.reward_section(slot)
+        self._rollout = rollout
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The trajectories."""
+        return (Node(self.epoch, "rollout"),)
+
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """The trajectories, which may still be in progress."""
+        return super().inputs() if self._rollout is None else (self._rollout.ref,)
+
+    def shards(self) -> list[Shard]:
+        """The shards of the trajectories."""
+        return super().shards() if self._rollout is None else self._rollout.shards()
+
+    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+        """Say how good the rollouts are."""
+        mean = float(scores.values.mean(dtype=np.float64))
+        self.workspace.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Average over all shards."""
+        return mean_figures([(record.rows, record.summary) for record in records])
+
+
+class JudgeStage(_Scoring):
+    """A reward or judge over the images of an evaluation; each prompt list is a shard, with a grid to look at."""
+
+    name = "judge"
+
+    def __init__(self, workspace: Workspace, epoch: int, slot: str) -> None:
+        """Bind to a reward or judge of the config, and to the run's evaluation or, after an @, one of its own name.
+
+        Raises:
+            ConfigError: the config has no such reward or judge.
+        """
+        super().__init__(workspace, epoch)
+        self.slot = slot
+        reward, _, self.evaluation = slot.partition(OF)
+        self.section = workspace.reward_section(reward, judges=True)
+
+    def options(self) -> Mapping[str, Any]:
+        """The reward, and how many images its grid shows."""
+        return {**super().options(), "images": self.config.evaluate.images}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The evaluation."""
+        return (Node(self.epoch, "evaluate", self.evaluation),)
+
+    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+        """Draw the first images with prompt, what the reward read, and score."""
+        count = min(self.config.evaluate.images, len(scores.values))
+        if count == 0:
+            return
+        notes = scores.notes if scores.notes is not None else [""] * count
+        captions = [(samples["prompt"][i], f"{notes[i]} {scores.values[i]:.2f}".strip()) for i in range(count)]
+        grid(list(samples["media"][:count]), captions).save(folder / GRID)
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Figures by prompt list."""
+        return {record.shard: mean_figures([(record.rows, record.summary)]) for record in records}
+
+
+def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
+    """Return the mean score of (rows, summary) parts, and the share of perfect ones where the reward knows them."""
+    rows = sum(count for count, _ in parts)
+    figures = {"mean": sum(summary["mean"] * count for count, summary in parts) / rows}
+    if all("exact" in summary for _, summary in parts):
+        figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
+    return figures

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from configs.schema import ModelSection
 from storage.checksums import hash_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
 
 if TYPE_CHECKING:
     import torch
@@ -34,19 +32,6 @@ class Weights(Enum):
 
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model")
 _PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model"]
-
-
-def base_folder(run: RunFolder, section: ModelSection) -> Path:
-    """Return the local folder of a run's base model.
-
-    Raises:
-        ConfigError: the folder does not exist, or the hub repository cannot be had.
-    """
-    if section.path is not None:
-        return local_model(section.path, section.revision)
-    ref = run.require(0, "base").ref
-    run.store.require(ref)
-    return run.store.folder(ref, run.store.shards(ref)[0]) / PIPELINE
 
 
 def local_model(path: str, revision: str | None) -> Path:

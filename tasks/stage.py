@@ -19,6 +19,7 @@ from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
+from tasks.chain import Node
 from tasks.ranks import Ranks
 from tasks.workspace import Workspace
 
@@ -61,7 +62,7 @@ class Stage(ABC):
     spreads: ClassVar[bool] = False
     """True when ``execution.processes`` above 1 runs the stage under torchrun."""
     slot: str = ""
-    """Which of several equal stages of the epoch: the reward's name for score."""
+    """Which of several equal stages of the epoch: the reward's name for score and judge, an evaluation's own name."""
 
     ranks: Ranks = Ranks()
     """The processes that run a collective stage together."""
@@ -73,13 +74,15 @@ class Stage(ABC):
         self._ref: ArtifactRef | None = None
 
     @property
+    def node(self) -> Node:
+        """Epoch, name and slot."""
+        return Node(self.epoch, self.name, self.slot)
+
+    @property
     def ref(self) -> ArtifactRef:
-        """The artifact this stage makes: the current one of the lineage if it is of the same work, else a new one."""
+        """The artifact this stage makes."""
         if self._ref is None:
-            plain = self._fingerprinted()
-            current = self.workspace.run.find(self.epoch, self.name, self.slot)
-            same = current is not None and current.ref.fingerprint == plain.fingerprint
-            self._ref = current.ref if current is not None and same else plain
+            self._ref = self.workspace.chain.target(self)
         return self._ref
 
     def adopt(self, ref: ArtifactRef) -> None:
@@ -88,17 +91,18 @@ class Stage(ABC):
 
     def begin_attempt(self) -> None:
         """Make the next attempt at the same work the artifact of this stage."""
-        plain, number = self._fingerprinted(), 1
+        plain, number = self.ref.attempt(1), 1
         while self.workspace.store.manifest(plain.attempt(number)) is not None:
             number += 1
         self._ref = plain.attempt(number)
 
-    def _fingerprinted(self) -> ArtifactRef:
+    def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
+        """Return the first attempt at what this stage makes of some inputs."""
         work: dict[str, Any] = {
             "stage": self.name,
             "version": self.version,
             "options": dict(self.options()),
-            "inputs": [str(ref) for ref in self.inputs()],
+            "inputs": [str(ref) for ref in inputs],
         }
         return ArtifactRef(self.kind, fingerprint(work))
 
@@ -112,12 +116,16 @@ class Stage(ABC):
         """Return the options that change the result, and nothing else."""
 
     @abstractmethod
+    def upstream(self) -> tuple[Node, ...]:
+        """Return the stages whose artifacts this one reads."""
+
     def inputs(self) -> tuple[ArtifactRef, ...]:
-        """Return the artifacts this stage reads.
+        """Return the artifacts this stage reads, in the order of ``upstream``.
 
         Raises:
             NotCommittedError: one has not been made yet.
         """
+        return tuple(self.workspace.chain.require(*node).ref for node in self.upstream())
 
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
@@ -144,7 +152,11 @@ class StageRun:
         Args:
             stage: the stage.
             force: make a new attempt although the work is committed.
+
+        Raises:
+            NotCommittedError: something the stage reads has not been made yet.
         """
+        stage.inputs()
         self.stage = stage
         self.store = stage.workspace.store
         self.forced = force
@@ -192,6 +204,7 @@ class StageRun:
             forced=self.forced,
         )
         self.stage.workspace.run.append(entry)
+        self.stage.workspace.chain.note(self.stage)
         return manifest
 
     def execute(self) -> Manifest | None:

@@ -17,10 +17,13 @@ STAGES = {
     "advantage": "tasks.advantage:AdvantageStage",
     "optimize": "tasks.optimize.stage:OptimizeStage",
     "evaluate": "tasks.evaluate:EvaluateStage",
+    "judge": "tasks.score:JudgeStage",
     "export": "tasks.export:ExportStage",
 }
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
+#: Stages of which an epoch may have several.
+SLOTTED = ("score", "evaluate", "judge")
 #: Stages that make images.
 DECODING = ("rollout", "evaluate")
 #: Stages that make sense for epoch 1 and later only.
@@ -38,6 +41,6 @@ def make_stage(workspace: Workspace, name: str, epoch: int, slot: str = "") -> S
         raise ConfigError(f"Stage '{name}' runs once per run; leave --epoch out.")
     if name in TRAINING and epoch < 1:
         raise ConfigError(f"Stage '{name}' runs once per epoch. Say which with --epoch 1 or later.")
-    if name == "score":
+    if name in SLOTTED:
         return cls(workspace, epoch, slot)  # type: ignore[no-any-return]
     return cls(workspace, epoch)  # type: ignore[no-any-return]

@@ -39,14 +39,16 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
         found = table.filter(pc.equal(table.column("sample_id"), sample_id))
         if found.num_rows:
             about = {**found.drop_columns(["arrays"]).to_pylist()[0], "arrays": found.column("arrays").to_pylist()[0]}
-            used = {name: _uses(open_run(store.root.uri, name), ref, sample_id) for name in runs}
+            used = {name: _uses(open_run(store.root.uri, name, reads=True), ref, sample_id) for name in runs}
             return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
     raise StoreError(f"{ref} has no sample '{sample_id}'.")
 
 
 def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
-    entries = workspace.run.current()
-    epoch = next(entry.epoch for entry in entries if entry.ref == ref)
+    entries = workspace.chain.entries()
+    epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
+    if epoch is None:
+        return {"note": "a side result of this run: nothing was trained on it"}
     of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
     rewards = {
         slot: _row(read_rewards(workspace.store, entry.ref), sample_id)

@@ -67,7 +67,8 @@ def main() -> None:
     config = parse_config(json.loads(Path(config_path).read_text()), where=config_path)
     store = ArtifactStore(config.store)
     first = os.environ.get("RANK", "0") == "0"
-    workspace = Workspace(store, config, RunFolder(store, run_name(config)), reporter=LineReporter() if first else None)
+    run, reporter = RunFolder(store, run_name(config)), LineReporter() if first else None
+    workspace = Workspace(store, config, run, reporter=reporter, epoch=int(epoch))
     workspace.decodes = name in DECODING
     workspace.use_threads()
     with torchrun_ranks() as ranks:

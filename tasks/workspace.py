@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
+from configs.load import asks_for, parse_config
 from configs.registry import create, resolve
 from configs.schema import RewardSection, RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.schema import PROMPTS, read_table
+from tasks.chain import policy_after
 from tasks.progress import Ledger, Reporter, Silent
 from tasks.prompts import condition_key
-from tasks.sources import Weights, base_folder, local_model, read_weights
+from tasks.sources import PIPELINE, Weights, local_model, model_identity, read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from models.policies.base import Conditioning, Part, Policy
     from models.rewards.base import Reward
     from storage.embeddings import EmbeddingCache
+    from tasks.chain import Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,30 @@ class Workspace:
     """Shared state of a run's stages in one process."""
 
     def __init__(
-        self, store: ArtifactStore, config: RunConfig, run: RunFolder, *, reporter: Reporter | None = None
+        self,
+        store: ArtifactStore,
+        config: RunConfig,
+        run: RunFolder,
+        *,
+        reporter: Reporter | None = None,
+        epoch: int = 0,
+        reads: bool = False,
     ) -> None:
-        """Bind store, config and run."""
+        """Bind store, config and run.
+
+        Args:
+            store: the store.
+            config: the run's config, or another that one stage is run with.
+            run: the run.
+            reporter: shows progress.
+            epoch: epoch of the one stage that is run with another config.
+            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+        """
         self.store = store
         self.config = config
         self.run = run
+        self.epoch = epoch
+        self.reads = reads
         self.reporter: Reporter = reporter or Silent()
         self.ledger = Ledger()
         self.decodes = True
@@ -67,16 +88,51 @@ class Workspace:
 
     # What the run has made so far
 
+    @cached_property
+    def chain(self) -> Chain:
+        """What of the run's artifacts counts under this config."""
+        from tasks.chain import Chain
+
+        own = self.run.config()
+        if own is None or asks_for(own) == asks_for(self.config.model_dump(mode="json")):
+            return Chain(self)
+        section = {"store": self.config.store.model_dump(mode="json")}
+        config = parse_config({**own, **section}, where=f"run '{self.run.name}'")
+        return Chain(self, run=Workspace(self.store, config, self.run).chain, epoch=self.epoch)
+
     def policy_ref(self, epoch: int) -> ArtifactRef:
         """Return the policy after an epoch; epoch 0 is the base policy."""
-        return self.run.require(epoch, "optimize" if epoch else "policy").ref
+        return self.chain.require(*policy_after(epoch)).ref
+
+    @cached_property
+    def model_identity(self) -> dict[str, Any]:
+        """What makes the base model this one. A hub id means the commit it stood for when the run began."""
+        section = self.config.model
+        assert section.path is not None
+        local = Path(section.path).is_dir()
+        for entry in [] if local else reversed(self.run.made(0, "base")):
+            manifest = self.store.manifest(entry.ref)
+            identity = {} if manifest is None else manifest.options.get("identity", {})
+            if self.reads or identity.get("hub") == section.path:
+                return dict(identity)
+        return model_identity(section.path, section.revision)
+
+    @cached_property
+    def prompts_identity(self) -> str:
+        """What makes the prompts these ones."""
+        from tasks.preprocess import source_prompts
+        from tasks.prompts import prompts_fingerprint
+
+        record = (self.run.describe() or {}) if self.reads else {}
+        known = record.get("preprocess")
+        return str(known) if known is not None else prompts_fingerprint(source_prompts(self.config))
 
     @cached_property
     def prompts(self) -> dict[str, list[StoredPrompt]]:
         """The run's prompts by split: train, heldout, negative."""
         import json
 
-        ref = self.run.require(0, "preprocess").ref
+        ref = self.chain.require(0, "preprocess").ref
         splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
         for record in self.store.shards(ref):
             for row in read_table(self.store.files(ref, record), "prompts.parquet", PROMPTS).to_pylist():
@@ -110,7 +166,13 @@ class Workspace:
     @cached_property
     def base_folder(self) -> Path:
         """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
-        return base_folder(self.run, self.config.model)
+        section = self.config.model
+        if section.path is not None:
+            commit = None if Path(section.path).is_dir() else self.model_identity.get("commit")
+            return local_model(section.path, commit or section.revision)
+        ref = self.chain.require(0, "base").ref
+        self.store.require(ref)
+        return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
 
     def load_policy(self, parts: frozenset[Part], folder: Path | None = None) -> Policy:
         """Load some parts of the base model, or of another folder of its family, fresh."""
@@ -214,7 +276,7 @@ class Workspace:
         """The run's embedding cache."""
         from storage.embeddings import EmbeddingCache
 
-        return EmbeddingCache(self.store, self.run.require(0, "encode").ref)
+        return EmbeddingCache(self.store, self.chain.require(0, "encode").ref)
 
     def conditioning(self, prompts: Sequence[StoredPrompt]) -> Conditioning:
         """Return one row per prompt, each with its negative when guidance is on."""
@@ -250,16 +312,17 @@ class Workspace:
                 self._rewards[section.slot] = create(REWARDS, section.name, section.options, what="reward")
             return self._rewards[section.slot]
 
-    def reward_section(self, slot: str) -> RewardSection:
-        """Return the reward of a slot.
+    def reward_section(self, slot: str, *, judges: bool = False) -> RewardSection:
+        """Return the reward, or with ``judges`` also the judge, of a slot.
 
         Raises:
-            ConfigError: no reward of the config has this slot.
+            ConfigError: none of the config has this slot.
         """
-        for section in self.config.rewards:
+        sections = [*self.config.rewards, *(self.config.evaluate.judges if judges else ())]
+        for section in sections:
             if section.slot == slot:
                 return section
-        slots = ", ".join(section.slot for section in self.config.rewards)
+        slots = ", ".join(section.slot for section in sections)
         raise ConfigError(f"rewards: there is no reward '{slot}' in this config; it has {slots}.")
 
 

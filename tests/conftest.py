@@ -25,6 +25,7 @@ import yaml  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
+from tasks.chain import evaluation_nodes  # noqa: E402
 from tasks.runs import begin_run  # noqa: E402
 from tasks.stage import StageRun  # noqa: E402
 from tasks.stages import make_stage  # noqa: E402
@@ -74,7 +75,7 @@ def config_data(tiny_base: Path, tmp_path: Path) -> dict[str, Any]:
         "rewards": [{"name": "jpeg_compressibility"}],
         "optimize": {"learning_rate": 1e-3, "algorithm": {"name": "grpo", "options": {"clip_range": 0.002}}},
         "evaluate": {"every": 1, "samples": 4, "images": 4},
-        "execution": {"rollout_batch_size": 8, "micro_batch_size": 16},
+        "execution": {"rollout_batch_size": 16, "micro_batch_size": 16},
     }
 
 
@@ -105,6 +106,12 @@ def run_epoch(workspace: Workspace, epoch: int) -> None:
         StageRun(make_stage(workspace, "score", epoch, section.slot)).execute()
     for name in ("advantage", "optimize"):
         StageRun(make_stage(workspace, name, epoch)).execute()
+
+
+def evaluated(workspace: Workspace, epoch: int, name: str = "") -> None:
+    """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
+    for node in evaluation_nodes(workspace.config, epoch, name):
+        StageRun(workspace.chain.stage(node)).execute()
 
 
 def prepare(config: RunConfig) -> Workspace:

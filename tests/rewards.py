@@ -46,3 +46,13 @@ class Flaky:
         if type(self).failures <= 2:
             raise ConnectionResetError("peer went away")
         return [float(i) for i in range(len(media))]
+
+
+class Restless:
+    """Never says the same twice, as a judge over the network may."""
+
+    calls = 0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        type(self).calls += 1
+        return [(i * 7 + type(self).calls) % 5 + 0.01 * type(self).calls for i in range(len(media))]

@@ -90,11 +90,59 @@ def test_one_stage_alone_with_another_reward(flowmill: FlowmillCommand, argument
     other = "rewards=[{name: jpeg_compressibility, label: kb, options: {scale: 1}}]"
     result = flowmill("stage", "score", "--run", "small", "--epoch", "1", "--set", other, *root)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().splitlines()[-1].startswith("score: rewards/")
-    rewards = json.loads(flowmill("status", "small", *root, "--json").stdout)["rewards"]["1"]
-    assert rewards["kb"]["mean"] == pytest.approx(500 * rewards["jpeg_compressibility"]["mean"], rel=1e-5)
+    assert "score[kb]@1 rewards/" in result.stdout
+    assert "the result stands beside it" in result.stdout
+    status = json.loads(flowmill("status", "small", *root, "--json").stdout)
+    (side,) = status["side_results"]
+    assert side["label"] == "reward 'kb' is not in the run's config"
+    mean = status["rewards"]["1"]["jpeg_compressibility"]["mean"]
+    assert side["figures"]["mean"] == pytest.approx(500 * mean, rel=1e-5)
+    assert f"mean {side['figures']['mean']:.3f}" in result.stdout
     forced = flowmill("stage", "advantage", "--run", "small", "--epoch", "1", "--force", *root)
-    assert forced.stdout.strip().endswith("-a2")
+    assert "-a2" in forced.stdout
+    assert "Nothing of the run is due because of it." in forced.stdout
+    assert flowmill("status", "small", "--check", *root).returncode == 0
+    assert "is fresh" in flowmill("status", "small", "--why", "optimize@2", *root).stdout
+    refused(flowmill("status", "small", "--why", "optimise@2", *root), "At epoch 2 it has rollout, score")
+
+
+def test_what_became_due_is_said_and_done(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
+    root = ["--root", str(tmp_path / "store")]
+    restless = ["--set", "rewards=[{name: 'tests.rewards:Restless'}]"]
+    dry = flowmill("run", *arguments, *restless, "--dry")
+    assert dry.returncode == 0, dry.stderr
+    assert "small: 26 artifacts to compute" in dry.stdout
+    assert not (tmp_path / "store" / "runs").exists()
+    assert flowmill("run", *arguments, *restless, "--quiet").returncode == 0
+    forced = flowmill("stage", "score", "--run", "small", "--epoch", "2", "--force", *root)
+    assert "due now: advantage@2 (stale), optimize@2 (stale)" in forced.stdout, forced.stdout + forced.stderr
+    stale = flowmill("status", "small", "--check", *root)
+    assert stale.returncode == 1
+    assert "STALE" in stale.stdout
+    why = flowmill("status", "small", "--why", "export@2", *root).stdout.splitlines()
+    assert why[0] == "root cause: score[tests.rewards:Restless]@2: made again with --force, and came out different"
+    assert (
+        "advantage@2: input score[tests.rewards:Restless]@2 changed"
+        in flowmill("run", *arguments, *restless, "--dry").stdout
+    )
+    done = flowmill("stage", "score", "--run", "small", "--epoch", "1", "--force", "--downstream", *root)
+    assert done.returncode == 0, done.stderr
+    assert "is up to date" in done.stdout
+    assert flowmill("status", "small", "--check", *root).returncode == 0
+
+
+def test_an_evaluation_of_its_own_name(flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path) -> None:
+    root = ["--root", str(tmp_path / "store")]
+    assert flowmill("run", *arguments, "--set", "run.epochs=1", "--quiet").returncode == 0
+    (tmp_path / "other.txt").write_text('"55"\n')
+    settings = ["--set", f"prompts.heldout={tmp_path / 'other.txt'}", "--set", "evaluate.samples=2"]
+    made = flowmill("stage", "evaluate", "--run", "small", "--epoch", "1", "--name", "drawbench", *settings, *root)
+    assert made.returncode == 0, made.stderr
+    assert "judge[jpeg_compressibility@drawbench]@1 rewards/" in made.stdout
+    shown = flowmill("status", "small", *root).stdout
+    assert "drawbench" in shown
+    again = flowmill("run", *arguments, "--set", "run.epochs=1")
+    assert "No model was run" in again.stdout
 
 
 def test_check_prints_the_config_and_the_cost(flowmill: FlowmillCommand, config_file: Path) -> None:

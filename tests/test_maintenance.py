@@ -39,7 +39,7 @@ def workspace(make_config: ConfigFactory) -> Workspace:
 
 
 def folder_of(workspace: Workspace, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
-    ref = workspace.run.require(epoch, stage, slot).ref
+    ref = workspace.chain.require(epoch, stage, slot).ref
     return ref, Path(workspace.store.root.uri) / ref.path
 
 
@@ -97,7 +97,7 @@ def damage_by_another_manifest(folder: Path) -> None:
 def test_damage_is_found_set_aside_and_made_anew(
     workspace: Workspace, damage: Callable[[Path], None], message: str
 ) -> None:
-    expected = workspace.run.digest()
+    expected = workspace.chain.digest()
     ref, folder = folder_of(workspace, "rollout", 1)
     damage(folder)
     fresh = open_run(workspace.store.root.uri, "small")
@@ -114,7 +114,7 @@ def test_damage_is_found_set_aside_and_made_anew(
     assert not verify_store(fresh.store, deep=True)["problems"]
     again = open_run(workspace.store.root.uri, "small")
     StageRun(make_stage(again, "rollout", 1)).execute()
-    assert again.run.digest() == expected
+    assert again.chain.digest() == expected
     assert verify_store(again.store, deep=True)["problems"] == []
 
 
@@ -130,7 +130,7 @@ def test_orphans_are_named_and_set_aside(workspace: Workspace) -> None:
 
 
 def test_files_of_past_epochs_go_and_leave_their_trace(workspace: Workspace) -> None:
-    store, expected = workspace.store, workspace.run.digest()
+    store, expected = workspace.store, workspace.chain.digest()
     ref, folder = folder_of(workspace, "rollout", 1)
     (removal,) = plan_removals(store, Retention(keep_epochs=1))
     assert (removal.what, removal.trace) == (str(ref), True)
@@ -140,7 +140,7 @@ def test_files_of_past_epochs_go_and_leave_their_trace(workspace: Workspace) -> 
     assert not list(folder.glob("*/*.tar"))
     fresh = open_run(store.root.uri, "small")
     assert plan_removals(fresh.store, Retention(keep_epochs=1)) == []
-    assert fresh.run.digest() == expected
+    assert fresh.chain.digest() == expected
     assert verify_store(fresh.store, deep=True)["problems"] == []
     with pytest.raises(NotCommittedError, match="removed by 'flowmill store gc'"):
         fresh.store.folder(ref, fresh.store.records(ref)[0])
@@ -160,7 +160,7 @@ def test_what_another_run_needs_stays(workspace: Workspace, make_config: ConfigF
         remove(store, removal)
     assert RunFolder(store, "small").describe() is None
     assert verify_store(store, deep=True)["problems"] == []
-    assert all(store.manifest(entry.ref) for entry in other.run.current() if entry.ref.kind != "embeddings")
+    assert all(store.manifest(entry.ref) for entry in other.chain.entries() if entry.ref.kind != "embeddings")
 
 
 def test_unnamed_artifacts_stay_while_they_are_young(workspace: Workspace) -> None:
@@ -184,7 +184,7 @@ def test_a_copied_run_is_the_same_run(workspace: Workspace, tmp_path: Path) -> N
     seen: list[int] = []
     counts = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: seen.append(done))
     assert seen == list(range(1, counts["artifacts"] + 1))
-    assert RunFolder(target, "small").digest() == workspace.run.digest()
+    assert open_run(target.root.uri, "small").chain.digest() == workspace.chain.digest()
     assert verify_store(target, deep=True)["problems"] == []
     again = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: None)
     assert (again["shards"], again["bytes"]) == (0, 0)
@@ -228,7 +228,7 @@ def test_a_sample_is_followed_to_its_updates(workspace: Workspace) -> None:
             assert set(trace["rewards"]) == {"jpeg_compressibility"}
             advantages[sample] = trace["advantage"]
             for update in trace["updates"]:
-                assert update["policy"] == str(workspace.run.require(2, "optimize").ref)
+                assert update["policy"] == str(workspace.chain.require(2, "optimize").ref)
                 entered[update["update"]] = entered.get(update["update"], 0) + 1
             assert bool(trace["updates"]) == (trace["advantage"] != 0)
     assert len(advantages) == 16
@@ -242,7 +242,7 @@ def test_a_sample_is_followed_to_its_updates(workspace: Workspace) -> None:
 
 @pytest.mark.slow
 def test_the_commands(workspace: Workspace, flowmill: FlowmillCommand, tmp_path: Path) -> None:
-    root, expected = workspace.store.root.uri, workspace.run.digest()
+    root, expected = workspace.store.root.uri, workspace.chain.digest()
     _, folder = folder_of(workspace, "rollout", 2)
     damage_by_removing_a_file(folder)
     verified = flowmill("store", "verify", "--root", root)

@@ -122,8 +122,8 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
             wait_until(lambda: completed(client, deployment), 240)
         finally:
             stop_tree(worker, grace=10)
-    workspace.run._entries = None
-    manifest = workspace.store.require(workspace.run.require(0, "evaluate").ref)
+    workspace.run.refresh()
+    manifest = workspace.store.require(workspace.chain.require(0, "evaluate").ref)
     assert manifest.rows == 8
 
 

@@ -26,6 +26,7 @@ from tasks.sources import PIPELINE
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
+from tests import conftest
 from tests.conftest import ROOT, prepare, run_epoch
 from tests.contracts.test_policies import TINY
 
@@ -38,14 +39,14 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
     config = load_config(preset, [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1"])
     workspace = prepare(config)
     run_epoch(workspace, 1)
-    for stage in ("evaluate", "export"):
-        StageRun(make_stage(workspace, stage, 1)).execute()
+    conftest.evaluated(workspace, 1)
+    StageRun(make_stage(workspace, "export", 1)).execute()
     return workspace
 
 
 def evaluated(workspace: Workspace) -> list[dict[str, Any]]:
     """Return prompt, seed and media of the evaluation's samples."""
-    store, ref = workspace.store, workspace.run.require(1, "evaluate").ref
+    store, ref = workspace.store, workspace.chain.require(1, "evaluate").ref
     shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     section = workspace.config.prompts
@@ -56,7 +57,7 @@ def evaluated(workspace: Workspace) -> list[dict[str, Any]]:
 def test_a_whole_run(finished: Workspace) -> None:
     store, model = finished.store, finished.config.model
     assert verify_store(store, deep=True)["problems"] == []
-    summary = store.require(finished.run.require(1, "optimize").ref).summary
+    summary = store.require(finished.chain.require(1, "optimize").ref).summary
     assert len(summary["updates"]) == finished.config.optimize.updates_per_epoch
     assert all(np.isfinite(update["loss"]) and update["grad_norm"] > 0 for update in summary["updates"])
     # On-policy: the first update sees the policy that made the rollouts.
@@ -65,7 +66,7 @@ def test_a_whole_run(finished: Workspace) -> None:
     samples = evaluated(finished)
     frames = (model.frames,) if model.frames > 1 else ()
     assert {sample["media"].shape for sample in samples} == {(*frames, model.height, model.width, 3)}
-    ref = finished.run.require(1, "evaluate").ref
+    ref = finished.chain.require(1, "evaluate").ref
     folder = store.folder(ref, store.shards(ref)[0])
     assert (folder / "clips").exists() == (model.frames > 1)
     for path in (folder / "clips").glob("*.mp4"):
@@ -80,7 +81,7 @@ def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
         rewards = f"rewards=[{{name: jpeg_compressibility, frames: {frames}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
         workspace = Workspace(store, config, RunFolder(store, config.run.name))
-        found.append(make_stage(workspace, "evaluate", 0).options()["rewards"])
+        found.append(make_stage(workspace, "judge", 0, "jpeg_compressibility").options())
     assert found[0] != found[1]
 
 
@@ -91,7 +92,7 @@ def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
     model, tiny = finished.config.model, TINY[finished.config.model.policy]
-    export = finished.run.require(1, "export").ref
+    export = finished.chain.require(1, "export").ref
     lora = finished.store.folder(export, finished.store.shards(export)[0]) / PIPELINE
     family = resolve(POLICIES, model.policy, what="policy")
     given = family.components(finished.base_folder, frozenset(Part))

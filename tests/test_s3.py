@@ -12,10 +12,8 @@ from storage.commit import ArtifactStore
 from storage.transfer import copy_run
 from storage.verify import verify_store
 from tasks.runs import open_run
-from tasks.stage import StageRun
-from tasks.stages import make_stage
 from tests.chaos.writers import run as kill_writers
-from tests.conftest import ConfigFactory, FlowmillCommand, prepare, run_epoch
+from tests.conftest import ConfigFactory, FlowmillCommand, evaluated, prepare, run_epoch
 from tests.s3 import Faults, Server, make_bucket, unreliable, use
 
 
@@ -30,9 +28,9 @@ def train(make_config: ConfigFactory, root: str, *overrides: str) -> str:
     workspace = prepare(make_config(f"store.root={root}", *overrides))
     for epoch in (1, 2):
         run_epoch(workspace, epoch)
-        StageRun(make_stage(workspace, "evaluate", epoch)).execute()
+        evaluated(workspace, epoch)
     assert verify_store(workspace.store, deep=True)["problems"] == []
-    return workspace.run.digest()
+    return workspace.chain.digest()
 
 
 @pytest.mark.parametrize("store", ["webdataset", "parquet"])
@@ -61,11 +59,11 @@ def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str
     copy_run(here, there, "small", progress=lambda ref, done, total: None)
     back = ArtifactStore(str(tmp_path / "back"))
     copy_run(there, back, "small", progress=lambda ref, done, total: None)
-    assert open_run(back.root.uri, "small").run.digest() == expected
+    assert open_run(back.root.uri, "small").chain.digest() == expected
     # Training goes on there, from what lies on S3 only.
     workspace = open_run(there.root.uri, "small")
     run_epoch(workspace, 3)
-    assert workspace.run.find(3, "optimize") is not None
+    assert workspace.chain.find(3, "optimize") is not None
 
 
 @pytest.mark.slow

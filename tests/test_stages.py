@@ -18,13 +18,14 @@ from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
 from tasks.algorithms import ALGORITHMS
 from tasks.check import check_config
+from tasks.describe import describe_run
 from tasks.rollout import RolloutStage, open_trajectory_store
-from tasks.runs import begin_run, describe_run, is_finished, mark_finished, open_run
+from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
-from tests.conftest import prepare, run_epoch
+from tests.conftest import evaluated, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
@@ -37,7 +38,7 @@ def execute(workspace: Workspace, name: str, epoch: int, slot: str = "", **optio
 
 def trajectories(workspace: Workspace, epoch: int = 1) -> dict[str, tuple[np.ndarray, list[float], np.ndarray]]:
     """Return latents, log-probs and image of every sample of an epoch."""
-    ref = workspace.run.require(epoch, "rollout").ref
+    ref = workspace.chain.require(epoch, "rollout").ref
     found = {}
     for record in workspace.store.records(ref):
         shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
@@ -62,10 +63,10 @@ def assert_same_trajectories(one: Workspace, other: Workspace) -> None:
 
 def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
     workspace = prepare(make_config())
-    execute(workspace, "evaluate", 0)
+    evaluated(workspace, 0)
     run_epoch(workspace, 1)
-    execute(workspace, "evaluate", 1)
-    described = describe_run(workspace.run)
+    evaluated(workspace, 1)
+    described = describe_run(workspace)
     updates = workspace.store.require(workspace.policy_ref(1)).summary["updates"]
     assert [update["update"] for update in updates] == [1, 2]
     assert updates[0]["ratio_mean"] == 1.0
@@ -83,8 +84,8 @@ def test_trajectories_do_not_depend_on_shards(make_config: Make, tmp_path: Path,
     one, other = prepare(make_config()), prepare(make_config(f"store.root={tmp_path / 'other'}", override))
     for workspace in (one, other):
         execute(workspace, "rollout", 1)
-    assert one.run.require(1, "rollout").artifact == other.run.require(1, "rollout").artifact
-    shards = [len(w.store.records(w.run.require(1, "rollout").ref)) for w in (one, other)]
+    assert one.chain.require(1, "rollout").artifact == other.chain.require(1, "rollout").artifact
+    shards = [len(w.store.records(w.chain.require(1, "rollout").ref)) for w in (one, other)]
     assert shards[0] == 2
     assert shards[1] in (1, 4)
     assert_same_trajectories(one, other)
@@ -95,7 +96,7 @@ def test_equal_runs_have_equal_digests_and_another_seed_has_not(make_config: Mak
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         workspace = prepare(make_config(f"store.root={tmp_path / name}", f"run.seed={seed}"))
         run_epoch(workspace, 1)
-        digests.append(workspace.run.digest())
+        digests.append(workspace.chain.digest())
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -121,7 +122,7 @@ def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
     ref = execute(other, "score", 1, "kb")
     assert other.ledger.stages() == ["score"]
     assert other._held is None
-    before = workspace.run.require(1, "score", "jpeg_compressibility").ref
+    before = workspace.chain.require(1, "score", "jpeg_compressibility").ref
     means = [workspace.store.require(each).summary["mean"] for each in (ref, before)]
     assert means[0] == pytest.approx(500 * means[1], rel=1e-5)
     assert StageRun(make_stage(open_run(workspace.store.root.uri, "small"), "advantage", 1)).complete
@@ -133,14 +134,14 @@ def test_an_interrupted_rollout_goes_on_where_it_stopped(make_config: Make, tmp_
     broken = prepare(make_config())
     run = StageRun(make_stage(broken, "rollout", 1))
     run.run_shard(run.pending()[1])
-    assert broken.run.find(1, "rollout") is None
+    assert broken.chain.find(1, "rollout") is None
     again = open_run(broken.store.root.uri, "small")
     resumed = StageRun(make_stage(again, "rollout", 1))
     assert [shard.name for shard in resumed.pending()] == ["000000-000002"]
     resumed.execute()
     assert again.ledger.seconds("rollout") > 0
     assert_same_trajectories(whole, again)
-    digests = [w.store.require(w.run.require(1, "rollout").ref).digest for w in (whole, again)]
+    digests = [w.store.require(w.chain.require(1, "rollout").ref).digest for w in (whole, again)]
     assert digests[0] == digests[1]
 
 
@@ -177,7 +178,7 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
     again.reporter.message = told.append  # type: ignore[method-assign]
     run_epoch(again, 1)
     assert told == ["epoch 1: training resumes after update 2."]
-    assert again.run.digest() == whole.run.digest()
+    assert again.chain.digest() == whole.chain.digest()
     policy = policy_folder(again.store, again.policy_ref(1))
     assert (policy / "ema.safetensors").exists() == (trained == "ema")
     assert not (Path(again.store.root.uri) / str(again.policy_ref(1)) / "_checkpoints").exists()
@@ -230,7 +231,7 @@ def test_every_algorithm_trains_and_equal_runs_are_equal(
         workspace = prepare(config)
         for epoch in (1, 2):
             run_epoch(workspace, epoch)
-        digests.append(workspace.run.digest())
+        digests.append(workspace.chain.digest())
     assert digests[0] == digests[1]
     for epoch in (1, 2):
         updates = workspace.store.require(workspace.policy_ref(epoch)).summary["updates"]
@@ -256,8 +257,8 @@ def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> 
         torch.testing.assert_close(behavior[name], torch.lerp(new[name], base[name], 0.1))
     held = workspace.trainable(workspace.policy_ref(1), Weights.BEHAVIOR).state()
     assert all(torch.equal(held[name], behavior[name]) for name in held)
-    evaluated = workspace.trainable(workspace.policy_ref(1), Weights.AVERAGE).state()
-    assert all(torch.equal(evaluated[name], new[name]) for name in evaluated)
+    averaged = workspace.trainable(workspace.policy_ref(1), Weights.AVERAGE).state()
+    assert all(torch.equal(averaged[name], new[name]) for name in averaged)
 
 
 def test_only_the_final_latents_are_stored_where_nothing_else_is_trained(make_config: Make) -> None:
@@ -271,7 +272,7 @@ def test_only_the_final_latents_are_stored_where_nothing_else_is_trained(make_co
 def test_groups_share_their_random_window(make_config: Make) -> None:
     workspace = prepare(make_config("rollout.steps=6", "rollout.plan={name: window, options: {size: 1}}"))
     execute(workspace, "rollout", 1)
-    ref = workspace.run.require(1, "rollout").ref
+    ref = workspace.chain.require(1, "rollout").ref
     windows: dict[str, set[tuple[int, ...]]] = {}
     for record in workspace.store.records(ref):
         table = open_trajectory_store("webdataset").open(workspace.store.files(ref, record)).table
@@ -299,7 +300,7 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     assert a.keys() == b.keys()
     for sample in a:
         np.testing.assert_array_equal(a[sample][0], b[sample][0])
-    ref = one.run.require(1, "advantage").ref
+    ref = one.chain.require(1, "advantage").ref
     table = read_table(one.store.files(ref, one.store.records(ref)[0]), "advantages.parquet", ADVANTAGES).to_pandas()
     assert table.group_id.nunique() == 4 * 2
     assert table.groupby("group_id").advantage.sum().abs().max() < 1e-4
@@ -347,12 +348,12 @@ def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> No
         run_epoch(workspace, epoch)
     kls, penalties = [], []
     for epoch in (1, 2):
-        ref = workspace.run.require(epoch, "rollout").ref
+        ref = workspace.chain.require(epoch, "rollout").ref
         shards = [workspace.store.files(ref, record) for record in workspace.store.records(ref)]
         tables = [open_trajectory_store("webdataset").open(files).table for files in shards]
         kls.append(np.mean([kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]))
-        scored = workspace.store.require(workspace.run.require(epoch, "score", "jpeg_compressibility").ref)
-        advantage = workspace.store.require(workspace.run.require(epoch, "advantage").ref)
+        scored = workspace.store.require(workspace.chain.require(epoch, "score", "jpeg_compressibility").ref)
+        advantage = workspace.store.require(workspace.chain.require(epoch, "advantage").ref)
         penalties.append(scored.summary["mean"] - advantage.summary["reward_mean"])
     assert kls[0] == 0.0
     assert kls[1] > 0.0
@@ -401,15 +402,16 @@ def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:
 
 
 def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
-    workspace = prepare(make_config())
+    reward = "tests.rewards:Restless"
+    workspace = prepare(make_config(f"rewards=[{{name: '{reward}'}}]"))
     run_epoch(workspace, 1)
-    first = workspace.run.require(1, "advantage").ref
-    second = execute(workspace, "advantage", 1, force=True)
+    first = workspace.chain.require(1, "score", reward).ref
+    second = execute(workspace, "score", 1, reward, force=True)
     assert (second.fingerprint, second.id) == (first.fingerprint, f"{first.id}-a2")
-    current = workspace.run.require(1, "advantage")
+    current = workspace.chain.require(1, "score", reward)
     assert (current.ref, current.forced) == (second, True)
     # What depends on the new attempt is to be made again; what is above it is not.
-    assert not StageRun(make_stage(workspace, "optimize", 1)).complete
+    assert not StageRun(make_stage(workspace, "advantage", 1)).complete
     assert StageRun(make_stage(workspace, "rollout", 1)).complete
 
 
@@ -418,7 +420,7 @@ def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make)
     told: list[str] = []
     workspace.reporter.message = told.append  # type: ignore[method-assign]
     run_epoch(workspace, 1)
-    assert workspace.store.require(workspace.run.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
+    assert workspace.store.require(workspace.chain.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
     assert workspace.store.require(workspace.policy_ref(1)).summary["updates"] == []
     assert "nothing to learn" in told[-1]
     run_epoch(workspace, 2)
@@ -428,25 +430,25 @@ def test_a_nan_reward_stops_before_training_and_keeps_the_rollouts(make_config: 
     workspace = prepare(make_config("rewards=[{name: 'tests.rewards:NotANumber'}]"))
     with pytest.raises(RewardError, match="not finite"):
         run_epoch(workspace, 1)
-    assert workspace.run.require(1, "rollout")
-    assert workspace.run.find(1, "optimize") is None
+    assert workspace.chain.require(1, "rollout")
+    assert workspace.chain.find(1, "optimize") is None
 
 
 def test_a_loss_that_is_not_finite_is_never_trained_on(make_config: Make) -> None:
     workspace = prepare(make_config("optimize.algorithm.options.kl_coef=1e38", "optimize.learning_rate=1e3"))
     with pytest.raises(FlowmillError, match="would destroy the policy"):
         run_epoch(workspace, 1)
-    assert workspace.run.find(1, "optimize") is None
+    assert workspace.chain.find(1, "optimize") is None
 
 
 def test_advantages_are_those_of_the_rewards(make_config: Make) -> None:
     both = "rewards=[{name: jpeg_compressibility, weight: 2}, {name: 'tests.rewards:Constant', label: c, weight: 3}]"
     workspace = prepare(make_config(both))
     run_epoch(workspace, 1)
-    ref = workspace.run.require(1, "advantage").ref
+    ref = workspace.chain.require(1, "advantage").ref
     files = workspace.store.files(ref, workspace.store.records(ref)[0])
     table = read_table(files, "advantages.parquet", ADVANTAGES).to_pandas()
-    scores = workspace.store.require(workspace.run.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
+    scores = workspace.store.require(workspace.chain.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
     assert table.reward.mean() == pytest.approx(2 * scores + 3 * 0.7, rel=1e-5)
     assert table.groupby("prompt_id").advantage.sum().abs().max() < 1e-4
 
@@ -468,7 +470,7 @@ def test_embeddings_are_computed_once_ever(make_config: Make, tmp_path: Path) ->
     assert "encode" in first.ledger.stages()
     (tmp_path / "train.txt").write_text("".join(f'"{n:02d}"\n' for n in range(10)))
     second = prepare(make_config("run.name=more"))
-    cache = ArtifactRef.parse(second.run.require(0, "encode").artifact)
+    cache = ArtifactRef.parse(second.chain.require(0, "encode").artifact)
     rows = [record.rows for record in second.store.records(cache)]
     assert sorted(rows) == [2, 11]
     third = prepare(make_config("run.name=same"))
@@ -488,14 +490,14 @@ def test_a_run_of_this_name_with_other_settings_is_refused(make_config: Make, tm
 
 def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(make_config: Make) -> None:
     workspace = prepare(make_config("model.path=null", "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"))
-    assert not is_finished(workspace)
+    assert finished_result(workspace) is None
     mark_finished(workspace)
-    assert is_finished(workspace)
-    assert not is_finished(
+    assert finished_result(workspace) is not None
+    assert not finished_result(
         Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run)
     )
     execute(workspace, "policy", 0, force=True)
-    assert not is_finished(workspace)
+    assert finished_result(workspace) is None
 
 
 _BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"
@@ -525,7 +527,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
     workspace = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))
     run_epoch(workspace, 1)
-    execute(workspace, "evaluate", 1)
+    evaluated(workspace, 1)
     execute(workspace, "export", 1)
     folder = exported_folder(ExportStage(workspace, 1))
     pipeline = StableDiffusion3Pipeline.from_pretrained(
@@ -533,7 +535,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     )
     if lora:
         pipeline.load_lora_weights(folder)
-    ref = workspace.run.require(1, "evaluate").ref
+    ref = workspace.chain.require(1, "evaluate").ref
     record = next(record for record in workspace.store.records(ref) if record.shard == "train")
     shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
     rows = shard.table.to_pylist()
@@ -551,7 +553,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     stored = np.stack([shard.media(row) for row in range(8)]).astype(int)
     assert np.abs((images * 255).round() - stored).max() <= 1
     execute(workspace, "evaluate", 0)
-    base_ref = workspace.run.require(0, "evaluate").ref
+    base_ref = workspace.chain.require(0, "evaluate").ref
     base_record = next(r for r in workspace.store.records(base_ref) if r.shard == "train")
     base = open_trajectory_store("webdataset").open(workspace.store.files(base_ref, base_record))
     assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
@@ -563,7 +565,7 @@ def test_no_artifact_holds_a_path_of_this_machine(
 ) -> None:
     workspace = prepare(make_config(*["model.lora={rank: 2, alpha: 8}"] * lora))
     run_epoch(workspace, 1)
-    execute(workspace, "evaluate", 1)
+    evaluated(workspace, 1)
     execute(workspace, "export", 1)
     for record in Path(workspace.store.root.uri).rglob("_shards/*.json"):
         for path in (path for path in record.parent.parent.glob(f"{record.stem}-*/**/*") if path.is_file()):
@@ -592,5 +594,5 @@ def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
     source = f"prompts.train={tmp_path / 'train.jsonl'}"
     workspace = prepare(make_config(source, "rewards=[{name: 'tests.rewards:Wanted'}]", "prompts.heldout=null"))
     run_epoch(workspace, 1)
-    mean = workspace.store.require(workspace.run.require(1, "score", "tests.rewards:Wanted").ref).summary["mean"]
+    mean = workspace.store.require(workspace.chain.require(1, "score", "tests.rewards:Wanted").ref).summary["mean"]
     assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(workspace, 1).groups) / 4)

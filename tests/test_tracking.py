@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 
 from configs.schema import RunConfig
-from tasks.export import ExportStage, exported_folder
+from tasks.figures import evaluation_figures, weighted_reward
+from tasks.runs import open_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.tracking import Tracker, heldout_reward
+from tasks.tracking import Tracker, content
+from tasks.tracking.client import open_client
 from tasks.workspace import Workspace
-from tests.conftest import prepare, run_epoch
+from tests.conftest import evaluated, prepare, run_epoch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Make = Callable[..., RunConfig]
 LINKS = {"prefect.flow_run_id": "f-1", "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/f-1"}
 
 
-def evaluated(workspace: Workspace, epoch: int) -> None:
-    StageRun(make_stage(workspace, "evaluate", epoch)).execute()
-
-
 def client_of(workspace: Workspace) -> tuple[MlflowClient, Any]:
-    client = MlflowClient(f"sqlite:///{Path(workspace.store.root.uri) / 'mlflow.db'}")
-    note = workspace.run.read_note("tracking")
+    client = open_client(workspace.store.root.uri, None)
+    note = workspace.run.newest("tracking")
     assert note is not None
     return client, client.get_run(note["mlflow_run_id"])
 
@@ -37,8 +40,19 @@ def steps(client: MlflowClient, run: Any, key: str) -> list[int]:
     return sorted(metric.step for metric in client.get_metric_history(run.info.run_id, key))
 
 
-def test_a_run_in_mlflow(make_config: Make) -> None:
-    workspace = prepare(make_config())
+def track(workspace: Workspace, status: str = "FINISHED", **links: str) -> None:
+    tracker = Tracker(workspace, orchestrator=links)
+    assert tracker.close(status) is None
+
+
+def exported(workspace: Workspace, epoch: int) -> None:
+    StageRun(make_stage(workspace, "export", epoch)).execute()
+
+
+@pytest.fixture
+def tracked(make_config: Make) -> Workspace:
+    """One epoch, evaluated before and after, exported and tracked."""
+    workspace = prepare(make_config("run.epochs=1"))
     evaluated(workspace, 0)
     tracker = Tracker(workspace, orchestrator=LINKS)
     tracker.log_evaluation(0)
@@ -46,96 +60,207 @@ def test_a_run_in_mlflow(make_config: Make) -> None:
     tracker.log_epoch(1)
     evaluated(workspace, 1)
     tracker.log_evaluation(1)
-    stage = ExportStage(workspace, 1)
-    StageRun(stage).execute()
-    tracker.log_export(1, exported_folder(stage))
+    exported(workspace, 1)
+    tracker.log_export(1)
     url = tracker.url()
     assert tracker.close("FINISHED") is None
-
-    client, run = client_of(workspace)
-    assert run.info.status == "FINISHED"
     assert url is not None
-    assert url.endswith(f"/runs/{run.info.run_id}")
+    assert url.endswith(f"/runs/{tracker.run_id}")
+    return workspace
+
+
+def test_a_run_in_mlflow(tracked: Workspace) -> None:
+    client, run = client_of(tracked)
+    assert run.info.status == "FINISHED"
     assert run.data.params["optimize.learning_rate"] == "0.001"
+    assert run.data.params["algorithm"] == "grpo"
+    assert run.data.params["rewards"] == "1 x jpeg_compressibility"
+    assert 10 < len(run.data.params) <= content.MAX_PARAMS
     assert run.data.tags["prefect.flow_run_id"] == "f-1"
-    assert LINKS["prefect.flow_run_url"] in run.data.tags["mlflow.note.content"]
     assert len(run.data.tags["mlflow.source.git.commit"]) == 40
     expected = {
         *("reward/mean", "reward/std", "reward/jpeg_compressibility_mean"),
         *("advantage/zero_std_ratio", "advantage/group_std"),
         *("optimize/loss", "optimize/ratio_mean", "optimize/ratio_std", "optimize/clip_high", "optimize/clip_low"),
         *("optimize/approx_kl", "optimize/grad_norm"),
-        *("eval/train/jpeg_compressibility_mean", "eval/heldout/jpeg_compressibility_exact"),
-        *(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "evaluate")),
+        *("eval/train/jpeg_compressibility_mean", "eval/heldout/jpeg_compressibility_mean"),
+        *(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "eval")),
     }
     assert expected <= set(run.data.metrics)
+    # JPEG sizes know no perfect score.
+    assert not [key for key in run.data.metrics if key.endswith("_exact")]
     assert steps(client, run, "optimize/loss") == [1, 2]
     assert steps(client, run, "eval/train/jpeg_compressibility_mean") == [0, 1]
-    contexts = {tag.value for item in run.inputs.dataset_inputs for tag in item.tags}
-    assert contexts == {"base", "preprocess", "rollout", "score", "advantage"}
-    manifest = workspace.store.require(workspace.run.require(1, "rollout").ref)
-    assert manifest.digest[:32] in {item.dataset.digest for item in run.inputs.dataset_inputs}
-    images = [artifact.path for artifact in client.list_artifacts(run.info.run_id, "images")]
-    assert len([path for path in images if path.endswith(".png")]) == 4
+    artifacts = tracked.store.root.uri + "/mlflow-artifacts/flowmill/" + run.info.run_id + "/artifacts"
+    images = list(Path(artifacts, "images").glob("*.png"))
+    assert len(images) == 4
+    assert "learning_rate: 0.001" in Path(artifacts, "config.yaml").read_text()
+
+
+def test_the_description_says_in_words_what_came_of_it(tracked: Workspace) -> None:
+    _, run = client_of(tracked)
+    text = run.data.tags["mlflow.note.content"]
+    before, after = (evaluation_figures(tracked.chain, epoch) for epoch in (0, 1))
+    figures = [made["heldout"]["jpeg_compressibility"]["mean"] for made in (before, after)]
+    assert "**small** trains pipeline (sd3) with grpo on train.txt (8 prompts, 3 held out)" in text
+    assert f"Result on held-out prompts: jpeg_compressibility {figures[0]:.3f} → {figures[1]:.3f}." in text
+    assert LINKS["prefect.flow_run_url"] in text
+
+
+def test_prompts_are_the_datasets_with_a_schema(tracked: Workspace) -> None:
+    _, run = client_of(tracked)
+    datasets = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
+    assert set(datasets) == {"train", "heldout"}
+    assert json.loads(datasets["heldout"].profile) == {"num_rows": 3}
+    assert {column["name"] for column in json.loads(datasets["train"].schema)["mlflow_colspec"]} >= {"prompt"}
+
+
+def test_evaluated_policies_are_models_that_can_be_ranked(tracked: Workspace) -> None:
+    client, run = client_of(tracked)
+    key = "eval/heldout/jpeg_compressibility_mean"
+    models = client.search_logged_models(
+        [run.info.experiment_id], order_by=[{"field_name": f"metrics.`{key}`", "ascending": False}]
+    )
+    assert {model.name for model in models} == {"small-epoch-0", "small-epoch-1"}
+    values = [next(metric for metric in model.metrics if metric.key == key) for model in models]
+    assert [metric.value for metric in values] == sorted((metric.value for metric in values), reverse=True)
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in values} == {
+        ("heldout", tracked.prompts_identity[:32])
+    }
     champion = client.get_model_version_by_alias("flowmill-small", "champion")
-    assert float(champion.tags["flowmill.heldout_reward"]) == heldout_reward(workspace, 1)
+    reward = weighted_reward(tracked.config, evaluation_figures(tracked.chain, 1))
+    assert float(champion.tags["flowmill.heldout_reward"]) == reward
+    of_version = next(model for model in models if model.model_id == champion.tags["flowmill.logged_model"])
+    assert of_version.name == "small-epoch-1"
+    assert of_version.model_id in champion.description
+    files = Path(tracked.store.root.uri, "mlflow-artifacts", champion.source.removeprefix("mlflow-artifacts:/"))
+    assert (files / "model_index.json").exists()
+
+
+def test_nothing_new_changes_nothing(tracked: Workspace) -> None:
+    client, before = client_of(tracked)
+    tracker = Tracker(tracked, orchestrator={}, attends=False)
+    assert tracker.close("FINISHED") is None
+    _, after = client_of(tracked)
+    assert (after.info.end_time, after.info.status) == (before.info.end_time, before.info.status)
+    assert after.data.tags == before.data.tags
+    assert steps(client, after, "reward/mean") == [1]
 
 
 def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_config: Make) -> None:
     workspace = prepare(make_config())
     evaluated(workspace, 0)
     run_epoch(workspace, 1)
-    first = Tracker(workspace, orchestrator=LINKS)
-    first.log_epoch(1)
-    first.close("KILLED")
+    track(workspace, "KILLED", **LINKS)
+    _, first = client_of(workspace)
+    assert first.info.status == "KILLED"
     run_epoch(workspace, 2)  # committed, never logged: as after a kill
     second = Tracker(workspace, orchestrator={})
     second.log_epoch(1)
     second.log_epoch(2)
     assert second.close("FINISHED") is None
     client, run = client_of(workspace)
+    assert run.info.run_id == first.info.run_id
     assert steps(client, run, "reward/mean") == [1, 2]
     assert steps(client, run, "optimize/loss") == [1, 2, 3, 4]
     assert steps(client, run, "eval/train/jpeg_compressibility_mean") == [0]
     assert run.info.status == "FINISHED"
 
 
-def test_the_champion_moves_only_when_the_heldout_reward_improves(
+def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) -> None:
+    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:Restless'}]"))
+    evaluated(workspace, 0)
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    track(workspace)
+    client, first = client_of(workspace)
+    StageRun(make_stage(workspace, "score", 2, "tests.rewards:Restless"), force=True).execute()
+    told: list[str] = []
+    workspace.reporter.message = told.append  # type: ignore[method-assign]
+    tracker = Tracker(workspace, orchestrator={})
+    for name in ("advantage", "optimize"):
+        StageRun(make_stage(workspace, name, 2)).execute()
+    tracker.log_epoch(2)
+    assert tracker.close("FINISHED") is None
+    _, second = client_of(workspace)
+    assert second.info.run_id != first.info.run_id
+    assert client.get_run(first.info.run_id).info.lifecycle_stage == "deleted"
+    assert steps(client, second, "reward/mean") == [1, 2]
+    (point,) = (m for m in client.get_metric_history(second.info.run_id, "reward/mean") if m.step == 2)
+    ref = workspace.chain.require(2, "advantage").ref
+    assert point.value == workspace.store.require(ref).summary["reward_mean"]
+    assert "trash" in told[0]
+    names = [model.name for model in client.search_logged_models([second.info.experiment_id])]
+    assert names == ["small-epoch-0"]
+
+
+def test_the_champion_is_the_best_version_of_what_the_run_is_now(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tasks.tracking
+    scores = {0: 0.0, 1: 0.5, 2: 0.4, 3: 0.6}
+    original = content.evaluation_content
 
-    scores = {1: 0.5, 2: 0.4, 3: 0.6}
-    monkeypatch.setattr(tasks.tracking, "heldout_reward", lambda workspace, epoch: scores[epoch])
+    def scored(chain: Any, epoch: int) -> Any:
+        made = original(chain, epoch)
+        return None if made is None else replace(made, reward=scores[epoch])
+
+    monkeypatch.setattr(content, "evaluation_content", scored)
     workspace = prepare(make_config("run.epochs=3"))
     tracker = Tracker(workspace, orchestrator={})
-    champions = []
+    champions: list[str] = []
     for epoch in (1, 2, 3):
         run_epoch(workspace, epoch)
-        stage = ExportStage(workspace, epoch)
-        StageRun(stage).execute()
-        tracker.log_export(epoch, exported_folder(stage))
-        tracker._jobs.put(lambda: champions.append(_champion(tracker)))
+        evaluated(workspace, epoch)
+        exported(workspace, epoch)
+        tracker.log_evaluation(epoch)
+        tracker.log_export(epoch)
+        tracker._jobs.put(lambda: champions.append(champion(workspace)))
     assert tracker.close("FINISHED") is None
     assert champions == ["1", "1", "3"]
+    # With fewer epochs the third policy is not the run's any more.
+    fewer = prepare(make_config("run.epochs=2"))
+    tracker = Tracker(fewer, orchestrator={})
+    tracker.log_export(2)
+    assert tracker.close("FINISHED") is None
+    assert champion(fewer) == "1"
 
 
-def _champion(tracker: Tracker) -> str:
-    return str(tracker._client().get_model_version_by_alias("flowmill-small", "champion").version)
+def champion(workspace: Workspace) -> str:
+    client = open_client(workspace.store.root.uri, None)
+    return str(client.get_model_version_by_alias("flowmill-small", "champion").version)
 
 
-def test_an_outage_is_told_and_does_not_stop_training(make_config: Make) -> None:
+def test_the_database_moves_with_its_folder_and_names_no_place(tracked: Workspace, tmp_path: Path) -> None:
+    old, new = Path(tracked.store.root.uri), tmp_path / "moved"
+    with sqlite3.connect(old / "mlflow.db") as database:
+        dump = "\n".join(database.iterdump())
+    assert str(tmp_path) not in dump
+    assert str(Path.cwd()) not in dump
+    shutil.copytree(old, new)
+    shutil.rmtree(old)
+    moved = open_run(str(new), "small")
+    StageRun(make_stage(moved, "evaluate", 1, "more")).execute()
+    StageRun(make_stage(moved, "judge", 1, "jpeg_compressibility@more")).execute()
+    track(moved)
+    client, run = client_of(moved)
+    assert "eval-more/heldout/jpeg_compressibility_mean" in run.data.metrics
+    assert not old.exists()
+    images = list((new / "mlflow-artifacts").rglob("*eval-more*.png"))
+    assert len(images) == 2
+    assert client.get_model_version_by_alias("flowmill-small", "champion")
+
+
+def test_mlflows_global_settings_are_left_alone(tracked: Workspace) -> None:
+    assert str(tracked.store.root.uri) not in mlflow.get_tracking_uri()
+
+
+def test_an_outage_is_told_and_does_not_stop_training(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     workspace = prepare(make_config("tracking.uri=http://127.0.0.1:9"))
     told: list[str] = []
     workspace.reporter.message = told.append  # type: ignore[method-assign]
-    import os
-
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    try:
-        tracker = Tracker(workspace, orchestrator={})
-        run_epoch(workspace, 1)
-        tracker.log_epoch(1)
-        assert "9" in str(tracker.close("FINISHED"))
-    finally:
-        del os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
+    tracker = Tracker(workspace, orchestrator={})
+    run_epoch(workspace, 1)
+    tracker.log_epoch(1)
+    assert "9" in str(tracker.close("FINISHED"))
     assert any("Training goes on" in text for text in told)

@@ -35,9 +35,15 @@ def run(
     root: Root = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run.", metavar="RUN")] = None,
     overrides: Overrides = None,
+    dry: Annotated[bool, typer.Option("--dry", help="List what would be computed, why, and what it costs.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a training run, or continue it where it stopped: what is committed is never computed again."""
+    if dry:
+        from flows.cli.dry import dry_command
+
+        dry_command(config, root=root, name=name, overrides=overrides or [])
+        return
     from flows.cli.run import run_command
 
     run_command(config, root=root, name=name, overrides=overrides or [], quiet=quiet)
@@ -63,27 +69,46 @@ def stage(
     name: Annotated[str, typer.Argument(help="Stage: base, encode, preprocess, rollout, score, ...", metavar="NAME")],
     run: Annotated[str, typer.Option("--run", help="Run the stage belongs to.", metavar="RUN")],
     epoch: Annotated[int, typer.Option("--epoch", help="Epoch; 0 is before training.", min=0, metavar="N")] = 0,
+    evaluation: Annotated[
+        str, typer.Option("--name", help="Of evaluate and judge: a name beside the run's own.", metavar="NAME")
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Do the work again as a new attempt.")] = False,
+    downstream: Annotated[
+        bool, typer.Option("--downstream", help="Afterwards do what became due because of it.")
+    ] = False,
     root: Root = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
-    from flows.cli.run import stage_command
+    from flows.cli.stage import StageRequest, stage_command
 
-    stage_command(name, run=run, epoch=epoch, force=force, root=root, overrides=overrides or [], quiet=quiet)
+    request = StageRequest(
+        name=name,
+        run=run,
+        epoch=epoch,
+        evaluation=evaluation,
+        force=force,
+        downstream=downstream,
+        overrides=overrides or (),
+    )
+    stage_command(request, root=root, quiet=quiet)
 
 
 @app.command()
 def status(
     run: Annotated[str | None, typer.Argument(help="Run; all runs when absent.", metavar="[RUN]")] = None,
+    why: Annotated[
+        str | None, typer.Option("--why", help="Say why a stage is fresh, stale or missing.", metavar="STAGE@EPOCH")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is stale.")] = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs of a store, or the epochs, evaluations and artifacts of one run."""
+    """Show the runs of a store, or of one run which stages are fresh, stale or missing, and its evaluations."""
     from flows.cli.status import status_command
 
-    status_command(run, root=root, as_json=as_json)
+    status_command(run, root=root, why=why, check=check, as_json=as_json)
 
 
 @app.command()

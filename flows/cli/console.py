@@ -16,6 +16,16 @@ def default_root(root: str | None) -> str:
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
+def as_overrides(root: str | None, name: str | None) -> list[str]:
+    """Return --root, or FLOWMILL_ROOT, and --name as overrides of a config."""
+    chosen = []
+    if root is not None or "FLOWMILL_ROOT" in os.environ:
+        chosen.append(f"store.root={default_root(root)}")
+    if name is not None:
+        chosen.append(f"run.name={name}")
+    return chosen
+
+
 def print_json(data: Any) -> None:
     """Print data as JSON and nothing else."""
     console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")

@@ -1,4 +1,4 @@
-"""``flowmill run`` and ``flowmill stage``."""
+"""``flowmill run``."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from configs.errors import CancelledError, FlowmillError
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.cli.console import console, default_root
+from flows.cli.console import as_overrides
 from flows.cli.progress import display
 from flows.environment import prepare_environment
 from flows.server import LocalApi, local_api
 
-if TYPE_CHECKING:
-    from storage.commit import ArtifactStore
-    from storage.layout import ArtifactRef
-
 
 def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
     """Start or continue a run and print what came of it."""
-    extra = [*overrides, *_as_overrides(root, name)]
+    extra = [*overrides, *as_overrides(root, name)]
     checked = load_config(config, extra)
     prepare_environment(checked.execution.threads)
-    from tasks.runs import find_run, is_finished
+    from tasks.runs import find_run, finished_result
 
     found = find_run(checked)
-    if found is not None and is_finished(found):
+    result = None if found is None else finished_result(found)
+    if found is not None and result is not None:
         from flows.cli.summary import print_summary
 
-        print_summary(found, quiet=quiet)
+        print_summary(found, result, quiet=quiet)
         return
     if found is not None:
         # Says so before anything heavy starts; the flow holds the lock while it works.
@@ -45,52 +42,6 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
         _train(str(config), checked, extra, api, quiet=quiet)
 
 
-def stage_command(
-    name: str, *, run: str, epoch: int, force: bool, root: str | None, overrides: Sequence[str], quiet: bool
-) -> None:
-    """Run one stage of an existing run and print which artifact it made."""
-    from configs.registry import resolve
-    from storage.commit import ArtifactStore
-    from tasks.runs import require_run
-    from tasks.stages import STAGES
-
-    resolve({key: value for key, value in STAGES.items() if key == name} or STAGES, name, what="stage")
-    uri = default_root(root)
-    require_run(ArtifactStore(uri), run)
-    uri = ArtifactStore(uri).root.uri
-    with local_api() as api, display(quiet=quiet, epochs=1) as shown:
-        from flows import runtime
-        from flows.stages import FLOWS
-
-        runtime.use_reporter(shown)
-        result = _run_flow(FLOWS[name], api, run=run, root=uri, epoch=epoch, force=force, overrides=list(overrides))
-    console.print(f"{name}: {result}", markup=False)
-
-
-def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]]) -> None:
-    """Run the stages that made damaged artifacts again, in the order of their runs.
-
-    Args:
-        store: the store.
-        damaged: artifact -> runs that name it.
-    """
-    from storage.lineage import RunFolder
-    from tasks.stages import STAGES
-
-    work: dict[tuple[str, int, int], tuple[str, str, int]] = {}
-    for ref, runs in damaged.items():
-        if not runs:
-            console.print(f"{ref}: no run names it, so nothing makes it anew.", markup=False)
-        # One run is enough: the artifact is the same for all.
-        for run in sorted(runs)[:1]:
-            for entry in RunFolder(store, run).entries():
-                if entry.ref == ref:
-                    order = (run, entry.epoch, list(STAGES).index(entry.stage))
-                    work[order] = (run, entry.stage, entry.epoch)
-    for run, stage, epoch in (work[key] for key in sorted(work)):
-        stage_command(stage, run=run, epoch=epoch, force=False, root=store.root.uri, overrides=(), quiet=True)
-
-
 def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
     from tasks.check import check_config
 
@@ -98,16 +49,17 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
     from flows import runtime
     from flows.cli.summary import print_summary
     from flows.pipeline import with_score_workers
+    from tasks.describe import describe_result
 
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
         workspace = runtime.begin(checked)
         flow = with_score_workers(checked.execution.score_workers)
-        _run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
-    print_summary(workspace, quiet=quiet)
+        run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
+    print_summary(workspace, describe_result(workspace), quiet=quiet)
 
 
-def _run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
+def run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
     """Run a flow in this process; our own errors come out as they are."""
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -187,12 +139,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _as_overrides(root: str | None, name: str | None) -> list[str]:
-    chosen = []
-    if root is not None or "FLOWMILL_ROOT" in os.environ:
-        chosen.append(f"store.root={default_root(root)}")
-    if name is not None:
-        chosen.append(f"run.name={name}")
-    return chosen

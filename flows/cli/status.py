@@ -1,37 +1,176 @@
-"""``flowmill status``."""
+"""``flowmill status``: runs, what of them is fresh, stale or missing, and why."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import typer
 from rich.table import Table
 
+from configs.errors import ConfigError
 from flows.cli.console import console, default_root, print_json
 from storage.commit import ArtifactStore
-from storage.lineage import RunFolder, list_runs
+from storage.lineage import list_runs
+
+_MARKS = {"fresh": "[green]fresh[/green]", "stale": "[red]STALE[/red]", "missing": "[yellow]missing[/yellow]"}
+_WORST = ("stale", "missing", "fresh")
 
 
-def status_command(name: str | None, *, root: str | None, as_json: bool) -> None:
-    """Print all runs, or one."""
-    from tasks.runs import describe_run, require_run
+def status_command(name: str | None, *, root: str | None, why: str | None, check: bool, as_json: bool) -> None:
+    """Print all runs, or one.
+
+    Args:
+        name: the run; all when None.
+        root: the store.
+        why: ``STAGE@EPOCH``: print the reasons for its state instead.
+        check: end with 1 if anything is stale.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: ``why`` names nothing.
+    """
+    from tasks.describe import describe_run
+    from tasks.runs import open_run
 
     store = ArtifactStore(default_root(root))
-    if name is not None:
-        described = describe_run(require_run(store, name))
-        print_json(described) if as_json else _print_run(described)
+    if why is not None:
+        if name is None:
+            raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
+        _explain(store.root.uri, name, why)
         return
-    runs = [describe_run(RunFolder(store, each)) for each in list_runs(store)]
+    names = [name] if name is not None else list_runs(store)
+    runs = [describe_run(open_run(store.root.uri, each, reads=True)) for each in names]
+    _print(store, runs, one=name is not None, as_json=as_json)
+    if check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
+        raise typer.Exit(1)
+
+
+def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, as_json: bool) -> None:
     if as_json:
         keys = ("run", "epochs", "finished_epochs")
-        print_json([{key: run[key] for key in keys} for run in runs])
-        return
-    if not runs:
-        console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.")
-        return
-    table = Table("run", "epochs", "last evaluation")
-    for run in runs:
-        table.add_row(run["run"], f"{run['finished_epochs']} of {run['epochs']}", _last_figures(run))
+        short = [{**{key: run[key] for key in keys}, "states": _counts(run["stages"])} for run in runs]
+        print_json(runs[0] if one else short)
+    elif one:
+        _print_run(runs[0])
+    elif not runs:
+        console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.", markup=False)
+    else:
+        table = Table("run", "epochs", "state", "last evaluation")
+        for run in runs:
+            epochs = f"{run['finished_epochs']} of {run['epochs']}"
+            table.add_row(run["run"], epochs, _state(_counts(run["stages"])), _last_figures(run))
+        console.print(table)
+
+
+def _explain(root: str, name: str, why: str) -> None:
+    from tasks.chain import Node
+    from tasks.runs import open_run
+    from tasks.staleness import explain
+
+    stage, _, place = why.partition("@")
+    epoch = place or "0"
+    if not epoch.isdigit():
+        raise ConfigError(f"--why '{why}': '{epoch}' is no epoch. Write STAGE@EPOCH, such as score@3.")
+    stage, _, slot = stage.rstrip("]").partition("[")
+    chain = open_run(root, name, reads=True).chain
+    nodes = [node for node in chain.nodes() if node[:2] == (int(epoch), stage) and slot in ("", node.slot)]
+    if not nodes:
+        stages = ", ".join(dict.fromkeys(node.stage for node in chain.nodes() if node.epoch == int(epoch)))
+        has = (
+            f"At epoch {epoch} it has {stages}."
+            if stages
+            else f"It has epochs 0 to {chain.workspace.config.run.epochs}."
+        )
+        raise ConfigError(f"--why '{why}': run '{name}' has no such stage. {has}")
+    for node in nodes:
+        for line in explain(chain, Node(*node)):
+            console.print(line, markup=False)
+
+
+def _print_run(run: dict[str, Any]) -> None:
+    counts = _counts(run["stages"])
+    console.print(f"run [bold]{run['run']}[/bold] in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs")
+    console.print(_grid(run["stages"]))
+    for stage in _roots(run["stages"]):
+        label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
+        console.print(f"stale: {label}: {'; '.join(stage['causes'])}", markup=False)
+    if counts.get("stale"):
+        console.print(
+            f"{counts['stale']} artifacts are stale; 'flowmill status {run['run']} --why STAGE@EPOCH' says why, "
+            "'flowmill run' with the run's config makes them anew.",
+            markup=False,
+        )
+    _print_evaluations(run)
+    _print_side_results(run)
+    artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")
+    for made in run["artifacts"]:
+        artifacts.add_row(str(made["epoch"]), made["stage"], made["slot"], made["artifact"])
+    console.print(artifacts)
+
+
+def _grid(stages: Sequence[Mapping[str, Any]]) -> Table:
+    """Return epochs by stages; neighboring epochs that are alike share a row."""
+    columns = list(dict.fromkeys(stage["stage"] for stage in stages))
+    states: dict[int, dict[str, str]] = {}
+    for stage in stages:
+        row = states.setdefault(stage["epoch"], {})
+        row[stage["stage"]] = min(row.get(stage["stage"], "fresh"), stage["state"], key=_WORST.index)
+    table = Table("epoch", *columns, title="Stages", title_justify="left")
+    rows: list[tuple[int, int, dict[str, str]]] = []
+    for epoch, row in sorted(states.items()):
+        if rows and rows[-1][2] == row and rows[-1][1] == epoch - 1:
+            rows[-1] = (rows[-1][0], epoch, row)
+        else:
+            rows.append((epoch, epoch, row))
+    for first, last, row in rows:
+        place = str(first) if first == last else f"{first}-{last}"
+        table.add_row(place, *(_MARKS[row[column]] if column in row else "" for column in columns))
+    return table
+
+
+def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return stale stages with a reason of their own, beside those that follow from them."""
+    own = [s for s in stages if s["state"] == "stale" and any(not c.startswith("input ") for c in s["causes"])]
+    return own or [stage for stage in stages if stage["state"] == "stale"][:1]
+
+
+def _print_evaluations(run: dict[str, Any]) -> None:
+    table = Table(
+        "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
+    )
+    for epoch, splits in sorted(run["evaluations"].items(), key=lambda item: int(item[0])):
+        _add_figures(table, epoch, "", splits)
+    for named in run["named_evaluations"]:
+        _add_figures(table, str(named["epoch"]), named["name"], named["figures"])
     console.print(table)
+
+
+def _add_figures(table: Table, epoch: str, name: str, splits: Mapping[str, Any]) -> None:
+    for split, rewards in splits.items():
+        for slot, values in rewards.items():
+            exact = f"{values['exact']:.3f}" if "exact" in values else ""
+            table.add_row(epoch, name, split, slot, f"{values['mean']:.3f}", exact)
+
+
+def _print_side_results(run: dict[str, Any]) -> None:
+    if not run["side_results"]:
+        return
+    table = Table("epoch", "stage", "slot", "mean", "artifact", "beside the run because", title="Side results")
+    table.title_justify = "left"
+    for made in run["side_results"]:
+        mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
+        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
+    console.print(table)
+
+
+def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    states = [stage["state"] for stage in stages]
+    return {state: states.count(state) for state in _WORST if state in states}
+
+
+def _state(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if state != "fresh" or len(counts) == 1)
 
 
 def _last_figures(run: dict[str, Any]) -> str:
@@ -45,17 +184,3 @@ def _last_figures(run: dict[str, Any]) -> str:
         for slot, values in rewards.items()
     ]
     return f"epoch {last}: " + ", ".join(figures)
-
-
-def _print_run(run: dict[str, Any]) -> None:
-    console.print(f"run [bold]{run['run']}[/bold] in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs")
-    table = Table("epoch", "split", "reward", "mean", "exact", title="Evaluations", title_justify="left")
-    for epoch, splits in sorted(run["evaluations"].items(), key=lambda item: int(item[0])):
-        for split, rewards in splits.items():
-            for slot, values in rewards.items():
-                table.add_row(epoch, split, slot, f"{values['mean']:.3f}", f"{values['exact']:.3f}")
-    console.print(table)
-    artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")
-    for made in run["artifacts"]:
-        artifacts.add_row(str(made["epoch"]), made["stage"], made["slot"], made["artifact"])
-    console.print(artifacts)

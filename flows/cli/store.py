@@ -107,7 +107,7 @@ def repair(
     moved = [path for problem in problems for path in quarantine(store, problem)]
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
     if problems and not only_quarantine:
-        from flows.cli.run import regenerate
+        from flows.cli.stage import regenerate
 
         users = users_of(store)
         damaged = {problem.ref for problem in problems if problem.kind != "orphaned"}
@@ -179,7 +179,7 @@ def export(
     from tasks.dataset import export_run
     from tasks.runs import open_run
 
-    workspace = open_run(default_root(root), run)
+    workspace = open_run(default_root(root), run, reads=True)
     with _progress() as bar:
         task = bar.add_task("epochs")
         rows = export_run(
@@ -218,10 +218,10 @@ def digest(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
-    from flows.cli.console import console, print_json
-    from tasks.runs import require_run
+    from flows.cli.console import console, default_root, print_json
+    from tasks.runs import open_run
 
-    value = require_run(_open(root), run).digest()
+    value = open_run(default_root(root), run, reads=True).chain.digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,43 +10,42 @@ from rich.table import Table
 
 from configs.errors import NotCommittedError
 from flows.cli.console import console, duration
-from tasks.runs import describe_run
-from tasks.sources import PIPELINE
-from tasks.tracking import grids, tracking_uri
+from tasks.progress import Ledger
 from tasks.workspace import Workspace
 
 
-def print_summary(workspace: Workspace, *, quiet: bool) -> None:
-    """Print the result of a finished run."""
-    run = describe_run(workspace.run)
-    _print_rewards(run)
+def print_summary(workspace: Workspace, result: Mapping[str, Any], *, quiet: bool) -> None:
+    """Print the result of a finished run, as ``tasks.describe.describe_result`` gives it."""
+    _print_rewards(result)
     if quiet:
         return
-    _print_time(workspace)
-    _print_places(workspace, run)
+    _print_time(workspace.ledger)
+    _print_places(workspace, result)
 
 
-def _print_rewards(run: dict[str, Any]) -> None:
-    epochs = sorted(run["evaluations"], key=int)
+def _print_rewards(result: Mapping[str, Any]) -> None:
+    epochs = sorted(result["evaluations"], key=int)
     if not epochs:
-        raise NotCommittedError(f"Run '{run['run']}' has no evaluation.")
-    first, last = run["evaluations"][epochs[0]], run["evaluations"][epochs[-1]]
-    table = Table(
-        "reward", "prompts", "mean", "exact match", title=f"{run['run']}, epoch 0 -> {epochs[-1]}", title_justify="left"
-    )
+        raise NotCommittedError(f"Run '{result['run']}' has no evaluation.")
+    first, last = result["evaluations"][epochs[0]], result["evaluations"][epochs[-1]]
+    exact = any("exact" in values for rewards in last.values() for values in rewards.values())
+    columns = ["reward", "prompts", "mean", *(["exact match"] if exact else [])]
+    table = Table(*columns, title=f"{result['run']}, epoch 0 -> {epochs[-1]}", title_justify="left")
     for split in ("train", "heldout"):
         for slot, after in last.get(split, {}).items():
             before = first.get(split, {}).get(slot)
-            table.add_row(slot, split, _change(before, after, "mean"), _change(before, after, "exact"))
+            figures = ["mean", *(["exact"] if exact else [])]
+            table.add_row(slot, split, *(_change(before, after, figure) for figure in figures))
     console.print(table)
 
 
-def _change(before: dict[str, float] | None, after: dict[str, float], key: str) -> str:
+def _change(before: Mapping[str, float] | None, after: Mapping[str, float], key: str) -> str:
+    if key not in after:
+        return ""
     return f"{after[key]:.3f}" if before is None else f"{before[key]:.3f} -> {after[key]:.3f}"
 
 
-def _print_time(workspace: Workspace) -> None:
-    ledger = workspace.ledger
+def _print_time(ledger: Ledger) -> None:
     if not ledger.stages():
         console.print("Nothing to do: everything this config asks for is committed. No model was run.")
         return
@@ -59,24 +59,25 @@ def _print_time(workspace: Workspace) -> None:
     )
 
 
-def _print_places(workspace: Workspace, run: dict[str, Any]) -> None:
-    made = {(item["stage"], item["epoch"]): item["artifact"] for item in run["artifacts"]}
-    last = max(epoch for stage, epoch in made if stage == "evaluate")
-    entry = workspace.run.require(last, "evaluate")
-    for split, path in grids(workspace, entry.ref).items():
-        console.print(f"images ({split}): {_short(path)}", markup=False)
-    export = workspace.run.find(workspace.config.run.epochs, "export")
-    if export is not None:
-        record = workspace.store.shards(export.ref)[0]
-        console.print(f"exported model: {_short(workspace.store.folder(export.ref, record) / PIPELINE)}", markup=False)
-    note = run["tracking"]
+def _print_places(workspace: Workspace, result: Mapping[str, Any]) -> None:
+    from tasks.tracking.places import tracking_uri
+
+    root = workspace.store.root.uri
+    for split, path in result["images"].items():
+        place = f"{root}/{path}"
+        console.print(f"images ({split}): {_short(place)}", markup=False)
+    if result["export"] is not None:
+        place = f"{root}/{result['export']}"
+        console.print(f"exported model: {_short(place)}", markup=False)
+    note = workspace.run.newest("tracking")
     if note is not None:
-        uri = tracking_uri(workspace.store.root.uri, workspace.config.tracking.uri)
+        uri = tracking_uri(root, workspace.config.tracking.uri)
         console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}", markup=False)
-        root = workspace.store.root.uri
-        console.print(f"see it: flowmill ui --root {root if '://' in root else _short(Path(root))}", markup=False)
+        console.print(f"see it: flowmill ui --root {_short(root)}", markup=False)
 
 
-def _short(path: Path) -> Path:
-    """Return the path relative to the working directory where that is shorter."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def _short(place: str) -> str:
+    """Return a path relative to the working directory where that is shorter; an address as it is."""
+    path = Path(place)
+    inside = "://" not in place and path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd())) if inside else place

@@ -11,7 +11,7 @@ from configs.errors import FlowmillError
 from flows.cli.console import console, default_root
 from storage.commit import ArtifactStore
 from tasks.launch import die_with_parent, stop_tree
-from tasks.tracking import tracking_folder, tracking_uri
+from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
 
@@ -24,7 +24,10 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         "--backend-store-uri",
         tracking_uri(uri, None),
         "--artifacts-destination",
-        str(tracking_folder(uri) / "mlflow-artifacts"),
+        str(tracking_folder(uri) / ARTIFACTS),
+        # Locations relative to wherever the folder is now.
+        "--default-artifact-root",
+        "mlflow-artifacts:/",
     ]
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
     environment = {

@@ -22,7 +22,7 @@ class Scores:
 
 
 class Reward(Protocol):
-    """Scores images. The class may set ``perfect``, the score that counts as an exact match (default 1.0)."""
+    """Scores images. The class may set ``perfect``, the score that counts as an exact match."""
 
     def score(
         self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -96,9 +96,11 @@ def _score_frames(
     return Scores(scores.values.reshape(-1, count).mean(1, dtype=np.float64).astype(np.float32), notes)
 
 
-def perfect_score(reward: Reward) -> float:
-    """Return the score that counts as an exact match."""
-    return float(vars(type(reward)).get("perfect", 1.0))
+def perfect_score(reward: Reward) -> float | None:
+    """Return the score that counts as an exact match, None where the reward knows of none."""
+    defined = (vars(cls)["perfect"] for cls in type(reward).__mro__ if "perfect" in vars(cls))
+    perfect = next(defined, None)
+    return None if perfect is None else float(perfect)
 
 
 def quoted_text(prompt: str) -> str:

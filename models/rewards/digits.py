@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from sklearn.ensemble import ExtraTreesClassifier
@@ -22,6 +22,7 @@ class DigitsReward:
     optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
     """
 
+    perfect: ClassVar[float] = 1.0
     classifier: Literal["svc", "trees"] = "svc"
     _model: SVC | ExtraTreesClassifier = field(init=False)
 

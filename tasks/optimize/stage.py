@@ -25,6 +25,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.advantage import read_advantages
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, Models, Requirements, TransitionBatch, expect
+from tasks.chain import Node, policy_after
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.optimize.rows import Units, micro_batches, plan_updates
@@ -54,15 +55,13 @@ class OptimizeStage(Stage):
             "epoch": self.epoch,
         }
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
+    def upstream(self) -> tuple[Node, ...]:
         """The policy before, then trajectories and advantages of this epoch and of the replayed ones before it."""
         replay = self.config.optimize.replay
-        run, first = self.workspace.run, max(1, self.epoch - (replay.epochs if replay else 0))
-        pairs = [
-            (run.require(epoch, "rollout").ref, run.require(epoch, "advantage").ref)
-            for epoch in range(self.epoch, first - 1, -1)
-        ]
-        return (self.workspace.policy_ref(self.epoch - 1), *(ref for pair in pairs for ref in pair))
+        first = max(1, self.epoch - (replay.epochs if replay else 0))
+        epochs = range(self.epoch, first - 1, -1)
+        pairs = [(Node(epoch, "rollout"), Node(epoch, "advantage")) for epoch in epochs]
+        return (policy_after(self.epoch - 1), *(node for pair in pairs for node in pair))
 
     def shards(self) -> list[Shard]:
         """One."""

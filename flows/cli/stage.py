@@ -1,0 +1,130 @@
+"""``flowmill stage``: one stage of one epoch alone, and what becomes due by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from configs.errors import ConfigError
+from flows.cli.console import console, default_root
+from flows.cli.progress import display
+from flows.cli.run import run_flow
+from flows.server import local_api
+
+if TYPE_CHECKING:
+    from storage.commit import ArtifactStore
+    from storage.layout import ArtifactRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRequest:
+    """What a person asks for."""
+
+    name: str
+    """Stage."""
+    run: str
+    """Run."""
+    epoch: int = 0
+    """Epoch."""
+    evaluation: str = ""
+    """Name of an evaluation beside the run's own."""
+    force: bool = False
+    """Do the work again, as a new attempt."""
+    downstream: bool = False
+    """Afterwards do what became due."""
+    overrides: Sequence[str] = ()
+    """``section.key=value`` strings."""
+
+
+def stage_command(request: StageRequest, *, root: str | None, quiet: bool) -> None:
+    """Run one stage of an existing run; print which artifacts it made, and what is due because of them.
+
+    Raises:
+        ConfigError: there is no such stage, or the request contradicts itself.
+        StoreError: there is no such run.
+    """
+    from configs.registry import resolve
+    from storage.commit import ArtifactStore
+    from tasks.runs import require_run
+    from tasks.stages import STAGES
+
+    resolve({key: value for key, value in STAGES.items() if key == request.name} or STAGES, request.name, what="stage")
+    if request.downstream and request.overrides:
+        raise ConfigError(
+            "--downstream follows the run's own settings, but --set gives this stage others, so nothing of the run "
+            "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
+        )
+    store = ArtifactStore(default_root(root))
+    require_run(store, request.run)
+    with local_api() as api, display(quiet=quiet, epochs=1) as shown:
+        from flows import runtime
+        from flows.stages import FLOWS
+
+        runtime.use_reporter(shown)
+        refs = run_flow(
+            FLOWS[request.name],
+            api,
+            run=request.run,
+            root=store.root.uri,
+            epoch=request.epoch,
+            force=request.force,
+            overrides=list(request.overrides),
+            evaluation=request.evaluation,
+        )
+        for ref in refs:
+            console.print(ref, markup=False)
+        due = [] if request.overrides or request.evaluation else _due(store, request)
+        if not quiet:
+            _print_due(request, due)
+        if due and request.downstream:
+            from flows.pipeline import bring_up_to_date
+
+            run_flow(bring_up_to_date, api, run=request.run, root=store.root.uri)
+            console.print(f"run '{request.run}' is up to date.", markup=False)
+
+
+def _due(store: ArtifactStore, request: StageRequest) -> list[str]:
+    """Return the stages of the run that depend on this one and are not fresh."""
+    from tasks.runs import open_run
+    from tasks.staleness import due
+
+    chain = open_run(store.root.uri, request.run, reads=True).chain
+    made = [node for node in chain.nodes() if node[:2] == (request.epoch, request.name)]
+    found = [f"{standing.node} ({standing.state.value})" for node in made for standing in due(chain, node)]
+    return list(dict.fromkeys(found))
+
+
+def _print_due(request: StageRequest, due: Sequence[str]) -> None:
+    if request.overrides or request.evaluation:
+        console.print("These settings are not the run's: the result stands beside it, and nothing became due.")
+    elif not due:
+        console.print("Nothing of the run is due because of it.")
+    else:
+        shown = ", ".join(due[:6]) + (f" and {len(due) - 6} more" if len(due) > 6 else "")
+        how = "" if request.downstream else " --downstream, or 'flowmill run' with the run's config, does it."
+        console.print(f"due now: {shown}.{how}", markup=False)
+
+
+def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]]) -> None:
+    """Run the stages that made damaged artifacts again, in the order of their runs.
+
+    Args:
+        store: the store.
+        damaged: artifact -> runs that name it.
+    """
+    from storage.lineage import RunFolder
+    from tasks.stages import STAGES
+
+    work: dict[tuple[str, int, int], tuple[str, str, int]] = {}
+    for ref, runs in damaged.items():
+        if not runs:
+            console.print(f"{ref}: no run names it, so nothing makes it anew.", markup=False)
+        # One run is enough: the artifact is the same for all.
+        for run in sorted(runs)[:1]:
+            for entry in RunFolder(store, run).entries():
+                if entry.ref == ref:
+                    order = (run, entry.epoch, list(STAGES).index(entry.stage))
+                    work[order] = (run, entry.stage, entry.epoch)
+    for run, stage, epoch in (work[key] for key in sorted(work)):
+        stage_command(StageRequest(name=stage, run=run, epoch=epoch), root=store.root.uri, quiet=True)

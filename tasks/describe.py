@@ -1,0 +1,121 @@
+"""A run as plain data: what ``flowmill status`` prints, and the result a finished run is remembered by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from storage import layout
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.pictures import GRID
+from tasks.sources import PIPELINE
+
+if TYPE_CHECKING:
+    from tasks.chain import Chain, Node
+    from tasks.workspace import Workspace
+
+
+def describe_run(workspace: Workspace) -> dict[str, Any]:
+    """Return config, figures, artifacts and state of a run."""
+    from tasks.staleness import standings
+
+    chain, run = workspace.chain, workspace.run
+    entries = chain.entries()
+    return {
+        "run": run.name,
+        "root": run.store.root.uri,
+        "epochs": workspace.config.run.epochs,
+        "finished_epochs": max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0),
+        "tracking": run.newest("tracking"),
+        "evaluations": _evaluations(chain),
+        "named_evaluations": _named(chain),
+        "rewards": _rewards(chain, entries),
+        "advantages": _advantages(chain, entries),
+        "artifacts": [
+            {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
+            for e in entries
+        ],
+        "stages": [each.as_dict() for each in standings(chain)],
+        "side_results": _side_results(chain),
+        "config": workspace.config.model_dump(mode="json"),
+    }
+
+
+def describe_artifact(workspace: Workspace, node: Node, ref: ArtifactRef) -> str:
+    """Return one line about what a stage made, with the mean scores of rewards."""
+    figures = _scores(workspace, ref)
+    means = [f"{split} mean {values['mean']:.3f}".strip() for split, values in figures.items()]
+    return " ".join([str(node), str(ref), *([f"({', '.join(means)})"] if means else [])])
+
+
+def _scores(workspace: Workspace, ref: ArtifactRef) -> dict[str, Any]:
+    """Return the figures of a rewards artifact by prompt list, '' where it has none; of other artifacts nothing."""
+    manifest = workspace.store.manifest(ref) if ref.kind == "rewards" else None
+    if manifest is None:
+        return {}
+    return {"": manifest.summary} if "mean" in manifest.summary else dict(manifest.summary)
+
+
+def _side_results(chain: Chain) -> list[dict[str, Any]]:
+    from tasks.staleness import side_results
+
+    found = []
+    for side in side_results(chain):
+        figures = _scores(chain.workspace, side.entry.ref)
+        found.append({**side.as_dict(), "figures": figures.get("", figures)})
+    return found
+
+
+def describe_result(workspace: Workspace) -> dict[str, Any]:
+    """Return what a finished run is shown by: its evaluations, and where below the root images and model are."""
+    chain, config = workspace.chain, workspace.config
+    evaluations = _evaluations(chain)
+    last = max((int(epoch) for epoch in evaluations), default=0)
+    grids = _places(chain.find(last, "judge", config.rewards[0].slot), workspace, GRID)
+    export = _places(chain.find(config.run.epochs, "export"), workspace, PIPELINE)
+    return {
+        "run": workspace.run.name,
+        "evaluations": evaluations,
+        "images": grids,
+        "export": next(iter(export.values()), None),
+    }
+
+
+def _places(entry: LineageEntry | None, workspace: Workspace, name: str) -> dict[str, str]:
+    """Return where, below the root, each shard of an artifact holds a file or folder."""
+    records = [] if entry is None else workspace.store.shards(entry.ref)
+    return {
+        record.shard: f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"
+        for record in records
+        if entry is not None and any(file.name.split("/")[0] == name for file in record.files)
+    }
+
+
+def _evaluations(chain: Chain) -> dict[str, Any]:
+    from tasks.figures import evaluated_epochs, evaluation_figures
+
+    return {str(epoch): evaluation_figures(chain, epoch) for epoch in evaluated_epochs(chain)}
+
+
+def _named(chain: Chain) -> list[dict[str, Any]]:
+    from tasks.figures import named_evaluations, named_figures
+
+    return [
+        {"epoch": epoch, "name": name, "figures": named_figures(chain, epoch, name)}
+        for epoch, name in sorted(named_evaluations(chain))
+    ]
+
+
+def _rewards(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, dict[str, Any]]:
+    rewards: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        manifest = chain.workspace.store.manifest(entry.ref) if entry.stage == "score" else None
+        if manifest is not None:
+            rewards.setdefault(str(entry.epoch), {})[entry.slot] = dict(manifest.summary)
+    return rewards
+
+
+def _advantages(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, Any]:
+    found = {entry.epoch: chain.workspace.store.manifest(entry.ref) for entry in entries if entry.stage == "advantage"}
+    return {str(epoch): dict(manifest.summary) for epoch, manifest in found.items() if manifest is not None}

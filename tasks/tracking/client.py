@@ -1,0 +1,74 @@
+"""An MLflow client for a database and artifacts that lie together in a folder and can be moved with it.
+
+Artifacts have ``mlflow-artifacts:`` addresses, which an MLflow server maps to its own folder. Without a server the
+client maps them itself, so no absolute path enters the database and MLflow's global settings are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
+
+#: Scheme of addresses relative to wherever the artifacts are.
+RELATIVE = "mlflow-artifacts:"
+
+
+class FolderClient(MlflowClient):
+    """Logs to the SQLite file of a folder, and artifacts to the folder beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the database, or make it: aside first, so that a kill leaves a whole one or none."""
+        database = folder / "mlflow.db"
+        if not database.exists():
+            _make(database)
+        uri = f"sqlite:///{database}"
+        super().__init__(tracking_uri=uri, registry_uri=uri)
+        self._artifacts = folder / ARTIFACTS
+
+    def log_artifact(self, run_id: str, local_path: str, artifact_path: str | None = None) -> None:
+        """Copy a file to a run's artifacts."""
+        self._repository(self.get_run(run_id).info.artifact_uri).log_artifact(local_path, artifact_path)
+
+    def log_artifacts(self, run_id: str, local_dir: str, artifact_path: str | None = None) -> None:
+        """Copy a folder to a run's artifacts."""
+        self._repository(self.get_run(run_id).info.artifact_uri).log_artifacts(local_dir, artifact_path)
+
+    def log_model_artifacts(self, model_id: str, local_dir: str, artifact_path: str | None = None) -> None:
+        """Copy a folder to a logged model's artifacts."""
+        location = self.get_logged_model(model_id).artifact_location
+        self._repository(location).log_artifacts(local_dir, artifact_path)
+
+    def _repository(self, location: str) -> LocalArtifactRepository:
+        below = location.removeprefix(RELATIVE).lstrip("/")
+        return LocalArtifactRepository(str(self._artifacts / below))
+
+
+def open_client(root: str, configured: str | None) -> MlflowClient:
+    """Return the client of a run: of the configured tracking server, else of the store's own folder."""
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if configured is None:
+        return FolderClient(tracking_folder(root))
+    uri = tracking_uri(root, configured)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _make(database: Path) -> None:
+    """Create an empty database in place, or leave the one that another process put there first."""
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as aside:
+        made = Path(aside) / database.name
+        store = SqlAlchemyStore(f"sqlite:///{made}", f"{RELATIVE}/")
+        store.engine.dispose()
+        try:
+            os.link(made, database)
+        except FileExistsError:
+            return

@@ -1,0 +1,152 @@
+"""Evaluated policies as logged models that can be ranked, and exported ones as versions in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
+from mlflow.exceptions import MlflowException
+
+from tasks.tracking.content import EvaluationContent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose models these are."""
+
+    run: str
+    """Name of the run in the store."""
+    run_id: str
+    """MLflow's id of it."""
+    experiment_id: str
+    """Experiment."""
+    kind: str
+    """What is trained: lora or full."""
+
+
+def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
+    """Return the logged model of an evaluated policy, made if needed; metrics that name it rank it."""
+    found = _find(client, owner, evaluation)
+    if found is not None:
+        return found
+    tags = {
+        "flowmill.run": owner.run,
+        "flowmill.epoch": str(evaluation.epoch),
+        "flowmill.policy": evaluation.policy,
+        "flowmill.evaluation": evaluation.identity,
+    }
+    model = client.create_logged_model(
+        owner.experiment_id,
+        name=f"{owner.run}-epoch-{evaluation.epoch}",
+        source_run_id=owner.run_id,
+        tags=tags,
+        params={"epoch": str(evaluation.epoch), "trained": owner.kind},
+        model_type=f"policy-{owner.kind}",
+    )
+    return client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+
+
+def forget_models(client: MlflowClient, experiment_id: str, run_id: str) -> None:
+    """Move the logged models of a run that was superseded out of sight, so that they rank no more."""
+    for model in _of_run(client, experiment_id, run_id):
+        client.delete_logged_model(model.model_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """An exported model."""
+
+    epoch: int
+    """Epoch."""
+    folder: Path
+    """Its files."""
+    digest: str
+    """Hash of its content."""
+    policies: frozenset[str]
+    """``kind/id`` of every policy that is part of the run now."""
+
+
+def register(
+    client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent | None, export: Export
+) -> None:
+    """Make an exported model a version of a registered one, and let the alias ``champion`` be at the best version.
+
+    Of this run only versions count whose policy is part of it now; of other runs all.
+    """
+    _ensure_model(client, name)
+    versions = list(client.search_model_versions(f"name = '{name}'"))
+    if all(version.tags.get("flowmill.digest") != export.digest for version in versions):
+        versions.append(_new_version(client, owner, name, evaluation, export))
+    counting = [
+        (float(version.tags.get("flowmill.heldout_reward", "-inf")), -int(version.version))
+        for version in versions
+        if version.tags.get("flowmill.run") != owner.run or version.tags.get("flowmill.policy") in export.policies
+    ]
+    if counting:
+        best = str(-max(counting)[1])
+        if _champion(client, name) != best:
+            client.set_registered_model_alias(name, "champion", best)
+
+
+def _new_version(
+    client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent | None, export: Export
+) -> Any:
+    tags = {"flowmill.digest": export.digest, "flowmill.epoch": str(export.epoch), "flowmill.run": owner.run}
+    figures, model = "It was not evaluated.", None
+    if evaluation is not None:
+        model = logged_model(client, owner, evaluation)
+        tags |= {
+            "flowmill.heldout_reward": repr(evaluation.reward),
+            "flowmill.policy": evaluation.policy,
+            "flowmill.logged_model": model.model_id,
+        }
+        scores = [f"{point.key.removeprefix('eval/')} {point.value:.3f}" for point in evaluation.points if point.split]
+        figures = f"Evaluation at epoch {export.epoch}: {', '.join(scores)}."
+    if model is None:
+        raise MlflowException(f"epoch {export.epoch} has no evaluation, so there is no model to register")
+    client.log_model_artifacts(model.model_id, str(export.folder))
+    return client.create_model_version(
+        name,
+        source=model.artifact_location,
+        run_id=owner.run_id,
+        model_id=model.model_id,
+        tags=tags,
+        description=f"Run '{owner.run}', epoch {export.epoch}. {figures} Logged model {model.model_id} has the scores.",
+    )
+
+
+def _find(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
+    wanted = (evaluation.policy, evaluation.identity)
+    for model in _of_run(client, owner.experiment_id, owner.run_id):
+        if (model.tags.get("flowmill.policy"), model.tags.get("flowmill.evaluation")) == wanted:
+            return model
+    return None
+
+
+def _of_run(client: MlflowClient, experiment_id: str, run_id: str) -> Sequence[Any]:
+    found, token = [], None
+    while True:
+        page = client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", page_token=token)
+        found += list(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def _ensure_model(client: MlflowClient, name: str) -> None:
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _champion(client: MlflowClient, name: str) -> str | None:
+    try:
+        return str(client.get_model_version_by_alias(name, "champion").version)
+    except MlflowException:
+        return None

@@ -1,0 +1,374 @@
+"""Logs a run to MLflow in a background thread, from committed artifacts, and only what MLflow does not have yet.
+
+A killed run continues its own curves without a gap or a double point. What MLflow has is written down in its own run,
+in the same call as the points; when any of it is not part of the run any more (an epoch was done again, the number of
+epochs was lowered), a new MLflow run is begun and the old one goes to the trash, so no curve ever mixes two. An
+unreachable tracker never stops training; it says so once, and the next ``flowmill run`` logs what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from configs.load import dump_yaml
+from tasks.chain import Node, policy_after
+from tasks.figures import evaluated_epochs
+from tasks.tracking import content
+from tasks.tracking.content import EpochContent, EvaluationContent, Point
+from tasks.tracking.places import tracking_uri
+from tasks.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from tasks.tracking.models import Owner
+
+SERIES = "tracking"
+_LOGGED = "flowmill.logged"
+#: Entries of one tag; a tag's value is limited.
+_PER_TAG = 200
+
+
+class Tracker:
+    """Logs one run to MLflow from a background thread."""
+
+    def __init__(self, workspace: Workspace, *, orchestrator: Mapping[str, str], attends: bool = True) -> None:
+        """Start the thread; nothing is imported or connected in the caller's.
+
+        Args:
+            workspace: the run.
+            orchestrator: tags that link to the orchestrator's run, such as its id and URL.
+            attends: the run is being executed: its state is set, its machine's load recorded, and a new MLflow run
+                begun where the old one does not fit. Otherwise what is new is added to an MLflow run that fits.
+        """
+        self.workspace = workspace
+        self.uri = tracking_uri(workspace.store.root.uri, workspace.config.tracking.uri)
+        self.failure: str | None = None
+        self.seconds = 0.0
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
+        self._logged: dict[str, str] = {}
+        self._opened: MlflowClient | None = None
+        self._monitor: Any = None
+        self._attends = attends
+        self._orchestrator = dict(orchestrator)
+        self._started = threading.Event()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+        self._thread.start()
+        # Read here and now, from what is committed: the thread only talks to MLflow.
+        current = self._current()
+        self._jobs.put(lambda: self._start(current))
+
+    def log_epoch(self, epoch: int) -> None:
+        """Log rewards, advantages, optimizer updates and times of a finished epoch."""
+        made = content.epoch_content(self.workspace.chain, epoch)
+        if made is not None:
+            self._jobs.put(lambda: self._log_epoch(made))
+
+    def log_evaluation(self, epoch: int) -> None:
+        """Log scores and image grids of an evaluation, and the policy as a model that has them."""
+        made = content.evaluation_content(self.workspace.chain, epoch)
+        if made is not None:
+            self._jobs.put(lambda: self._log_evaluation(made))
+
+    def log_side_evaluations(self) -> None:
+        """Log the evaluations beside the run's own, each under its own name."""
+        for made in content.side_contents(self.workspace.chain):
+            self._jobs.put(lambda made=made: self._log_evaluation(made))
+
+    def log_export(self, epoch: int) -> None:
+        """Register the exported model; the alias ``champion`` goes to the version with the best held-out reward."""
+        from tasks.export import ExportStage, exported_folder
+        from tasks.tracking.models import Export
+
+        chain = self.workspace.chain
+        stage = ExportStage(self.workspace, epoch)
+        policies = frozenset(str(chain.ref(policy_after(each))) for each in range(self.workspace.config.run.epochs + 1))
+        export = Export(
+            epoch=epoch,
+            folder=exported_folder(stage),
+            digest=self.workspace.store.require(stage.ref).digest,
+            policies=policies,
+        )
+        made = content.evaluation_content(chain, epoch)
+        self._jobs.put(lambda: self._register(export, made))
+
+    def url(self, timeout: float = 60.0) -> str | None:
+        """Return where the run is in the MLflow UI: a URL for a server, a path below the UI otherwise."""
+        if not self._started.wait(timeout) or self.run_id is None:
+            return None
+        path = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"{self.uri.rstrip('/')}{path}" if self.uri.startswith("http") else path
+
+    def close(self, status: str) -> str | None:
+        """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
+        if self._attends:
+            text = content.description(self.workspace, self._link(), done=True) if status == "FINISHED" else None
+            self._jobs.put(lambda: self._end(status, text))
+        self._jobs.put(None)
+        self._thread.join()
+        return self.failure
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self.failure is not None:
+                continue
+            begun = time.monotonic()
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
+                self.failure = f"{type(error).__name__}: {error}"
+                self.workspace.reporter.message(
+                    f"MLflow at {self.uri} failed ({self.failure}). Training goes on; run the same command again "
+                    "later to log what is missing."
+                )
+                self._started.set()
+            self.seconds += time.monotonic() - begun
+        if self._monitor is not None:
+            self._monitor.finish()
+
+    @property
+    def _client(self) -> MlflowClient:
+        from tasks.tracking.client import open_client
+
+        if self._opened is None:
+            self._opened = open_client(self.workspace.store.root.uri, self.workspace.config.tracking.uri)
+        return self._opened
+
+    def _current(self) -> list[EpochContent | EvaluationContent]:
+        """Return everything of the run that is committed."""
+        chain = self.workspace.chain
+        epochs = range(1, self.workspace.config.run.epochs + 1)
+        trained = [content.epoch_content(chain, epoch) for epoch in epochs]
+        evaluated = [content.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
+        return [each for each in (*trained, *evaluated, *content.side_contents(chain)) if each is not None]
+
+    def _start(self, current: Sequence[EpochContent | EvaluationContent]) -> None:
+        self.experiment_id = _experiment(self._client, self.workspace)
+        known = self._known_run()
+        now = {_key(made): made.identity for made in current}
+        fits = all(now.get(key) == identity for key, identity in self._logged.items())
+        if known is not None and fits:
+            self.run_id = known
+        elif self._attends:
+            self._begin_anew(known)
+        if self._attends:
+            self._client.update_run(str(self.run_id), status="RUNNING")
+            self._describe()
+            self._start_monitor()
+        self._started.set()
+        for made in current if self.run_id is not None else ():
+            self._log_epoch(made) if isinstance(made, EpochContent) else self._log_evaluation(made)
+
+    def _known_run(self) -> str | None:
+        """Return the id of the MLflow run the run has, if it is still there, and read what it holds."""
+        from mlflow.exceptions import MlflowException
+
+        note = self.workspace.run.newest(SERIES)
+        try:
+            run = None if note is None else self._client.get_run(str(note["mlflow_run_id"]))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        if run is None or run.info.lifecycle_stage != "active" or run.info.experiment_id != self.experiment_id:
+            return None
+        tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
+        self._logged = {key: value for _, text in tags for key, value in json.loads(text).items()}
+        return str(run.info.run_id)
+
+    def _begin_anew(self, old: str | None) -> None:
+        """Begin an MLflow run; one that holds what is not part of the run any more goes to the trash."""
+        from tasks.tracking.models import forget_models
+
+        if old is not None:
+            self._client.set_tag(old, "flowmill.superseded", "true")
+            forget_models(self._client, str(self.experiment_id), old)
+            self._client.delete_run(old)
+            self.workspace.reporter.message(
+                f"MLflow run {old} holds epochs that are not part of the run any more; it is in MLflow's trash, and "
+                "the run is logged anew."
+            )
+        self._logged = {}
+        self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.workspace.run.name).info.run_id
+        self.workspace.run.add(SERIES, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
+
+    def _log_epoch(self, made: EpochContent) -> None:
+        if _key(made) not in self._logged:
+            self._batch(made, [_metric(point) for point in made.points])
+
+    def _log_evaluation(self, made: EvaluationContent) -> None:
+        from tasks.tracking.models import logged_model
+
+        if _key(made) in self._logged:
+            return
+        prefix = f"eval-{made.name}" if made.name else "eval"
+        for split, path in made.images.items():
+            with Image.open(path) as image:
+                self._client.log_image(str(self.run_id), image.convert("RGB"), key=f"{prefix}/{split}", step=made.epoch)
+        for split, folder in made.clips.items():
+            self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
+        model = None if made.name else logged_model(self._client, self._owner(), made).model_id
+        sets = _datasets(self.workspace)
+        named = {point: sets.get(point.split) for point in made.points if point.split is not None}
+        points = [_metric(point, model=model, dataset=named.get(point)) for point in made.points]
+        self._batch(made, points)
+
+    def _batch(self, made: EpochContent | EvaluationContent, metrics: Sequence[Any]) -> None:
+        """Log points, and in the call of the last of them that they are logged."""
+        from mlflow.entities import RunTag
+
+        self._logged[_key(made)] = made.identity
+        position = list(self._logged).index(_key(made)) // _PER_TAG
+        part = dict(list(self._logged.items())[position * _PER_TAG : (position + 1) * _PER_TAG])
+        tag = RunTag(f"{_LOGGED}.{position:03d}", json.dumps(part))
+        for start in range(0, max(1, len(metrics)), 1000):
+            chunk, last = list(metrics[start : start + 1000]), start + 1000 >= len(metrics)
+            self._client.log_batch(str(self.run_id), metrics=chunk, tags=[tag] if last else [])
+
+    def _register(self, export: Any, made: EvaluationContent | None) -> None:
+        from tasks.tracking.models import register
+
+        name = self.workspace.config.tracking.registered_model or f"flowmill-{self.workspace.run.name}"
+        register(self._client, self._owner(), name, made, export)
+
+    def _owner(self) -> Owner:
+        from tasks.tracking.models import Owner
+
+        return Owner(
+            run=self.workspace.run.name,
+            run_id=str(self.run_id),
+            experiment_id=str(self.experiment_id),
+            kind="lora" if self.workspace.config.model.lora else "full",
+        )
+
+    def _end(self, status: str, text: str | None) -> None:
+        if text is not None:
+            self._client.set_tag(str(self.run_id), "mlflow.note.content", text)
+        self._client.set_terminated(str(self.run_id), status)
+
+    def _link(self) -> str:
+        """Return the way to the orchestrator's run; only the description renders links."""
+        url, flow_run = self._orchestrator.get("prefect.flow_run_url"), self._orchestrator.get("prefect.flow_run_id")
+        name = f"Prefect flow run {flow_run}"
+        return f"[{name}]({url})" if url else f"{name}; `flowmill ui` shows it."
+
+    def _describe(self) -> None:
+        """Log what the run is, once: parameters, the whole config, prompts, the code's commit."""
+        from mlflow.entities import Param, RunTag
+
+        client, run_id = self._client, str(self.run_id)
+        tags = {"flowmill.run": self.workspace.run.name, **self._orchestrator}
+        commit = _git_commit()
+        if commit:
+            tags["mlflow.source.git.commit"] = commit
+        tags["mlflow.note.content"] = content.description(self.workspace, self._link(), done=False)
+        params = {} if client.get_run(run_id).data.params else content.parameters(self.workspace.config)
+        client.log_batch(
+            run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
+        )
+        client.log_text(run_id, dump_yaml(self.workspace.config), "config.yaml")
+        if params:
+            client.log_inputs(run_id, _dataset_inputs(self.workspace))
+
+    def _start_monitor(self) -> None:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+        self._monitor.start()
+
+
+def log_side_evaluations(workspace: Workspace) -> None:
+    """Log evaluations beside a run's own to the MLflow run it has; a run that was never tracked is left alone."""
+    if workspace.run.newest(SERIES) is None or not content.side_contents(workspace.chain):
+        return
+    run = workspace.chain.own.workspace if workspace.chain.own is not None else workspace
+    run.reporter = workspace.reporter
+    tracker = Tracker(run, orchestrator={}, attends=False)
+    tracker.close("FINISHED")
+
+
+def _key(made: EpochContent | EvaluationContent) -> str:
+    return str(made.epoch) if isinstance(made, EpochContent) else made.key
+
+
+def _metric(point: Point, *, model: str | None = None, dataset: tuple[str, str] | None = None) -> Any:
+    from mlflow.entities import Metric
+
+    name, digest = dataset if dataset is not None else (None, None)
+    return Metric(
+        point.key,
+        float(point.value),
+        int(time.time() * 1000),
+        point.step,
+        model_id=model if point.split else None,
+        dataset_name=name,
+        dataset_digest=digest,
+    )
+
+
+def _experiment(client: MlflowClient, workspace: Workspace) -> str:
+    """Return the id of the experiment, which MLflow shows as model training; made if needed."""
+    from tasks.tracking.client import RELATIVE
+
+    name, local = workspace.config.tracking.experiment, workspace.config.tracking.uri is None
+    found = client.get_experiment_by_name(name)
+    if found is not None and local and not found.artifact_location.startswith(RELATIVE):
+        # Of an earlier version, whose locations are absolute: it stays readable where it is.
+        client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        found = None
+    if found is not None:
+        return str(found.experiment_id)
+    location = f"{RELATIVE}/{name}" if local else None
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=kind))
+
+
+def _datasets(workspace: Workspace) -> dict[str | None, tuple[str, str]]:
+    """Return name and digest of each prompt list."""
+    prompts = workspace.config.prompts
+    sources = {"train": prompts.train, "heldout": prompts.heldout}
+    digest = workspace.prompts_identity
+    return {split: (Path(source).stem, digest[:32]) for split, source in sources.items() if source}
+
+
+def _dataset_inputs(workspace: Workspace) -> list[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    manifest = workspace.store.manifest(workspace.chain.ref(Node(0, "preprocess")))
+    columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
+    found = []
+    for split, (name, digest) in _datasets(workspace).items():
+        rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
+        dataset = Dataset(
+            name=name,
+            digest=digest,
+            source_type="flowmill",
+            source=json.dumps({"artifact": str(workspace.chain.ref(Node(0, "preprocess"))), "split": split}),
+            schema=json.dumps({"mlflow_colspec": columns}),
+            profile=json.dumps(rows),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
+    return found
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory, or None outside a repository."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
