@@ -288,6 +288,26 @@ def test_a_base_model_changed_in_place_is_named(make_config: Make, tiny_base: Pa
     assert states(open_run(workspace.store.root.uri, "small", reads=True)) == {}
 
 
+def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, tmp_path: Path) -> None:
+    import shutil
+
+    old, new = tmp_path / "store", tmp_path / "elsewhere" / "store"
+    digest = finish(make_config("run.epochs=1")).chain.digest()
+    shutil.copytree(old, new)
+    before = {path: path.stat().st_mtime_ns for path in [old, *old.rglob("*")]}
+    moved = finish(make_config("run.epochs=2", f"store.root={new}"))
+    assert describe_run(moved)["finished_epochs"] == 2
+    assert {path: path.stat().st_mtime_ns for path in [old, *old.rglob("*")]} == before
+    shutil.rmtree(old)
+    back = open_run(str(new), "small")
+    assert states(back) == {}
+    execute(back, Node(1, "score", REWARD), force=True)
+    assert not old.exists()
+    assert finish(make_config("run.epochs=1", f"store.root={new}")).chain.digest() == digest
+    for record in new.joinpath("runs").rglob("*.json"):
+        assert str(old) not in record.read_text(), record
+
+
 def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
     from configs.errors import RunConflictError
     from tasks.runs import executing, refuse_while_executing

@@ -128,3 +128,10 @@ def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[st
                     work[order] = (run, entry.stage, entry.epoch)
     for run, stage, epoch in (work[key] for key in sorted(work)):
         stage_command(StageRequest(name=stage, run=run, epoch=epoch), root=store.root.uri, quiet=True)
+    for ref, runs in damaged.items():
+        if runs and store.manifest(ref) is None and ref.kind != "embeddings":
+            console.print(
+                f"{ref} is a side result of run '{min(runs)}', made with settings of its own; run its stage with them "
+                "again if you need it.",
+                markup=False,
+            )

@@ -14,6 +14,8 @@ import yaml
 
 from storage.commit import ArtifactStore
 from storage.verify import verify_store
+from tasks.runs import open_run
+from tasks.tracking.client import open_client
 from tests.chaos.kills import killed, orphans, records, start, uninterrupted
 
 pytestmark = pytest.mark.slow
@@ -50,6 +52,13 @@ def begun(longer: str, root: str, environment: dict[str, str]) -> subprocess.Pop
     return process
 
 
+def tracked_state(root: str) -> str:
+    """Return the state of the run in MLflow."""
+    note = open_run(root, "small", reads=True).run.newest("tracking")
+    assert note is not None
+    return str(open_client(root, None).get_run(note["mlflow_run_id"]).info.status)
+
+
 def test_kills_change_nothing(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
     expected = uninterrupted(longer, str(tmp_path / "whole"), environment)
     outcome = killed(longer, str(tmp_path / "killed"), environment, kills=4, seed=1)
@@ -71,9 +80,11 @@ def test_a_signal_stops_the_run_and_loses_nothing(
     assert process.returncode == code, output
     assert "Traceback" not in output
     assert orphans(str(tmp_path)) == []
+    assert tracked_state(root) == "KILLED"
     done = records(root)
     assert uninterrupted(longer, root, environment) == uninterrupted(longer, str(tmp_path / "whole"), environment)
     assert records(root) > done
+    assert tracked_state(root) == "FINISHED"
 
 
 def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
