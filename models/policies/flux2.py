@@ -20,9 +20,14 @@ class Flux2(Flux1):
     family = "flux2"
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ()
-    # Attention of both kinds of blocks; nothing is published for reinforcement learning yet.
+    # Flow-Factory's targets for FLUX.2: attention and feed-forwards of both streams, and the fused input projection of
+    # the single-stream blocks. Its "attn.to_out.0" does not reach their output projection, which is "attn.to_out".
     lora_targets = (
         *JOINT_ATTENTION,
+        "ff.linear_in",
+        "ff.linear_out",
+        "ff_context.linear_in",
+        "ff_context.linear_out",
         "attn.to_qkv_mlp_proj",
     )
 

@@ -36,6 +36,21 @@ class WanOptions:
     """Shift of the noise levels; the pipeline's when absent."""
 
 
+#: Self- and cross-attention of a Wan block.
+_ATTENTION = (
+    "attn1.to_q",
+    "attn1.to_k",
+    "attn1.to_v",
+    "attn1.to_out.0",
+    "attn2.to_q",
+    "attn2.to_k",
+    "attn2.to_v",
+    "attn2.to_out.0",
+)
+#: Flow-Factory's targets for Wan 2.2 and for image to video: attention and feed-forward.
+ATTENTION_AND_FFN = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
+
+
 class Wan(PipelinePolicy):
     """Adapter for WanPipeline; latents are (B, 16, f, h, w)."""
 
@@ -48,16 +63,7 @@ class Wan(PipelinePolicy):
     schedulers = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
-    lora_targets = (
-        "attn1.to_q",
-        "attn1.to_k",
-        "attn1.to_v",
-        "attn1.to_out.0",
-        "attn2.to_q",
-        "attn2.to_k",
-        "attn2.to_v",
-        "attn2.to_out.0",
-    )
+    lora_targets: ClassVar[tuple[str, ...]] = _ATTENTION
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
@@ -165,3 +171,4 @@ class Wan22(Wan):
     """Adapter for WanPipeline with two transformers; both are trained."""
 
     family = "wan22"
+    lora_targets = ATTENTION_AND_FFN

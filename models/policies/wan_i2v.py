@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from models.policies.base import Part
 from models.policies.pipeline import Rows
-from models.policies.wan import Wan
+from models.policies.wan import ATTENTION_AND_FFN, Wan
 
 
 class Wan21ImageToVideo(Wan):
@@ -24,6 +24,7 @@ class Wan21ImageToVideo(Wan):
     family = "wan21_i2v"
     text_parts = ("text_encoder", "tokenizer", "image_encoder", "image_processor")
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
+    lora_targets = ATTENTION_AND_FFN
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:

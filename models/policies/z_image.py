@@ -24,8 +24,16 @@ class ZImage(PipelinePolicy):
     options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
     blocks = ("noise_refiner", "context_refiner", "layers")
-    # diffusers' own fine-tuning script for this family; nothing is published for reinforcement learning yet.
-    lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
+    # Flow-Factory's targets for Z-Image: attention and feed-forwards.
+    lora_targets = (
+        "attention.to_q",
+        "attention.to_k",
+        "attention.to_v",
+        "attention.to_out.0",
+        "feed_forward.w1",
+        "feed_forward.w2",
+        "feed_forward.w3",
+    )
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
