@@ -44,6 +44,13 @@ _KLEIN_4B = {
     "joint_attention_dim": 7680,
     "guidance_embeds": False,
 }
+_KLEIN_9B = {
+    "num_layers": 8,
+    "num_single_layers": 24,
+    "num_attention_heads": 32,
+    "joint_attention_dim": 12288,
+    "guidance_embeds": False,
+}
 _SD15 = {"sample_size": 64, "cross_attention_dim": 768}
 #: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
 _TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
@@ -88,6 +95,9 @@ PUBLISHED: Mapping[str, Architecture] = {
     "black-forest-labs/FLUX.2-dev": Architecture(denoiser="Flux2Transformer2DModel", latents=(32, 8, 1)),
     "black-forest-labs/FLUX.2-klein-4B": Architecture(
         denoiser="Flux2Transformer2DModel", config=_KLEIN_4B, latents=(32, 8, 1)
+    ),
+    "black-forest-labs/FLUX.2-klein-9B": Architecture(
+        denoiser="Flux2Transformer2DModel", config=_KLEIN_9B, latents=(32, 8, 1)
     ),
     "Qwen/Qwen-Image": Architecture(denoiser="QwenImageTransformer2DModel"),
     "Qwen/Qwen-Image-Edit": Architecture(denoiser="QwenImageTransformer2DModel", text_tokens=1024, image_tokens=True),

@@ -24,6 +24,7 @@ STATED = {
     "black-forest-labs/FLUX.1-Kontext-dev": 11.9,
     "black-forest-labs/FLUX.2-dev": 32.2,
     "black-forest-labs/FLUX.2-klein-4B": 3.9,
+    "black-forest-labs/FLUX.2-klein-9B": 9.1,
     "Qwen/Qwen-Image": 20.4,
     "Qwen/Qwen-Image-Edit": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,

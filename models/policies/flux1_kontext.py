@@ -20,6 +20,8 @@ class Flux1Kontext(Flux1):
 
     pipeline_name = "FluxKontextPipeline"
     family = "flux1_kontext"
+    # Flow-GRPO's targets for Kontext: those for FLUX.1 and the feed-forward input of the single-stream blocks.
+    lora_targets = (*Flux1.lora_targets, "proj_mlp")
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
 
     @torch.no_grad()

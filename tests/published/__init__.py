@@ -1,0 +1,17 @@
+"""What the publications state for every full-size preset; docs/presets.md shows it beside what the presets have.
+
+Settings are grouped by the file that states them; later groups overrule earlier ones. Values are in the units of a
+config: epochs where a source counts epochs, optimizer updates for moving averages (four epochs of two updates are 8),
+guidance with 1 as off. A setting that no config has (yet) is listed too: the head of the preset says what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.preset_page import Publication
+from tests.published import flow_factory, flow_grpo, further
+
+PUBLISHED: Mapping[str, Publication] = dict(
+    sorted({**flow_grpo.PUBLISHED, **flow_factory.PUBLISHED, **further.PUBLISHED}.items())
+)
