@@ -46,8 +46,8 @@ def test_a_head_names_its_source_and_every_file_that_is_cited_has_an_address(nam
     publication, text = PUBLISHED[name], preset(name).read_text()
     assert set(publication.settings) <= set(publication.files)
     (source,) = (line for line in text.splitlines() if line.startswith("# source: "))
-    assert publication.paper is None or name == "wan22_first_frame" or f"arXiv {publication.paper}" in source
-    owner = source.split("; ")[-1].removeprefix("# source: ").split()[0]
+    assert publication.paper is None or f"arXiv {publication.paper}" in source
+    owner = source.removeprefix("# source: ").split("; ")[-1].split()[0]
     assert any(f"github.com/{owner}/" in address for address in publication.files.values())
 
 
