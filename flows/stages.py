@@ -149,7 +149,7 @@ def _listener(stage: Stage, on_commit: Callable[[str], None]) -> Callable[[str],
     return listen
 
 
-def stage_flow(name: str) -> Flow[..., str]:
+def stage_flow(name: str) -> Flow[..., list[str]]:
     """Return the flow that runs one stage of an existing run.
 
     Raises:

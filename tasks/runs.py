@@ -209,7 +209,7 @@ def _prompts_identity(config: RunConfig) -> str:
 def _finished(workspace: Workspace) -> str:
     """Return the name of the note that says a config is finished, as of everything made so far."""
     wanted = {k: v for k, v in asks_for(_recorded(workspace.config)).items() if k not in _BY_CONTENT}
-    made = [[*entry.key, entry.artifact] for entry in workspace.run.entries()]
+    made: list[list[int | str]] = [[*entry.key, entry.artifact] for entry in workspace.run.entries()]
     return f"finished-{fingerprint(wanted)[:16]}-{fingerprint(made)[:16]}"
 
 

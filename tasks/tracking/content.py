@@ -124,7 +124,9 @@ def parameters(config: RunConfig) -> dict[str, str]:
     """
     flat = flatten(config.model_dump(mode="json"))
     chosen = {name: value for name, value in _what_matters(config).items() if value is not None}
-    plain = flatten(RunConfig.model_construct(model=config.model, prompts=config.prompts).model_dump(mode="json"))
+    plain = flatten(
+        RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
+    )
     for key, value in flat.items():
         section = key.split(".")[0]
         named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)

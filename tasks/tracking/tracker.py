@@ -9,21 +9,19 @@ unreachable tracker never stops training; it says so once, and the next ``flowmi
 from __future__ import annotations
 
 import json
-import os
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from configs.load import dump_yaml
-from tasks.chain import Node, policy_after
+from tasks.chain import policy_after
 from tasks.figures import evaluated_epochs
 from tasks.tracking import content
+from tasks.tracking.about import datasets, describe, experiment, link
 from tasks.tracking.content import EpochContent, EvaluationContent, Point
 from tasks.tracking.places import tracking_uri
 from tasks.workspace import Workspace
@@ -85,7 +83,7 @@ class Tracker:
     def log_side_evaluations(self) -> None:
         """Log the evaluations beside the run's own, each under its own name."""
         for made in content.side_contents(self.workspace.chain):
-            self._jobs.put(lambda made=made: self._log_evaluation(made))
+            self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
         """Register the exported model; the alias ``champion`` goes to the version with the best held-out reward."""
@@ -114,7 +112,11 @@ class Tracker:
     def close(self, status: str) -> str | None:
         """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
         if self._attends:
-            text = content.description(self.workspace, self._link(), done=True) if status == "FINISHED" else None
+            text = (
+                content.description(self.workspace, link(self._orchestrator), done=True)
+                if status == "FINISHED"
+                else None
+            )
             self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -155,7 +157,7 @@ class Tracker:
         return [each for each in (*trained, *evaluated, *content.side_contents(chain)) if each is not None]
 
     def _start(self, current: Sequence[EpochContent | EvaluationContent]) -> None:
-        self.experiment_id = _experiment(self._client, self.workspace)
+        self.experiment_id = experiment(self._client, self.workspace)
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
         fits = all(now.get(key) == identity for key, identity in self._logged.items())
@@ -165,7 +167,7 @@ class Tracker:
             self._begin_anew(known)
         if self._attends:
             self._client.update_run(str(self.run_id), status="RUNNING")
-            self._describe()
+            describe(self._client, str(self.run_id), self.workspace, self._orchestrator)
             self._start_monitor()
         self._started.set()
         for made in current if self.run_id is not None else ():
@@ -220,8 +222,8 @@ class Tracker:
         for split, folder in made.clips.items():
             self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
-        sets = _datasets(self.workspace)
-        named = {point: sets.get(point.split) for point in made.points if point.split is not None}
+        sets = datasets(self.workspace)
+        named = {point: sets[point.split] for point in made.points if point.split in sets}
         points = [_metric(point, model=model, dataset=named.get(point)) for point in made.points]
         self._batch(made, points)
 
@@ -258,30 +260,6 @@ class Tracker:
             self._client.set_tag(str(self.run_id), "mlflow.note.content", text)
         self._client.set_terminated(str(self.run_id), status)
 
-    def _link(self) -> str:
-        """Return the way to the orchestrator's run; only the description renders links."""
-        url, flow_run = self._orchestrator.get("prefect.flow_run_url"), self._orchestrator.get("prefect.flow_run_id")
-        name = f"Prefect flow run {flow_run}"
-        return f"[{name}]({url})" if url else f"{name}; `flowmill ui` shows it."
-
-    def _describe(self) -> None:
-        """Log what the run is, once: parameters, the whole config, prompts, the code's commit."""
-        from mlflow.entities import Param, RunTag
-
-        client, run_id = self._client, str(self.run_id)
-        tags = {"flowmill.run": self.workspace.run.name, **self._orchestrator}
-        commit = _git_commit()
-        if commit:
-            tags["mlflow.source.git.commit"] = commit
-        tags["mlflow.note.content"] = content.description(self.workspace, self._link(), done=False)
-        params = {} if client.get_run(run_id).data.params else content.parameters(self.workspace.config)
-        client.log_batch(
-            run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
-        )
-        client.log_text(run_id, dump_yaml(self.workspace.config), "config.yaml")
-        if params:
-            client.log_inputs(run_id, _dataset_inputs(self.workspace))
-
     def _start_monitor(self) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -316,59 +294,3 @@ def _metric(point: Point, *, model: str | None = None, dataset: tuple[str, str] 
         dataset_name=name,
         dataset_digest=digest,
     )
-
-
-def _experiment(client: MlflowClient, workspace: Workspace) -> str:
-    """Return the id of the experiment, which MLflow shows as model training; made if needed."""
-    from tasks.tracking.client import RELATIVE
-
-    name, local = workspace.config.tracking.experiment, workspace.config.tracking.uri is None
-    found = client.get_experiment_by_name(name)
-    if found is not None and local and not found.artifact_location.startswith(RELATIVE):
-        # Of an earlier version, whose locations are absolute: it stays readable where it is.
-        client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        found = None
-    if found is not None:
-        return str(found.experiment_id)
-    location = f"{RELATIVE}/{name}" if local else None
-    kind = {"mlflow.experimentKind": "custom_model_development"}
-    return str(client.create_experiment(name, artifact_location=location, tags=kind))
-
-
-def _datasets(workspace: Workspace) -> dict[str | None, tuple[str, str]]:
-    """Return name and digest of each prompt list."""
-    prompts = workspace.config.prompts
-    sources = {"train": prompts.train, "heldout": prompts.heldout}
-    digest = workspace.prompts_identity
-    return {split: (Path(source).stem, digest[:32]) for split, source in sources.items() if source}
-
-
-def _dataset_inputs(workspace: Workspace) -> list[Any]:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    manifest = workspace.store.manifest(workspace.chain.ref(Node(0, "preprocess")))
-    columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
-    found = []
-    for split, (name, digest) in _datasets(workspace).items():
-        rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
-        dataset = Dataset(
-            name=name,
-            digest=digest,
-            source_type="flowmill",
-            source=json.dumps({"artifact": str(workspace.chain.ref(Node(0, "preprocess"))), "split": split}),
-            schema=json.dumps({"mlflow_colspec": columns}),
-            profile=json.dumps(rows),
-        )
-        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
-    return found
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the working directory, or None outside a repository."""
-    if "GIT_COMMIT" in os.environ:
-        return os.environ["GIT_COMMIT"]
-    try:
-        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

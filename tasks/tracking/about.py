@@ -1,0 +1,100 @@
+"""What an MLflow run says about itself: experiment, parameters, description, prompts, commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.load import dump_yaml
+from tasks.chain import Node
+from tasks.tracking import content
+from tasks.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def describe(client: MlflowClient, run_id: str, workspace: Workspace, orchestrator: Mapping[str, str]) -> None:
+    """Log what a run is, once: parameters, the whole config, prompts, the code's commit."""
+    from mlflow.entities import Param, RunTag
+
+    tags = {"flowmill.run": workspace.run.name, **orchestrator}
+    commit = _git_commit()
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+    tags["mlflow.note.content"] = content.description(workspace, link(orchestrator), done=False)
+    params = {} if client.get_run(run_id).data.params else content.parameters(workspace.config)
+    client.log_batch(
+        run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
+    )
+    client.log_text(run_id, dump_yaml(workspace.config), "config.yaml")
+    if params:
+        client.log_inputs(run_id, _dataset_inputs(workspace))
+
+
+def link(orchestrator: Mapping[str, str]) -> str:
+    """Return the way to the orchestrator's run; only the description renders links."""
+    url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
+    name = f"Prefect flow run {flow_run}"
+    return f"[{name}]({url})" if url else f"{name}; `flowmill ui` shows it."
+
+
+def experiment(client: MlflowClient, workspace: Workspace) -> str:
+    """Return the id of the experiment, which MLflow shows as model training; made if needed."""
+    from tasks.tracking.client import RELATIVE
+
+    name, local = workspace.config.tracking.experiment, workspace.config.tracking.uri is None
+    found = client.get_experiment_by_name(name)
+    if found is not None and local and not found.artifact_location.startswith(RELATIVE):
+        # Of an earlier version, whose locations are absolute: it stays readable where it is.
+        client.rename_experiment(found.experiment_id, f"{name} until {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        found = None
+    if found is not None:
+        return str(found.experiment_id)
+    location = f"{RELATIVE}/{name}" if local else None
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=kind))
+
+
+def datasets(workspace: Workspace) -> dict[str, tuple[str, str]]:
+    """Return name and digest of each prompt list."""
+    prompts = workspace.config.prompts
+    sources = {"train": prompts.train, "heldout": prompts.heldout}
+    digest = workspace.prompts_identity
+    return {split: (Path(source).stem, digest[:32]) for split, source in sources.items() if source}
+
+
+def _dataset_inputs(workspace: Workspace) -> list[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    manifest = workspace.store.manifest(workspace.chain.ref(Node(0, "preprocess")))
+    columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
+    found = []
+    for split, (name, digest) in datasets(workspace).items():
+        rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
+        dataset = Dataset(
+            name=name,
+            digest=digest,
+            source_type="flowmill",
+            source=json.dumps({"artifact": str(workspace.chain.ref(Node(0, "preprocess"))), "split": split}),
+            schema=json.dumps({"mlflow_colspec": columns}),
+            profile=json.dumps(rows),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", str(split))]))
+    return found
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the working directory, or None outside a repository."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
