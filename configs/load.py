@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from configs.errors import ConfigError
-from configs.schema import RunConfig, Section
-from configs.suggest import did_you_mean
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-4 is a number (YAML 1.1 wants 1.0e-4)."""
-
-
-def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)))
-
-
-_Loader.add_constructor("!exponent", _exponent)
-_Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+from configs.explain import explain, place, relevant
+from configs.overrides import apply_overrides, blamed, read_yaml
+from configs.schema import RunConfig
+from configs.suggest import near_path
 
 #: What may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
@@ -42,6 +31,10 @@ FREE_TO_CHANGE = (
 _CARRYING_OUT = ("store.", "execution.", "tracking.")
 
 
+#: Where a setting is: the parts of its dotted name.
+Mistake = tuple[str, ...]
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file, apply overrides, and check it.
 
@@ -54,14 +47,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: the file is missing or malformed, a key is unknown, or a value is not allowed.
     """
     source = Path(path)
-    data = _apply(_with_defaults(_read(source)) if overrides else _read(source), overrides)
+    data = _read(source)
+    own = _mistakes(data)
+    data = apply_overrides(_with_defaults(data) if overrides else data, overrides)
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
         run["name"] = source.stem
     # What an override names is looked for where the command is given, then beside the config.
     for folder in (Path.cwd(), source.parent):
         data = _resolve_paths(data, folder)
-    return parse_config(data, where=str(source))
+    return _parse(data, lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source))
 
 
 def parse_config(data: Mapping[str, Any], *, where: str) -> RunConfig:
@@ -70,10 +65,7 @@ def parse_config(data: Mapping[str, Any], *, where: str) -> RunConfig:
     Raises:
         ConfigError: a key is unknown or a value is not allowed.
     """
-    try:
-        return RunConfig.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, where)) from None
+    return _parse(data, lambda mistake: where)
 
 
 def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -82,7 +74,8 @@ def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     Raises:
         ConfigError: an override is malformed, names an unknown key or sets a value that is not allowed.
     """
-    return parse_config(_apply(config.model_dump(mode="json"), overrides), where="overrides")
+    data = apply_overrides(config.model_dump(mode="json"), overrides)
+    return _parse(data, lambda mistake: blamed(mistake, overrides) or "overrides")
 
 
 def dump_yaml(config: RunConfig) -> str:
@@ -122,6 +115,28 @@ def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
         return data
 
 
+def _parse(data: Mapping[str, Any], where: Callable[[Mistake], str]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        items = relevant([dict(item) for item in error.errors()])
+        lines = [f"{where(_mistake(item))}: {explain(item)}" for item in items]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _mistakes(data: Mapping[str, Any]) -> set[Mistake]:
+    """Return where the file alone is wrong, which no override is to blame for."""
+    try:
+        RunConfig.model_validate(data)
+    except ValidationError as error:
+        return {_mistake(dict(item)) for item in error.errors()}
+    return set()
+
+
+def _mistake(item: Mapping[str, Any]) -> Mistake:
+    return tuple(str(part) for part in place(item))
+
+
 def _flatten_value(name: str, value: object) -> dict[str, Any]:
     if isinstance(value, Mapping) and value:
         return flatten(value, f"{name}.")
@@ -136,9 +151,11 @@ def _is_free(key: str) -> bool:
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        data = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"Config file '{path}' does not exist. Presets are in configs/.") from None
+        near = near_path(str(path), (Path(),))
+        hint = f"Did you mean '{near}'? " if near else ""
+        raise ConfigError(f"Config file '{path}' does not exist. {hint}Presets are in configs/.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config file '{path}' cannot be read: {error}.") from None
     except yaml.YAMLError as error:
@@ -166,86 +183,6 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _apply(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or not key:
-            raise ConfigError(f"Override '{override}' is not of the form section.key=value.")
-        try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-        except yaml.YAMLError:
-            raise ConfigError(f"Override '{override}': '{text}' is not a YAML value.") from None
-        _set(data, key.strip().split("."), value, override)
-    return data
-
-
-def _set(data: dict[str, Any], keys: list[str], value: object, override: str) -> None:
-    node: Any = data
-    for key in keys[:-1]:
-        node = _child(node, key, override)
-    if isinstance(node, list):
-        node[_index(node, keys[-1], override)] = value
-    elif isinstance(node, dict):
-        node[keys[-1]] = value
-    else:
-        raise ConfigError(f"Override '{override}': '{'.'.join(keys[:-1])}' holds a value, not a section.")
-
-
-def _child(node: Any, key: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, key, override)]
-    if not isinstance(node, dict):
-        raise ConfigError(f"Override '{override}': '{key}' is inside a value, not a section.")
-    if node.get(key) is None:
-        node[key] = {}
-    return node[key]
-
-
-def _index(node: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(node):
-        raise ConfigError(f"Override '{override}': '{key}' must be a list index below {len(node)}.")
-    return int(key)
-
-
-def _explain(error: ValidationError, where: str) -> str:
-    lines = [_explain_one(dict(item), where) for item in error.errors()]
-    return "\n".join(lines)
-
-
-def _explain_one(item: dict[str, Any], where: str) -> str:
-    location = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        valid = _fields_at(item["loc"][:-1])
-        return f"{where}: unknown setting '{location}'. {did_you_mean(str(item['loc'][-1]), valid)}"
-    if item["type"] == "missing":
-        return f"{where}: setting '{location}' is required and missing."
-    found = "" if item["type"] == "value_error" else f" is {item['input']!r}"
-    return f"{where}: '{location or 'config'}'{found}: {item['msg'].removeprefix('Value error, ')}."
-
-
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the section at a location of the schema."""
-    section: type[BaseModel] = RunConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        found = _section_of(section.model_fields[part].annotation) if part in section.model_fields else None
-        if found is None:
-            break
-        section = found
-    return list(section.model_fields)
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    for inner in get_args(annotation):
-        found = _section_of(inner)
-        if found is not None:
-            return found
-    return None
-
-
 #: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
 _PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"))
 
@@ -254,6 +191,6 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths that exist below a folder absolute, so that a run can be resumed from anywhere."""
     for section, key in _PATHS:
         value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if isinstance(value, str) and "://" not in value and (folder / value).exists():
-            data[section][key] = str((folder / value).resolve())
+        if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
+            data[section][key] = str((folder / Path(value).expanduser()).resolve())
     return data

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.packages import shadows
 from configs.suggest import did_you_mean
 
 
@@ -24,13 +25,37 @@ def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        raise missing_module(name, error.name or module_name, what=what) from None
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(
-            f"{what} '{name}': module '{error.name}' cannot be imported. Install it, or add the folder of your own "
-            "module to PYTHONPATH."
-        ) from None
+            f"{what} '{name}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}."
+        ) from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"{what} '{name}': module '{module_name}' has no '{attribute}'.")
+        raise missing_attribute(name, module_name, attribute, what=what)
     return getattr(module, attribute)
+
+
+def missing_module(name: str, module: str, *, what: str) -> ConfigError:
+    """Return the error for an import string whose module, or a module it needs, is nowhere."""
+    hidden = shadows(module) if ":" in name else None
+    if hidden is not None:
+        return ConfigError(f"{what} '{name}': {hidden}")
+    return ConfigError(
+        f"{what} '{name}': module '{module}' cannot be imported. Install it, or add the folder of your own "
+        "module to PYTHONPATH."
+    )
+
+
+def missing_attribute(name: str, module: str, attribute: str, *, what: str) -> ConfigError:
+    """Return the error for an import string whose module lacks what it names."""
+    hidden = shadows(module) if ":" in name else None
+    found = hidden if hidden is not None else f"module '{module}' has no '{attribute}'."
+    return ConfigError(f"{what} '{name}': {found}")
+
+
+def unknown_option(name: str, option: str, valid: Iterable[str], *, what: str) -> ConfigError:
+    """Return the error for an option a component does not have."""
+    return ConfigError(f"{what} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
 
 
 def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, what: str) -> Any:
@@ -43,7 +68,7 @@ def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, w
     valid = option_names(component)
     for option in options:
         if option not in valid:
-            raise ConfigError(f"{what} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
+            raise unknown_option(name, option, valid, what=what)
     try:
         return component(**options)
     except (TypeError, ValueError) as error:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from configs.errors import StoreError
+from configs.suggest import near_path
+from storage.layout import RUNS, STAGING
 
 _DEFAULTS = {
     # Telemetry of the libraries; MLflow reads only the word "true".
@@ -25,3 +30,35 @@ def prepare_environment(threads: int = 1) -> None:
     """Set what the user has not set."""
     for name, value in {**_DEFAULTS, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
+
+
+def wants_traceback() -> bool:
+    """Return whether FLOWMILL_TRACEBACK asks for tracebacks of errors."""
+    return os.environ.get("FLOWMILL_TRACEBACK", "") not in ("", "0")
+
+
+def default_root(root: str | None) -> str:
+    """Return the given root, else FLOWMILL_ROOT, else the default folder."""
+    return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
+
+
+def existing_root(root: str | None) -> str:
+    """Return where a store is that must exist; commands that only read make no folder.
+
+    Raises:
+        StoreError: there is no such folder, or it holds no store.
+    """
+    chosen = default_root(root)
+    if "://" in chosen:
+        return chosen
+    folder = Path(chosen).expanduser().absolute()
+    if any((folder / name).is_dir() for name in (RUNS, STAGING)):
+        return str(folder)
+    if folder.is_dir():
+        raise StoreError(f"'{folder}' holds no store: it has no folder '{RUNS}'. Name the store's folder with --root.")
+    near = near_path(chosen, (Path(),), only_folders=True)
+    hint = f"Did you mean '{near}'? " if near else ""
+    raise StoreError(
+        f"There is no store at '{folder}'. {hint}Name one with --root or FLOWMILL_ROOT, or make one with "
+        "'flowmill run CONFIG'."
+    )

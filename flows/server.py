@@ -61,7 +61,9 @@ class LocalApi:
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--factory"]
         command += ["prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--log-level", "error", "--lifespan", "on"]
-        environment = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        # Safe path: the working directory is the user's, and what lies there must not hide the server's libraries.
+        environment = {"PYTHONSAFEPATH": "1", "PREFECT_UI_ENABLED": "0"}
+        environment |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
         self._process = subprocess.Popen(
             command, env={**os.environ, **environment}, text=True, start_new_session=True, preexec_fn=die_with_parent
         )

@@ -22,11 +22,12 @@ import psutil
 from configs.errors import WorkerError
 
 _GRACE_S = 15.0
+_RANK = Path(__file__).with_name("rank.py")
 _PR_SET_PDEATHSIG = 1
 
 
 def run_torchrun(module: str, arguments: Sequence[str], *, processes: int, on_line: Callable[[str], None]) -> None:
-    """Run ``python -m module arguments`` in several processes of this machine and wait.
+    """Run a module, as ``python -m module arguments`` would, in several processes of this machine and wait.
 
     Args:
         module: module whose ``__main__`` is decorated with torch's ``record``.
@@ -42,13 +43,19 @@ def run_torchrun(module: str, arguments: Sequence[str], *, processes: int, on_li
         # Restarts are not torchrun's: with gloo they are unreliable, and a committed checkpoint makes them ours.
         command += [f"--nproc-per-node={processes}", "--max-restarts=0", "--monitor-interval=0.2", "--log-dir", logs]
         process = subprocess.Popen(
-            [*command, "-m", module, *arguments],
+            [*command, str(_RANK), module, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
             errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            env={
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                # The working directory is the user's: what lies there must not hide libraries. See rank.py.
+                "PYTHONSAFEPATH": "1",
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            },
             preexec_fn=die_with_parent,
         )
         tail: deque[str] = deque(maxlen=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError, RunConflictError, StoreError
@@ -17,6 +18,7 @@ from storage.lineage import RunFolder, list_runs
 from tasks.describe import describe_result
 from tasks.progress import Reporter
 from tasks.prompts import prompts_fingerprint, read_prompts
+from tasks.sources import model_identity
 from tasks.workspace import Workspace
 
 
@@ -173,10 +175,10 @@ def mark_finished(workspace: Workspace) -> None:
 def finished_result(workspace: Workspace) -> dict[str, Any] | None:
     """Return what came of the run if everything this config asks for is committed, else None; no model is loaded.
 
-    A base model in a local folder may have changed since, so such runs are never short-cut.
+    A hub id without a revision may stand for another model by now, so such runs are never short-cut.
     """
     model, run = workspace.config.model, workspace.run
-    if model.build is None and model.path is not None and model.revision is None:
+    if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
     note = run.read_note(_finished(workspace))
     same = asks_for(run.config() or {}) == asks_for(_recorded(workspace.config))
@@ -209,6 +211,9 @@ def _prompts_identity(config: RunConfig) -> str:
 def _finished(workspace: Workspace) -> str:
     """Return the name of the note that says a config is finished, as of everything made so far."""
     wanted = {k: v for k, v in asks_for(_recorded(workspace.config)).items() if k not in _BY_CONTENT}
+    path = workspace.config.model.path
+    if path is not None and Path(path).is_dir():
+        wanted["model.path"] = model_identity(path, None)
     made: list[list[int | str]] = [[*entry.key, entry.artifact] for entry in workspace.run.entries()]
     return f"finished-{fingerprint(wanted)[:16]}-{fingerprint(made)[:16]}"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import StoreError
 from configs.schema import RewardSection
-from models.rewards.base import Scores, perfect_score, score
+from models.rewards.base import Origin, Scores, perfect_score, score
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import REWARDS, write_table
@@ -47,7 +47,9 @@ class _Scoring(Stage):
         reward = self.workspace.reward(self.section)
         metadata = [json.loads(text) for text in samples["metadata"]]
         frames = self.section.frames
-        scores = score(reward, self.section.slot, samples["media"], samples["prompt"], metadata, frames=frames)
+        origin = Origin(samples=samples["sample_id"], shard=f"{shard.name} of {self.inputs()[0]}")
+        media, prompts = samples["media"], samples["prompt"]
+        scores = score(reward, self.section.slot, media, prompts, metadata, frames=frames, origin=origin)
         columns = {
             "sample_id": samples["sample_id"],
             "prompt_id": samples["prompt_id"],

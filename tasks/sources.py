@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from storage.checksums import hash_file
+from configs.schema import ModelSection
 from storage.commit import ArtifactStore
+from storage.hashes import file_hashes
 from storage.layout import ArtifactRef
 
 if TYPE_CHECKING:
@@ -55,14 +56,33 @@ def local_model(path: str, revision: str | None) -> Path:
         ) from None
 
 
-def model_identity(path: str, revision: str | None) -> dict[str, Any]:
-    """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder."""
+def model_identity(path: str, revision: str | None, *, deep: bool = False) -> dict[str, Any]:
+    """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder.
+
+    Args:
+        path: a folder or a hub id.
+        revision: of a hub id.
+        deep: read every byte of a folder, instead of only the files whose size or time changed since the last time.
+    """
     folder = local_model(path, revision)
     commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
     if commit:
         return {"hub": path, "commit": commit[1]}
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
-    return {"files": {file.relative_to(folder).as_posix(): hash_file(file) for file in files}}
+    return {"files": file_hashes(folder, _model_files(folder), deep=deep)}
+
+
+def changed_files(section: ModelSection) -> list[str] | None:
+    """Read a local model again; return its files that changed unnoticed, None for models that are not local folders."""
+    if section.path is None or not Path(section.path).is_dir():
+        return None
+    folder = Path(section.path)
+    believed, found = (file_hashes(folder, _model_files(folder), deep=deep) for deep in (False, True))
+    return [name for name in found if found[name] != believed[name]]
+
+
+def _model_files(folder: Path) -> list[str]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
+    return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
 def read_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> dict[str, torch.Tensor] | None:

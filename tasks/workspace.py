@@ -312,6 +312,10 @@ class Workspace:
                 self._rewards[section.slot] = create(REWARDS, section.name, section.options, what="reward")
             return self._rewards[section.slot]
 
+    def use_rewards(self, made: Mapping[str, Reward]) -> None:
+        """Take rewards that were made already, by slot."""
+        self._rewards.update(made)
+
     def reward_section(self, slot: str, *, judges: bool = False) -> RewardSection:
         """Return the reward, or with ``judges`` also the judge, of a slot.
 

@@ -10,6 +10,9 @@ from flows.environment import prepare_environment
 # Prefect's database of the tests is their own; a server named in the environment is not used.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="flowmill-prefect-")
 os.environ.pop("PREFECT_API_URL", None)
+# Logs and caches of the tests are not the user's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="flowmill-state-")
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="flowmill-cache-")
 prepare_environment()
 
 import subprocess  # noqa: E402

@@ -9,10 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from configs import peek
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json, fingerprint
 from configs.load import differences, dump_yaml, load_config, parse_config
+from configs.registry import option_names, resolve
 from configs.schema import RunConfig
+from configs.suggest import near_path, nearest
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from models.schedules import PLANS
+from models.solvers import SOLVERS
+from models.transitions import KERNELS
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import ALGORITHMS
 
 PRESETS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
@@ -37,7 +48,18 @@ def test_presets_parse_and_survive_a_round_trip(path: Path) -> None:
         ("rollout.group_size=many", "'rollout.group_size' is 'many'"),
         ("rollout.group_size=0", "greater than or equal to 1"),
         ("rollout.steps", "not of the form"),
-        ("model.policy.x=1", "holds a value, not a section"),
+        ("model.policy.x=1", "'model.policy' holds a value, not a section, so it has no 'x'"),
+        ("optimize.lr=1", "Did you mean 'learning_rate'"),
+        ("optimize.wd=1", "Did you mean 'weight_decay'"),
+        ("execution.bs=1", "Did you mean 'encode_batch_size' or 'micro_batch_size'"),
+        ("optimize.group_size=2", "Did you mean 'rollout.group_size'"),
+        ("rollout.sampler=cps", "it must be a name with options; set 'rollout.sampler.name'"),
+        ("rewards=ocr", "'rewards' is 'ocr'; it must be a list like [a, b]"),
+        ("rewards.0=ocr", "'rewards.0' is 'ocr'; it must be a name with options"),
+        ("rewards.first.name=ocr", "'first' must be a list index below 1. To add or remove entries give the whole"),
+        ("optimize.betas=0.9", "'optimize.betas' is 0.9; it must be a list like [a, b]"),
+        ("rewards=[", "'[' is not a YAML value. Quote lists and mappings for the shell: --set 'rewards=[...]'"),
+        ("advantage=3", "'advantage' is 3; it must be a section with keys"),
         ("rewards.7.name=ocr", "must be a list index below 1"),
         ("model.path=somewhere", "exactly one of 'path'"),
     ],
@@ -46,6 +68,116 @@ def test_mistakes_are_named_with_the_remedy(override: str, expected: str) -> Non
     with pytest.raises(ConfigError) as error:
         load_config(PRESETS[0], [override])
     assert expected in str(error.value)
+    assert str(error.value).startswith("--set ")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_file_is_blamed_for_its_own_mistakes_and_the_flag_for_its(tmp_path: Path) -> None:
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"extends: {digits}\nrollout: {{group_sizes: 4}}\n")
+    with pytest.raises(ConfigError) as error:
+        load_config(mine, ["rollout.steps=0", "run.seed=3"])
+    first, second = sorted(str(error.value).splitlines())
+    assert first.startswith("--set rollout.steps=0: 'rollout.steps' is 0; ")
+    assert second.startswith(f"{mine}: unknown setting 'rollout.group_sizes'. Did you mean 'group_size'?")
+    with pytest.raises(ConfigError, match=r"^--set rollout\.steps=0: ") as later:
+        load_config(digits, ["rollout.steps=4", "rollout.steps=0"])
+    assert "rollout.steps=4" not in str(later.value)
+
+
+def test_a_config_that_does_not_exist_names_its_neighbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "digits.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"Did you mean 'settings/digits\.yaml'\?"):
+        load_config("setings/digit.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lr", ["learning_rate"]),
+        ("learnign_rate", ["learning_rate"]),
+        ("gs", ["group_size"]),
+        ("size", ["group_size"]),
+        ("max_norm", ["max_grad_norm"]),
+        ("Group-Size", ["group_size"]),
+        ("eps", ["epsilon"]),
+        ("rgpo", ["grpo"]),
+        ("zzz", []),
+        ("", []),
+    ],
+)
+def test_the_nearest_name(name: str, expected: list[str]) -> None:
+    valid = ["learning_rate", "group_size", "max_grad_norm", "epsilon", "grpo"]
+    assert nearest(name, valid) == expected
+
+
+def test_the_nearest_path(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "weights.bin").touch()
+    (tmp_path / "my-modle.txt").touch()
+    assert near_path("my-modle", [tmp_path], only_folders=True) == "my-model"
+    assert near_path("my_modl/weight.bin", [tmp_path]) == "my-model/weights.bin"
+    assert near_path(str(tmp_path / "my-mod"), [], only_folders=True) is None
+    assert near_path(str(tmp_path / "my-mod"), [tmp_path], only_folders=True) == str(tmp_path / "my-model")
+    assert near_path("something-else", [tmp_path]) is None
+
+
+def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.txt").write_text("a\n")
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    assert load_config(digits, ["prompts.train=~/train.txt"]).prompts.train == str(tmp_path / "train.txt")
+
+
+TABLES = {
+    "models.policies:POLICIES": POLICIES,
+    "models.quickstart:BUILDERS": BUILDERS,
+    "models.rewards:REWARDS": REWARDS,
+    "models.schedules:PLANS": PLANS,
+    "models.solvers:SOLVERS": SOLVERS,
+    "models.transitions:KERNELS": KERNELS,
+    "storage.trajectories:TRAJECTORY_STORES": TRAJECTORY_STORES,
+    "tasks.algorithms:ALGORITHMS": ALGORITHMS,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_read_from_the_text_is_what_is_imported(name: str) -> None:
+    assert peek.table(name) == TABLES[name]
+    for entry, import_string in TABLES[name].items():
+        module, _, attribute = import_string.partition(":")
+        assert peek.defines(module, attribute)
+        assert peek.defines(module, f"{attribute}Z") is False
+        if name != "models.policies:POLICIES":
+            found = peek.options(import_string)
+            assert found is not None
+            assert sorted(found) == sorted(option_names(resolve(TABLES[name], entry, what="entry")))
+
+
+def test_options_of_model_families_are_read_from_the_text() -> None:
+    for entry, import_string in POLICIES.items():
+        taken = peek.class_attribute(import_string, "options_type")
+        assert taken is not None
+        family = resolve(POLICIES, entry, what="entry")
+        assert sorted(peek.options(taken) or ()) == sorted(option_names(family.options_type))
+
+
+def test_text_that_does_not_tell_is_left_to_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unclear_text.py").write_text(
+        "from os.path import *\n\n\nclass Open:\n    def __init__(self, **options):\n        pass\n\n\n"
+        "class Plain:\n    def __init__(self, scale=1.0):\n        pass\n\n\n"
+        "class Below(Plain, metaclass=type):\n    pass\n"
+    )
+    assert peek.defines("unclear_text", "join") is None
+    assert peek.options("unclear_text:Open") is None
+    assert peek.options("unclear_text:Plain") == ["scale"]
+    assert peek.options("unclear_text:Below") is None
+    assert peek.find_module("unclear_text.deeper") is None
+    assert peek.find_module("no_such_module_at_all.x") is None
 
 
 def test_missing_and_malformed_files(tmp_path: Path) -> None:

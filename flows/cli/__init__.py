@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from configs.errors import FlowmillError
+from configs.packages import user_folder_last
+from flows.cli.opening import CommandGroup, last_words, say
 from flows.cli.store import store_app
-from flows.environment import prepare_environment
+from flows.environment import existing_root, prepare_environment
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Post-train diffusion and flow-matching models with reinforcement learning, as a durable data pipeline.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(store_app, name="store")
@@ -29,6 +29,26 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            say(f"flowmill {version('flowmill')}")
+        except PackageNotFoundError:
+            say("flowmill, run from a folder where it is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options every command shares."""
+
+
 @app.command()
 def run(
     config: Config,
@@ -39,6 +59,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run a training run, or continue it where it stopped: what is committed is never computed again."""
+    say(f"reading {config}", quiet=quiet)
     if dry:
         from flows.cli.dry import dry_command
 
@@ -56,12 +77,16 @@ def check(
     gpu_memory: Annotated[
         float | None, typer.Option("--gpu-memory", help="Say what to change to fit a GPU of so many GB.", metavar="GB")
     ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of a local model again instead of trusting its file times.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a config: print it with every default filled in, what the run will cost, and the memory it needs."""
+    say(f"reading {config}", quiet=as_json)
     from flows.cli.check import check_command
 
-    check_command(config, overrides or [], as_json=as_json, gpu_memory=gpu_memory)
+    check_command(config, overrides or [], as_json=as_json, gpu_memory=gpu_memory, deep=deep)
 
 
 @app.command()
@@ -81,6 +106,8 @@ def stage(
     quiet: Quiet = False,
 ) -> None:
     """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
+    uri = existing_root(root)
+    say(f"{name} of run '{run}': loading what it needs", quiet=quiet)
     from flows.cli.stage import StageRequest, stage_command
 
     request = StageRequest(
@@ -92,7 +119,7 @@ def stage(
         downstream=downstream,
         overrides=overrides or (),
     )
-    stage_command(request, root=root, quiet=quiet)
+    stage_command(request, root=uri, quiet=quiet)
 
 
 @app.command()
@@ -106,9 +133,11 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the runs of a store, or of one run which stages are fresh, stale or missing, and its evaluations."""
+    uri = existing_root(root)
+    say(f"reading {uri}", quiet=as_json)
     from flows.cli.status import status_command
 
-    status_command(run, root=root, why=why, check=check, as_json=as_json)
+    status_command(run, root=uri, why=why, check=check, as_json=as_json)
 
 
 @app.command()
@@ -118,21 +147,17 @@ def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect UI.")] = 4200,
 ) -> None:
     """Open the MLflow and Prefect UIs on this machine's loopback interface until Ctrl-C."""
+    uri = existing_root(root)
+    say(f"starting MLflow and Prefect for {uri}")
     from flows.cli.ui import ui_command
 
-    ui_command(root, mlflow_port=mlflow_port, prefect_port=prefect_port)
+    ui_command(uri, mlflow_port=mlflow_port, prefect_port=prefect_port)
 
 
 def main() -> None:
     """Run the command line; a mistake is one message on standard error and exit code 1, without a traceback."""
     prepare_environment()
-    # Rewards and models of your own are found in the folder you work in.
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        app()
-    except FlowmillError as error:
-        sys.stderr.write(f"flowmill: {error}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.stderr.write("flowmill: stopped. What is committed stays; run the same command to continue.\n")
-        sys.exit(130)
+    # Rewards and models of your own are found in the folder you work in, after all else.
+    user_folder_last()
+    with last_words():
+        app(prog_name="flowmill")

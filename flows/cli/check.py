@@ -16,17 +16,27 @@ if TYPE_CHECKING:
     from tasks.memory import Memory
 
 
-def check_command(path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None) -> None:
+def check_command(
+    path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None, deep: bool = False
+) -> None:
     """Print the resolved config, the cost and the memory it needs, or refuse it."""
     config = load_config(path, overrides)
+    from tasks.names import check_names
+
+    check_names(config, source=path, overrides=overrides)
     from tasks.check import check_config
     from tasks.memory import estimate_memory
+    from tasks.sources import changed_files
+    from tasks.try_rewards import try_rewards
 
-    cost = check_config(config)
+    cost = check_config(config, rewards=False)
+    try_rewards(config)
+    changed = changed_files(config.model) if deep else None
     memory = estimate_memory(config, reference=cost.reference)
     if as_json:
         needs = None if memory is None else memory.as_dict()
-        print_json({"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs})
+        data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs}
+        print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config), markup=False)
     table = Table("what", "per epoch", "whole run", title="Cost", title_justify="left")
@@ -51,8 +61,22 @@ def check_command(path: Path, overrides: Sequence[str], *, as_json: bool, gpu_me
     console.print(table)
     if memory is not None:
         _print_memory(config, memory, gpu_memory)
+    if deep:
+        _print_changed(changed)
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}. The config can run.")
+
+
+def _print_changed(changed: list[str] | None) -> None:
+    if changed is None:
+        console.print("model: no local folder, so there are no file times to distrust.")
+    elif changed:
+        names = ", ".join(changed)
+        console.print(
+            f"model: {names} changed without a change of size or time; runs see it from now on.", markup=False
+        )
+    else:
+        console.print("model: every byte of the folder is as it was when last read.")
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:

@@ -7,13 +7,23 @@ import os
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from flows.environment import default_root as default_root
 
 console = Console(highlight=False, soft_wrap=True)
+_UNLIMITED = 100_000
 
 
-def default_root(root: str | None) -> str:
-    """Return the given root, else FLOWMILL_ROOT, else the default folder."""
-    return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
+def print_table(table: Table) -> None:
+    """Print a table with no cell cut or folded: where it is wider than the terminal, its lines are too."""
+    wide = console.options.update(max_width=_UNLIMITED)
+    width = max(console.width, Measurement.get(console, wide, table).maximum)
+    for column in table.columns:
+        column.no_wrap = True
+    # A console of its own: rich cuts what is wider than the terminal, whatever it is told.
+    Console(highlight=False, soft_wrap=True, width=width, file=console.file).print(table, width=None, crop=False)
 
 
 def as_overrides(root: str | None, name: str | None) -> list[str]:

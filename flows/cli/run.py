@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import CancelledError, FlowmillError
 from configs.load import load_config
 from configs.schema import RunConfig
 from flows.cli.console import as_overrides
+from flows.cli.opening import notes, say, terminable
 from flows.cli.progress import display
-from flows.environment import prepare_environment
+from flows.environment import prepare_environment, wants_traceback
 from flows.server import LocalApi, local_api
+
+if TYPE_CHECKING:
+    from tasks.workspace import Workspace
 
 
 def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
@@ -25,6 +27,9 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
     extra = [*overrides, *as_overrides(root, name)]
     checked = load_config(config, extra)
     prepare_environment(checked.execution.threads)
+    from tasks.names import check_names
+
+    check_names(checked, source=config, overrides=overrides)
     from tasks.runs import find_run, finished_result
 
     found = find_run(checked)
@@ -38,14 +43,17 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
         # Says so before anything heavy starts; the flow holds the lock while it works.
         with found.store.root.lock(found.run.lock_path, f"Run '{found.run.name}'"):
             pass
+    say(f"{checked.run.name}: loading torch and Prefect", quiet=quiet)
     with local_api() as api:
         _train(str(config), checked, extra, api, quiet=quiet)
 
 
 def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
     from tasks.check import check_config
+    from tasks.try_rewards import try_rewards
 
-    check_config(checked)
+    check_config(checked, rewards=False)
+    rewards = try_rewards(checked)
     from flows import runtime
     from flows.cli.summary import print_summary
     from flows.pipeline import with_score_workers
@@ -54,9 +62,25 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
         workspace = runtime.begin(checked)
+        workspace.use_rewards(rewards)
         flow = with_score_workers(checked.execution.score_workers)
-        run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
+        with _progress_noted(workspace):
+            run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
     print_summary(workspace, describe_result(workspace), quiet=quiet)
+
+
+@contextlib.contextmanager
+def _progress_noted(workspace: Workspace) -> Iterator[None]:
+    """Add to a signal what the run has by now."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        done = max((entry.epoch for entry in workspace.run.entries() if entry.stage == "optimize"), default=0)
+        stop.add_note(
+            f"Run '{workspace.run.name}' in '{workspace.store.root.uri}' has {done} of {workspace.config.run.epochs} "
+            "epochs, and the shards committed since."
+        )
+        raise
 
 
 def run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
@@ -76,7 +100,7 @@ def run_flow(flow: Any, api: LocalApi | None, **parameters: Any) -> Any:
     settings: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     if api is not None:
         settings[PREFECT_API_URL] = api.wait()
-    with temporary_settings(settings), _terminable():
+    with temporary_settings(settings), terminable():
         state = flow(**parameters, return_state=True)
         if state.is_cancelled():
             raise CancelledError(state.message)
@@ -87,7 +111,7 @@ def _result(state: Any) -> Any:
     result = state.result(raise_on_failure=False)
     if isinstance(result, BaseException):
         _stop_if_interrupted(result)
-    if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and _wants_traceback()):
+    if isinstance(result, FlowmillError) or (isinstance(result, BaseException) and wants_traceback()):
         raise result
     if isinstance(result, BaseException):
         raise FlowmillError(_explain(result))
@@ -112,30 +136,14 @@ def _stop_if_interrupted(error: BaseException) -> None:
         link = link.__cause__ or link.__context__
 
 
-def _wants_traceback() -> bool:
-    return os.environ.get("FLOWMILL_TRACEBACK", "") not in ("", "0")
-
-
 def _explain(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno is not None:
+    told = "".join(f" {note}" for note in notes(error))
+    if told or (isinstance(error, OSError) and error.errno is not None):
         return (
-            f"{type(error).__name__}: {error}. What is committed stays; mend the cause and run the same command again."
+            f"{type(error).__name__}: {error}.{told} What is committed stays; mend the cause and run the same command "
+            "again."
         )
     return (
         f"{type(error).__name__}: {error}. This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. "
         "What is committed stays."
     )
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into the orderly exit that Ctrl-C takes."""
-
-    def stop(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.environment import existing_root
+
 store_app = typer.Typer(help="Look into an artifact store.", no_args_is_help=True)
 
 Root = Annotated[str | None, typer.Option("--root", help="Folder of the artifact store.", metavar="URI")]
@@ -18,10 +20,11 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
     """List artifacts: kind, id, stage, shards, rows, size, age, and which runs use them."""
     from rich.table import Table
 
-    from flows.cli.console import console, duration, print_json, size
+    store = _open(root)
+    from flows.cli.console import duration, print_json, print_table, size
     from storage.verify import list_artifacts
 
-    found = list_artifacts(_open(root))
+    found = list_artifacts(store)
     if as_json:
         print_json(found)
         return
@@ -32,7 +35,7 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
         age = "" if item["age_s"] is None else duration(item["age_s"])
         row = (item["artifact"], item["stage"], item["shards"], item["rows"], size(item["size"]), age, state)
         table.add_row(*(str(value) for value in row), ", ".join(item["runs"]))
-    console.print(table)
+    print_table(table)
 
 
 @store_app.command()
@@ -175,11 +178,11 @@ def export(
     root: Root = None,
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
-    from flows.cli.console import console, default_root
+    from flows.cli.console import console
     from tasks.dataset import export_run
     from tasks.runs import open_run
 
-    workspace = open_run(default_root(root), run, reads=True)
+    workspace = open_run(existing_root(root), run, reads=True)
     with _progress() as bar:
         task = bar.add_task("epochs")
         rows = export_run(
@@ -218,10 +221,10 @@ def digest(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
-    from flows.cli.console import console, default_root, print_json
+    from flows.cli.console import console, print_json
     from tasks.runs import open_run
 
-    value = open_run(default_root(root), run, reads=True).chain.digest()
+    value = open_run(existing_root(root), run, reads=True).chain.digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)
 
 
@@ -235,10 +238,10 @@ def _progress() -> Any:
 
 
 def _open(root: str | None) -> Any:
-    from flows.cli.console import default_root
+    uri = existing_root(root)
     from storage.commit import ArtifactStore
 
-    return ArtifactStore(default_root(root))
+    return ArtifactStore(uri)
 
 
 def _lines(value: Any) -> list[str]:

@@ -32,6 +32,8 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
     environment = {
         **os.environ,
+        # The working directory is the user's: what lies there must not hide the servers' libraries.
+        "PYTHONSAFEPATH": "1",
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         # On any port but 4200 the UI would call the wrong API.

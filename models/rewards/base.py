@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from configs.errors import RewardError
+from configs.errors import FlowmillError, RewardError
+from models.rewards.failures import Origin as Origin
+from models.rewards.failures import describe, expected, log_traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def score(
     metadata: Sequence[Mapping[str, Any]],
     *,
     frames: int | str = 1,
+    origin: Origin | None = None,
 ) -> Scores:
     """Call a reward and check what it returns; a failed or missing score is never replaced by a default.
 
@@ -55,27 +58,86 @@ def score(
         prompts: B prompts.
         metadata: B mappings.
         frames: of clips: every n-th frame is scored and the scores are averaged, 'first', or 'clip' as a whole.
+        origin: where the media come from, for messages.
 
     Raises:
-        RewardError: the reward returned another number of scores, or one that is not finite.
+        RewardError: the reward failed, or returned another number of scores, or one that is not finite.
+        OSError: the reward failed with one, which may pass; a note says where.
     """
     if media.ndim == 5 and frames != "clip":
-        return _score_frames(reward, name, media, prompts, metadata, frames)
-    result = reward.score(media, prompts, metadata)
-    scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
-    values = np.asarray(scores.values, np.float32).reshape(-1)
-    if len(values) != len(prompts):
-        raise RewardError(
-            f"Reward '{name}' returned {len(values)} scores for {len(prompts)} images. It must return one per image."
-        )
+        return _score_frames(reward, name, media, prompts, metadata, frames, origin)
+    try:
+        result = reward.score(media, prompts, metadata)
+        scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
+        values = np.asarray(scores.values, np.float32)
+    except FlowmillError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a reward may be anybody's code; its error is raised, with its place
+        _blame(error, reward, name, media, prompts, metadata, origin)
+    _check_shape(values, name, media, prompts, origin)
+    values = values.reshape(-1)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise RewardError(
-            f"Reward '{name}' returned {values[bad[0]]} for prompt {prompts[bad[0]]!r} ({len(bad)} of {len(values)} "
-            "scores are not finite). A gradient cannot be made from that: mend the reward, then run again; the "
-            "rollouts are kept."
+            f"Reward '{name}' returned {values[bad[0]]} for {describe(origin, int(bad[0]), prompts)} ({len(bad)} of "
+            f"{len(values)} scores are not finite). A gradient cannot be made from that: mend the reward, then run "
+            "again; the rollouts are kept."
         )
     return Scores(values, scores.notes)
+
+
+def _check_shape(
+    values: np.ndarray, name: str, media: np.ndarray, prompts: Sequence[str], origin: Origin | None
+) -> None:
+    """Refuse anything but one score per sample, in a column or not.
+
+    Raises:
+        RewardError: there are more, fewer, or several per sample.
+    """
+    count = len(prompts)
+    if values.shape not in ((count,), (count, 1)):
+        found = len(values) if values.ndim == 1 else values.size
+        where = describe(origin, 0, prompts) + (" and others" if count > 1 else "")
+        raise RewardError(
+            f"Reward '{name}' returned {found} scores for {count} images: shape {values.shape}, expected ({count},), "
+            f"for {where}. {expected(media)}, one per sample."
+        )
+
+
+def _blame(
+    error: Exception,
+    reward: Reward,
+    name: str,
+    media: np.ndarray,
+    prompts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    origin: Origin | None,
+) -> NoReturn:
+    """Raise a reward's error with what it failed on. A lost connection stays what it is, so that it is tried again."""
+    if isinstance(error, OSError):
+        where = describe(origin, 0 if len(prompts) == 1 else None, prompts)
+        error.add_note(f"Reward '{name}' raised it. Traceback: {log_traceback(error, name, where)}.")
+        raise error
+    where = describe(origin, _culprit(reward, media, prompts, metadata), prompts)
+    raise RewardError(
+        f"Reward '{name}' failed for {where}: {type(error).__name__}: {error}. {expected(media)}. Its traceback is in "
+        f"{log_traceback(error, name, where)}; FLOWMILL_TRACEBACK=1 shows it here. Mend the reward and run again; what "
+        "is committed stays."
+    ) from error
+
+
+def _culprit(
+    reward: Reward, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> int | None:
+    """Return the first sample that fails alone too; None if none does."""
+    if len(prompts) == 1:
+        return 0
+    for row in range(len(prompts)):
+        try:
+            reward.score(media[row : row + 1], prompts[row : row + 1], metadata[row : row + 1])
+        except Exception:  # noqa: BLE001 - which error it is was said already; this finds the sample
+            return row
+    return None
 
 
 def _score_frames(
@@ -85,13 +147,15 @@ def _score_frames(
     prompts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]],
     frames: int | str,
+    origin: Origin | None,
 ) -> Scores:
     """Score chosen frames as images; return their mean per clip, and the remark about the first."""
     chosen = clips[:, :1] if frames == "first" else clips[:, :: int(frames)]
     count = chosen.shape[1]
     images = chosen.reshape(-1, *chosen.shape[2:])
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    scores = score(reward, name, images, repeated, [row for row in metadata for _ in range(count)])
+    each = None if origin is None else replace(origin, samples=[s for s in origin.samples for _ in range(count)])
+    scores = score(reward, name, images, repeated, [row for row in metadata for _ in range(count)], origin=each)
     notes = None if scores.notes is None else list(scores.notes)[::count]
     return Scores(scores.values.reshape(-1, count).mean(1, dtype=np.float64).astype(np.float32), notes)
 

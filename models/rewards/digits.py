@@ -23,6 +23,8 @@ class DigitsReward:
     """
 
     perfect: ClassVar[float] = 1.0
+    """Both halves are read as asked."""
+
     classifier: Literal["svc", "trees"] = "svc"
     _model: SVC | ExtraTreesClassifier = field(init=False)
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,9 @@ class OcrReward:
 
     Spaces are removed and case is ignored; a text that contains the target counts as read.
     """
+
+    perfect: ClassVar[float] = 1.0
+    """The text is read as asked."""
 
     detect: bool = False
     """Find text lines first, for large images; otherwise the whole image is one line."""

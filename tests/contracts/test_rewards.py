@@ -119,4 +119,10 @@ def test_a_score_that_is_not_finite_is_an_error(value: float) -> None:
 def test_a_missing_score_is_an_error() -> None:
     with pytest.raises(RewardError, match="1 scores for 2 images"):
         score(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
+
+
+def test_only_some_rewards_know_an_exact_match() -> None:
     assert perfect_score(Broken([])) == 7.0
+    assert perfect_score(build("digits")) == 1.0
+    assert perfect_score(build("ocr")) == 1.0
+    assert perfect_score(build("jpeg_compressibility")) is None

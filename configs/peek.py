@@ -1,0 +1,178 @@
+"""Reads tables and option names out of source files without importing them, so that typos are found at once.
+
+What cannot be told from the text alone is None, and is left to the import that follows.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+_PLAIN_BASES = {"object", "Protocol", "ABC", "Generic"}
+
+
+def table(import_string: str) -> dict[str, str]:
+    """Return the dict of strings that ``"package.module:NAME"`` assigns.
+
+    Raises:
+        LookupError: there is no such assignment.
+    """
+    module, _, name = import_string.partition(":")
+    for node in _statements(_parse(module)):
+        value = _assigned(node, name)
+        if value is not None:
+            return dict(ast.literal_eval(value))
+    raise LookupError(f"{import_string} is no table")
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return where a module is, without importing it or its parents; None if it is nowhere."""
+    top, *rest = name.split(".")
+    try:
+        spec = find_spec(top)
+    except ValueError:
+        return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    return spec
+
+
+def defines(module: str, name: str) -> bool | None:
+    """Return whether a module binds a name at its top level; None when its text does not tell."""
+    tree = _parse(module)
+    if tree is None:
+        return None
+    unclear = False
+    for node in _statements(tree):
+        if name in _bound(node):
+            return True
+        unclear |= isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+        unclear |= isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+    return None if unclear else False
+
+
+def options(import_string: str) -> list[str] | None:
+    """Return the names a dataclass, class or function takes; None when its text does not tell."""
+    module, _, name = import_string.partition(":")
+    for node in _statements(_parse(module)):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return _parameters(node, skip=0) if not node.decorator_list else None
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _class_options(node, module)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return options(f"{node.module}:{alias.name}")
+    return None
+
+
+def class_attribute(import_string: str, attribute: str) -> str | None:
+    """Return the import string of what a class, or a base of it, assigns to an attribute by name; None if unclear."""
+    module, _, name = import_string.partition(":")
+    for node in _statements(_parse(module)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return class_attribute(f"{node.module}:{alias.name}", attribute)
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for item in node.body:
+                value = _assigned(item, attribute)
+                if isinstance(value, ast.Name):
+                    return f"{module}:{value.id}"
+            for base in node.bases:
+                found = class_attribute(f"{module}:{base.id}", attribute) if isinstance(base, ast.Name) else None
+                if found is not None:
+                    return found
+    return None
+
+
+def _class_options(node: ast.ClassDef, module: str) -> list[str] | None:
+    inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    if inits:
+        return _parameters(inits[0], skip=1)
+    if any(item.arg is not None for item in node.keywords) or not all(map(_is_dataclass, node.decorator_list)):
+        return None
+    found: list[str] = []
+    for base in node.bases:
+        inherited = _base_options(base, module)
+        if inherited is None:
+            return None
+        found += inherited
+    if node.decorator_list:
+        found += [field for field in _fields(node) if field not in found]
+    return found
+
+
+def _base_options(base: ast.expr, module: str) -> list[str] | None:
+    plain = base.value if isinstance(base, ast.Subscript) else base
+    if not isinstance(plain, ast.Name):
+        return None
+    return [] if plain.id in _PLAIN_BASES else options(f"{module}:{plain.id}")
+
+
+def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return the value a statement assigns to a name."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    found = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    return node.value if found and isinstance(node, ast.Assign | ast.AnnAssign) else None
+
+
+def _is_dataclass(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id == "dataclass"
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    fields = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            keywords = item.value.keywords if isinstance(item.value, ast.Call) else []
+            hidden = any(k.arg == "init" and isinstance(k.value, ast.Constant) and not k.value.value for k in keywords)
+            if not hidden and "ClassVar" not in ast.unparse(item.annotation):
+                fields.append(item.target.id)
+    return fields
+
+
+def _parameters(node: ast.FunctionDef, *, skip: int) -> list[str] | None:
+    arguments = node.args
+    if arguments.vararg is not None or arguments.kwarg is not None:
+        return None
+    return [item.arg for item in [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs]
+
+
+def _statements(tree: ast.AST | None) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported, those inside if and try included."""
+    for node in ast.iter_child_nodes(tree) if tree is not None else ():
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(node)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+@cache
+def _parse(module: str) -> ast.Module | None:
+    spec = find_module(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,65 @@
+"""What is said when a reward fails: which prompt, sample and shard, which shapes, and where the traceback is."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from configs.places import user_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the media of a call come from."""
+
+    samples: Sequence[str] = ()
+    """Sample ids, one per prompt."""
+    shard: str = ""
+    """Artifact and shard."""
+
+
+def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> str:
+    """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call, or of all rows where None is at fault."""
+    parts = []
+    if origin is not None and origin.samples:
+        parts.append(f"sample {origin.samples[row or 0]}" if row is not None else f"samples from {origin.samples[0]}")
+    if origin is not None and origin.shard:
+        parts.append(f"shard {origin.shard}")
+    where = f" ({', '.join(parts)})" if parts else ""
+    if row is None:
+        return f"{len(prompts)} samples together, though for none of them alone{where}"
+    return f"prompt {prompts[row]!r}{where}"
+
+
+def expected(media: np.ndarray) -> str:
+    """Return what a reward is given and must return."""
+    kind = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
+    given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
+    return f"{given}, and must return scores of shape ({len(media)},)"
+
+
+def log_traceback(error: BaseException, name: str, where: str) -> Path:
+    """Write an error's traceback to a file of its own and return its path.
+
+    It lies in the user's state folder (see ``configs.places``), or in the system's temporary one where that cannot be
+    written.
+    """
+    text = f"reward {name}, {where}\n\n{''.join(traceback.format_exception(error))}"
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    file = f"reward-{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    for folder in (user_state() / "logs", Path(tempfile.gettempdir()) / f"flowmill-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return folder / file
+    return Path(os.devnull)

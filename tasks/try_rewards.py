@@ -1,0 +1,64 @@
+"""Tries every reward on one sample before anything is sampled: the mistakes of a reward show in the first minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from configs.errors import RewardError
+from configs.registry import create
+from configs.schema import RewardSection, RunConfig
+from models.rewards import REWARDS
+from models.rewards.base import Origin, Reward, score
+from tasks.preprocess import source_prompts
+from tasks.prompts import Prompt
+
+
+def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> dict[str, Reward]:
+    """Build every reward and judge and score one made-up sample with each, the first prompt's; return them by slot.
+
+    The media are noise of the configured size: what they score means nothing, only that they can be scored. A reward
+    whose connection fails is tried again, as a shard would be.
+
+    Args:
+        config: the config.
+        sleep: waits some seconds before another try.
+
+    Raises:
+        ConfigError: a reward cannot be built.
+        RewardError: a reward fails, or returns something that is no score.
+        PromptError: a prompt source cannot be used.
+    """
+    prompts = source_prompts(config)
+    trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
+    made: dict[str, Reward] = {}
+    for section, prompt in [(s, trained) for s in config.rewards] + [(s, judged) for s in config.evaluate.judges]:
+        made[section.slot] = create(REWARDS, section.name, section.options, what="reward")
+        _try(made[section.slot], section, prompt, config, sleep)
+    return made
+
+
+def trial_media(config: RunConfig) -> np.ndarray:
+    """Return one made-up sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
+    model = config.model
+    frames = (model.frames,) if model.frames > 1 else ()
+    return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)
+
+
+def _try(
+    reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
+) -> None:
+    origin = Origin(samples=("made up for the trial",), shard="none yet: rewards are tried before sampling")
+    media, delay = trial_media(config), config.execution.retry_delay_s
+    for left in reversed(range(config.execution.retries + 1)):
+        try:
+            score(reward, section.slot, media, [prompt.text], [prompt.metadata], frames=section.frames, origin=origin)
+            return
+        except OSError as error:
+            if not left or not isinstance(error, ConnectionError | TimeoutError):
+                told = " ".join(error.__notes__)
+                raise RewardError(f"{type(error).__name__}: {error}. {told} Nothing was sampled yet.") from error
+        sleep(delay)
+        delay *= 2
