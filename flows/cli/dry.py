@@ -14,6 +14,9 @@ from flows.cli.console import as_overrides, console, duration
 def dry_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str]) -> None:
     """Print the forecast of a run; nothing is made, no model is loaded."""
     checked = load_config(config, [*overrides, *as_overrides(root, name)])
+    from tasks.names import check_names
+
+    check_names(checked, source=config, overrides=overrides)
     from tasks.forecast import forecast
 
     made = forecast(checked)
