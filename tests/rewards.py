@@ -22,6 +22,16 @@ class NotANumber:
         return [float("nan")] * len(media)
 
 
+class NotANumberLater:
+    """A score for the trial, and none for any image."""
+
+    calls = 0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        self.calls += 1
+        return [1.0 if self.calls == 1 else float("nan")] * len(media)
+
+
 class Wanted:
     """The score is in the prompt's metadata."""
 

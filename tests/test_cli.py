@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -172,7 +173,11 @@ def test_a_nan_reward_is_one_message_and_the_next_try_keeps_the_rollouts(
     flowmill: FlowmillCommand, arguments: list[str], tmp_path: Path
 ) -> None:
     broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.rewards:NotANumber'}]")
+    refused(broken, "returned nan for prompt '\"00\"' (sample made up for the trial")
+    assert not (tmp_path / "store" / "runs" / "small").exists()
+    broken = flowmill("run", *arguments, "--set", "rewards=[{name: 'tests.rewards:NotANumberLater'}]")
     refused(broken, "returned nan for prompt")
+    assert re.search(r"\(sample \S+, shard \S+ of (trajectories|evaluations)/[0-9a-f]{32}\)", broken.stderr)
     refused(flowmill("run", *arguments), "exists in")
     mended = flowmill("run", *arguments, "--name", "mended")
     assert mended.returncode == 0, mended.stderr
