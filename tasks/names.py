@@ -43,6 +43,17 @@ def check_names(config: RunConfig, *, source: Path | None = None, overrides: Seq
         raise type(problem)(f"{by}: {problem}") if by else problem
 
 
+def check_stage(name: str) -> None:
+    """Check that a stage exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stages = peek.table("tasks.stages:STAGES")
+    if name not in stages:
+        raise ConfigError(f"stage '{name}' does not exist. {did_you_mean(name, stages)}")
+
+
 def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
     for setting, what, table, component in _components(config):
         yield from _component(setting, component, table, what=what)

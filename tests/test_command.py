@@ -95,6 +95,14 @@ def test_a_mistyped_config_or_model_folder_names_its_neighbor(
     assert "Did you mean 'my-model'?" in result.stderr
 
 
+def test_a_mistyped_stage_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "store" / "runs").mkdir(parents=True)
+    line = [sys.executable, "-X", "importtime", "-m", "flows.cli", "stage", "scor", "--run", "x", "--root", "store"]
+    result = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert "flowmill: stage 'scor' does not exist. Did you mean 'score'" in result.stderr
+    assert not imported(result.stderr) & HEAVY
+
+
 # The first line
 
 

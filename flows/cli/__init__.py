@@ -108,6 +108,9 @@ def stage(
     """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
     uri = existing_root(root)
     say(f"{name} of run '{run}': loading what it needs", quiet=quiet)
+    from tasks.names import check_stage
+
+    check_stage(name)
     from flows.cli.stage import StageRequest, stage_command
 
     request = StageRequest(

@@ -44,19 +44,18 @@ def stage_command(request: StageRequest, *, root: str | None, quiet: bool) -> No
         ConfigError: there is no such stage, or the request contradicts itself.
         StoreError: there is no such run.
     """
-    from configs.registry import resolve
     from storage.commit import ArtifactStore
-    from tasks.runs import require_run
-    from tasks.stages import STAGES
+    from tasks.names import check_names
+    from tasks.runs import open_run
 
-    resolve({key: value for key, value in STAGES.items() if key == request.name} or STAGES, request.name, what="stage")
     if request.downstream and request.overrides:
         raise ConfigError(
             "--downstream follows the run's own settings, but --set gives this stage others, so nothing of the run "
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
     store = ArtifactStore(default_root(root))
-    require_run(store, request.run)
+    settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True).config
+    check_names(settings, overrides=request.overrides)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
         from flows import runtime
         from flows.stages import FLOWS
