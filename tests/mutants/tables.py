@@ -1,0 +1,170 @@
+"""Which tests belong to which file, the mutants that are always run, and those no test can tell from the original."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: File -> test files, those that fail soonest first.
+TESTS: dict[str, tuple[str, ...]] = {
+    "models/transitions.py": ("tests/test_transitions.py", "tests/golden"),
+    "models/kernels.py": ("tests/test_transitions.py", "tests/golden"),
+    "models/schedules.py": ("tests/test_schedules.py", "tests/test_transitions.py"),
+    "models/sampling.py": ("tests/test_sampling.py", "tests/golden"),
+    "models/branching.py": ("tests/test_sampling.py", "tests/test_branching.py"),
+    "tasks/algorithms/advantages.py": ("tests/test_advantages.py", "tests/golden"),
+    "tasks/algorithms": ("tests/test_algorithms.py", "tests/test_signs.py", "tests/golden"),
+    "tasks/optimize/rows.py": ("tests/test_reader.py",),
+    "tasks/optimize/reader.py": ("tests/test_reader.py",),
+    "tasks/optimize/batches.py": ("tests/test_batches.py", "tests/test_reader.py"),
+    "tasks/optimize/loop.py": ("tests/test_updates.py", "tests/test_reader.py"),
+    "tasks/optimize/stage.py": ("tests/test_stages.py",),
+}
+
+#: Files that are mutated.
+FILES = (
+    *(f"models/{name}.py" for name in ("transitions", "kernels", "schedules", "sampling", "branching")),
+    "tasks/algorithms/*.py",
+    "tasks/optimize/*.py",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A mutant that is run every time."""
+
+    name: str
+    """What it breaks."""
+    path: str
+    """File."""
+    before: str
+    """Text that occurs once in the file."""
+    after: str
+    """What stands there instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalent:
+    """A mutant that computes the same, or nothing that a test could hold."""
+
+    path: str
+    """File."""
+    before: str
+    """The changed line, without indentation."""
+    after: str
+    """The same line of the mutant."""
+    reason: str
+    """Why no test can tell."""
+
+
+ALGORITHMS = "tasks/algorithms"
+NAMED = (
+    Named(
+        name="TempFlow weighs quiet steps more",
+        path=f"{ALGORITHMS}/tempflow.py",
+        before="rows.advantages * step.std.detach() / rows.mean_std",
+        after="rows.advantages * rows.mean_std / step.std.detach()",
+    ),
+    Named(
+        name="TempFlow does not weigh",
+        path=f"{ALGORITHMS}/tempflow.py",
+        before="rows.advantages * step.std.detach() / rows.mean_std",
+        after="rows.advantages",
+    ),
+    Named(
+        name="NFT prefers low advantages",
+        path=f"{ALGORITHMS}/nft.py",
+        before="preference(rows.advantages, self.scale)",
+        after="preference(-rows.advantages, self.scale)",
+    ),
+    Named(
+        name="NFT maximizes its loss",
+        path=f"{ALGORITHMS}/nft.py",
+        before="loss = self.scale * nft_loss(",
+        after="loss = -self.scale * nft_loss(",
+    ),
+    Named(
+        name="NFT swaps policy and behavior policy",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="positive = beta * velocity + (1 - beta) * behavior",
+        after="positive = beta * behavior + (1 - beta) * velocity",
+    ),
+    Named(
+        name="DGPO pushes away from high advantages",
+        path=f"{ALGORITHMS}/dgpo.py",
+        before="weight * rows.advantages * live",
+        after="-weight * rows.advantages * live",
+    ),
+    Named(
+        name="DGPO weighs groups by how good they are",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="beta * (error - reference_error)",
+        after="beta * (reference_error - error)",
+    ),
+    Named(
+        name="DGPO freezes the wrong side",
+        path=f"{ALGORITHMS}/dgpo.py",
+        before="torch.where(rows.advantages > 0, ratio > 1 + self.clip_range",
+        after="torch.where(rows.advantages < 0, ratio > 1 + self.clip_range",
+    ),
+    Named(
+        name="GRPO lowers what was rewarded",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="torch.maximum(-advantages * ratio, -advantages * ratio.clamp(",
+        after="torch.maximum(advantages * ratio, advantages * ratio.clamp(",
+    ),
+    Named(
+        name="PPO's pessimistic bound is optimistic",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="torch.maximum(-advantages * ratio, -advantages * ratio.clamp(",
+        after="torch.minimum(-advantages * ratio, -advantages * ratio.clamp(",
+    ),
+    Named(
+        name="Guard doubles the bias",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="std * (log_ratio + squared_error(mean, old_mean)",
+        after="std * (log_ratio - squared_error(mean, old_mean)",
+    ),
+    Named(
+        name="Flow-DPPO lowers what was rewarded",
+        path=f"{ALGORITHMS}/flow_dppo.py",
+        before="-rows.advantages * ratio * mask",
+        after="rows.advantages * ratio * mask",
+    ),
+    Named(
+        name="AWM raises the error of what was rewarded",
+        path=f"{ALGORITHMS}/awm.py",
+        before="ratio = torch.exp(new - old)",
+        after="ratio = torch.exp(old - new)",
+    ),
+    Named(
+        name="DPO prefers the worse sample",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="-F.logsigmoid(-0.5 * beta",
+        after="-F.logsigmoid(0.5 * beta",
+    ),
+    Named(
+        name="CRD rewards errors",
+        path=f"{ALGORITHMS}/crd.py",
+        before="preference(rows.advantages, self.scale)",
+        after="preference(-rows.advantages, self.scale)",
+    ),
+    Named(
+        name="OPD runs away from its teacher",
+        path=f"{ALGORITHMS}/opd.py",
+        before="RowLoss(loss=kl,",
+        after="RowLoss(loss=-kl,",
+    ),
+    Named(
+        name="KL pushes away from the base model",
+        path=f"{ALGORITHMS}/grpo.py",
+        before="loss + self.kl_coef * kl",
+        after="loss - self.kl_coef * kl",
+    ),
+)
+
+EQUIVALENT: tuple[Equivalent, ...] = ()
+
+
+def tests_of(path: str) -> tuple[str, ...]:
+    """Return the test files of a file: its own entry, or its folder's."""
+    return TESTS[path] if path in TESTS else TESTS[path.rpartition("/")[0]]
