@@ -30,7 +30,9 @@ class OcrReward:
     detect: bool = False
     """Find text lines first, for large images; otherwise the whole image is one line."""
     substring: bool = True
-    """A reading that contains the target has distance 0, as in Flow-GRPO's image rule."""
+    """A reading that contains the target has distance 0, as in Flow-GRPO's image rule; its video rule has it off."""
+    every: int = 4
+    """Of clips handed over whole (``frames: clip``) every n-th frame is read, as in Flow-GRPO's video rule."""
     batch_size: int = 32
     """Images per recognizer call."""
     threads: int = 1
@@ -48,13 +50,28 @@ class OcrReward:
         self._reader = _DetectingReader() if self.detect else _LineReader(self.batch_size, self.threads)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return scores and the texts that were read."""
+        """Return scores and the texts that were read; of a clip, ``clip_score`` and the text of the first frame."""
+        if media.ndim == 5:
+            return self._score_clips(media[:, :: self.every], prompts)
         texts = self._reader.read(media)
         targets = [quoted_text(prompt) for prompt in prompts]
         values = [
             text_score(text, target, substring=self.substring) for text, target in zip(texts, targets, strict=True)
         ]
         return Scores(np.array(values, np.float32), texts)
+
+    def _score_clips(self, clips: np.ndarray, prompts: Sequence[str]) -> Scores:
+        count = clips.shape[1]
+        images, repeated = clips.reshape(-1, *clips.shape[2:]), [prompt for prompt in prompts for _ in range(count)]
+        frames = self.score(images, repeated, [{}] * len(repeated))
+        values = [clip_score(row) for row in frames.values.reshape(-1, count)]
+        return Scores(np.array(values, np.float32), list(frames.notes or [])[::count])
+
+
+def clip_score(frames: np.ndarray) -> float:
+    """Return the mean of a clip's frame scores (F,) that are not 0, or 0 (Flow-GRPO ``OcrScorer_video_or_image``)."""
+    read = frames[frames > 0]
+    return float(read.mean(dtype=np.float64)) if len(read) else 0.0
 
 
 def text_score(text: str, target: str, *, substring: bool = True) -> float:

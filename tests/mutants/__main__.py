@@ -78,9 +78,7 @@ def named_jobs() -> list[Job]:
 
 def _job(mutant: Mutant) -> Job:
     source = (ROOT / mutant.path).read_bytes()
-    return Job(
-        label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=tests_of(mutant.path)
-    )
+    return Job(label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=tests_of(mutant.path))
 
 
 def _baseline(paths: list[str], processes: int, limit: float) -> None:
@@ -96,7 +94,9 @@ def _baseline(paths: list[str], processes: int, limit: float) -> None:
     ]
     failed = [outcome for outcome in run(jobs, processes=processes, limit=2 * limit, done=_tell) if outcome.killed]
     if failed:
-        raise SystemExit("\n".join(f"{outcome.job.label}: {outcome.by}\n{outcome.output[-3000:]}" for outcome in failed))
+        raise SystemExit(
+            "\n".join(f"{outcome.job.label}: {outcome.by}\n{outcome.output[-3000:]}" for outcome in failed)
+        )
 
 
 def _tell(outcome: Outcome) -> None:
