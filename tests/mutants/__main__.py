@@ -10,7 +10,6 @@ import argparse
 import random
 import sys
 import time
-from pathlib import Path
 
 from tests.mutants.campaign import ROOT, Job, Outcome, run
 from tests.mutants.make import Mutant, mutants

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 ARITHMETIC: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -99,13 +100,11 @@ class _Maker:
 
     def of(self, node: ast.AST) -> Iterator[Mutant]:
         """Yield the mutants of one node, not of its children."""
-        if isinstance(node, ast.BinOp):
-            yield from self._operator(node.left, node.right, ARITHMETIC, node.op)
-        elif isinstance(node, ast.AugAssign):
-            yield from self._operator(node.target, node.value, ARITHMETIC, node.op)
+        if isinstance(node, ast.BinOp | ast.AugAssign):
+            yield from self._arithmetic(node)
         elif isinstance(node, ast.BoolOp):
             word, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            for left, right in zip(node.values, node.values[1:], strict=False):
+            for left, right in pairwise(node.values):
                 yield from self._between(left, right, word, [other])
         elif isinstance(node, ast.Compare):
             for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
@@ -117,13 +116,21 @@ class _Maker:
             yield from self._constant(node)
         elif isinstance(node, ast.Call):
             yield from self._call(node)
-        for test in _conditions(node):
+        else:
+            yield from self._conditions(node)
+
+    def _conditions(self, node: ast.AST) -> Iterator[Mutant]:
+        """Yield the inverted condition; one with an operator of its own has that changed instead."""
+        tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+        tests += node.ifs if isinstance(node, ast.comprehension) else []
+        for test in tests:
             if not isinstance(test, ast.Compare | ast.UnaryOp | ast.BoolOp):
                 yield self._edit(self._start(test), self._end(test), f"(not {self._text(test)})")
 
-    def _operator(self, left: ast.expr, right: ast.expr, table: dict[type[ast.AST], tuple[str, str]], op: ast.AST):  # type: ignore[no-untyped-def]
-        if type(op) in table:
-            word, other = table[type(op)]
+    def _arithmetic(self, node: ast.BinOp | ast.AugAssign) -> Iterator[Mutant]:
+        left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+        if type(node.op) in ARITHMETIC:
+            word, other = ARITHMETIC[type(node.op)]
             yield from self._between(left, right, word, [other])
 
     def _between(self, left: ast.expr, right: ast.expr, word: str, others: Sequence[str]) -> Iterator[Mutant]:
@@ -157,7 +164,8 @@ class _Maker:
             yield self._edit(self._start(node), self._end(node), text)
 
     def _call(self, node: ast.Call) -> Iterator[Mutant]:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else self._text(function)
         if name in EXTREMES:
             stop = self._end(node.func)
             yield self._edit(stop - len(name), stop, EXTREMES[name])
@@ -186,9 +194,3 @@ class _Maker:
 
     def _text(self, node: ast.expr) -> str:
         return self._source[self._start(node) : self._end(node)].decode()
-
-
-def _conditions(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, ast.If | ast.IfExp | ast.While):
-        return [node.test]
-    return node.ifs if isinstance(node, ast.comprehension) else []
