@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,16 @@ class Scored(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class GivenStep:
-    """A kernel that takes velocities for means: the vectors hold the means."""
+    """The Flow-SDE's step, but with velocities for means, which the vectors hold, and given log-probs."""
 
-    std: Tensor
+    noise_level: float
     log_prob: Tensor
     stochastic = True
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
-        return Scored(velocity, self.std, True, self.log_prob)
+        step = FlowSDE(self.noise_level).step(latents, velocity, grid)
+        own = {each.name: getattr(step, each.name) for each in fields(step)}
+        return Scored(**{**own, "mean": velocity}, known=self.log_prob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Case:
         }
 
     def transitions(self, **changes: Any) -> TransitionBatch:
+        # At sigma 1/2 the Flow-SDE's s is its noise level.
         sigma = torch.full((self.rows,), 0.5, dtype=self.dtype)
         own = {
             **self.common(self["mean_old"]),
@@ -138,7 +141,8 @@ class Case:
         """Return the loss of stored steps, and the leaves: log-probs and means."""
         log_prob, mean = (self[key].clone().requires_grad_() for key in ("logp", "mean_new"))
         result = algorithm.loss(
-            self.transitions(**changes), self.models(mean, self["mean_ref"], GivenStep(self.std, log_prob))
+            self.transitions(**changes),
+            self.models(mean, self["mean_ref"], GivenStep(self.meta["std_dev_t"], log_prob)),
         )
         return result, log_prob, mean
 
@@ -228,7 +232,7 @@ def test_kl_of_steps(case: Case, kind: Any, key: str) -> None:
 def test_kl_of_velocities(case: Case) -> None:
     nothing = torch.zeros(case.rows, dtype=case.dtype)
     velocity = case["v_new"]
-    models = case.models(velocity, case["v_ref"], GivenStep(case.std, case["logp"]))
+    models = case.models(velocity, case["v_ref"], GivenStep(case.meta["std_dev_t"], case["logp"]))
     case.check(GRPO(kl="velocity", kl_coef=1.0).loss(case.transitions(advantages=nothing), models).loss, "kl_v")
 
 

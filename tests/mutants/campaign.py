@@ -7,7 +7,6 @@ leaves its compiled files there: both save most of the time.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -128,8 +127,8 @@ def _import_needed(template: Path) -> None:
     """Import what the unchanged run imported, but for own packages and those that read the environment."""
     listed = template / "modules.txt"
     for name in listed.read_text().split() if listed.exists() else ():
-        if name.partition(".")[0] not in (*PACKAGES, *LATE) and importlib.util.find_spec(name.partition(".")[0]):
-            with suppress(ImportError):
+        if name.partition(".")[0] not in (*PACKAGES, *LATE):
+            with suppress(ImportError, RuntimeError, ValueError):
                 importlib.import_module(name)
 
 
