@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 
@@ -19,6 +20,8 @@ from tests.mutants.tables import EQUIVALENT, FILES, NAMED, tests_of
 def main() -> int:
     """Run the campaign; return 0 when enough mutants, and all named ones, were killed."""
     options = _options()
+    # A temporary folder and running tests must not be left behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sampled = [] if options.named_only else sample(options.count, options.seed, options.only)
     jobs = [*named_jobs(), *(_job(mutant) for mutant in sampled)]
     began = time.monotonic()

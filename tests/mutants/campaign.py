@@ -193,6 +193,7 @@ def _outcome(running: _Running, limit: float) -> Outcome:
 def _child(tree: Path, tests: Sequence[str], settings: _Settings, log: Path) -> None:
     """Run pytest in a copy of the tree; this process ends with its exit code."""
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
