@@ -17,6 +17,7 @@ from configs.registry import create
 from models.transitions import FlowSDE
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, ForwardBatch, TransitionBatch
+from tasks.algorithms.objectives import divergence_mask, ratio_metrics
 from tests.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
 
 Options = dict[str, Any]
@@ -149,6 +150,17 @@ def test_the_loss_of_a_ratio_row_by_row(name: str, options: Options, shift: floa
         assert float(result.metrics["approx_kl"][row]) == pytest.approx(ratio - 1 - shift, abs=1e-12)
         assert float(result.metrics["clip_high"][row]) == (ratio > 1.1)
         assert float(result.metrics["clip_low"][row]) == (ratio < 0.9)
+
+
+def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -> None:
+    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]), vector([0.0] * 4), 0.5)
+    assert figures["clip_high"].tolist() == [0, 0, 0, 1]
+    assert figures["clip_low"].tolist() == [0, 0, 1, 0]
+    up, down = vector([2.0, 2.0, 1.0, 2.0]), vector([0.5, 0.5, 1.0, 0.5])
+    divergence = vector([0.25, 0.125, 0.25, 0.25])
+    for ratio, sign in ((up, 1.0), (down, -1.0)):
+        mask = divergence_mask(ratio, sign * vector([1.0, 1.0, 1.0, 0.0]), divergence, 0.25)
+        assert mask.tolist() == [0, 1, 1, 1]
 
 
 def test_tempflow_pushes_noisy_steps_harder_by_their_std() -> None:

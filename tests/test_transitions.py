@@ -64,6 +64,12 @@ def test_a_fine_grid_above_the_threshold_is_left_alone() -> None:
     assert float(scale[0]) == pytest.approx(math.sqrt(0.995 / 0.005))
 
 
+def test_a_sigma_at_the_threshold_is_left_alone() -> None:
+    sigma = torch.tensor([0.99], dtype=torch.float64)
+    scale = FlowSDE(1.0).scale(Grid(sigma, sigma - 0.1, torch.tensor([0.5], dtype=torch.float64)))
+    assert float(scale[0]) == pytest.approx(math.sqrt(0.99 / 0.01))
+
+
 def test_rows_have_their_own_sigma() -> None:
     x, v = tensors(4, 3, 3)
     together = FlowSDE().step(x, v, grid())
