@@ -1,4 +1,4 @@
-"""Defaults of algorithms, kernels and plans are the published ones, their bounds hold, and they ask for what they need."""
+"""Defaults of algorithms, kernels and plans are the published ones, bounds hold, and they ask for what they need."""
 
 from __future__ import annotations
 

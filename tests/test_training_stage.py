@@ -1,0 +1,100 @@
+"""What a training stage hands to the loop: its inputs, its plan, the behavior policy, and when it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from configs.schema import RunConfig
+from tasks.algorithms.base import Batch, Models
+from tasks.optimize import stage as training
+from tasks.optimize.rows import Units, micro_batches
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tasks.workspace import Workspace
+from tests.conftest import prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def optimize(workspace: Workspace, epoch: int) -> training.OptimizeStage:
+    made = make_stage(workspace, "optimize", epoch)
+    assert isinstance(made, training.OptimizeStage)
+    return made
+
+
+def collect(workspace: Workspace, epoch: int) -> None:
+    for name, slot in (("rollout", ""), ("score", workspace.config.rewards[0].slot), ("advantage", "")):
+        StageRun(make_stage(workspace, name, epoch, slot)).execute()
+
+
+def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = "optimize.algorithm={name: awm}"
+    workspace = prepare(
+        make_config(
+            algorithm, "rollout.plan={name: final}", "optimize.updates_per_epoch=3", "execution.micro_batch_size=4"
+        )
+    )
+    on_policy: list[bool] = []
+    plans: list[list[Units]] = []
+    behavior_velocity, run_updates = Models.behavior_velocity, training.run_updates
+
+    def noted(self: Models, batch: Batch, velocity: torch.Tensor) -> torch.Tensor:
+        on_policy.append(self.on_policy)
+        return behavior_velocity(self, batch, velocity)
+
+    def planned(state: Any, chosen: Any, models: Models, plan: list[Units], **options: Any) -> None:
+        plans.append(plan)
+        assert len(models.behavior) == len(state.parameters)
+        run_updates(state, chosen, models, plan, **options)
+
+    monkeypatch.setattr(Models, "behavior_velocity", noted)
+    monkeypatch.setattr(training, "run_updates", planned)
+    run_epoch(workspace, 1)
+    first = len(micro_batches(plans[0][0], 4))
+    assert on_policy[:first] == [True] * first
+    assert set(on_policy[first:]) == {False}
+    run, stage = workspace.run, optimize(workspace, 1)
+    own = (workspace.policy_ref(0), run.require(1, "rollout").ref, run.require(1, "advantage").ref)
+    assert stage.inputs() == own
+    ids = stage._samples(stage._algorithm().requires).reader.sample_ids.to_pylist()
+    for number, sample in enumerate(ids):
+        expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
+        assert stage.updates_of(sample) == expected
+    assert sum(len(units.rows) for units in plans[0]) > len(ids) / 2
+    collect(workspace, 2)
+    assert optimize(workspace, 2).inputs() == (
+        workspace.policy_ref(1),
+        run.require(2, "rollout").ref,
+        run.require(2, "advantage").ref,
+    )
+    on_policy.clear()
+    StageRun(optimize(workspace, 2)).execute()
+    assert on_policy[0]
+
+
+def test_a_replayed_epoch_is_an_input(make_config: Make) -> None:
+    workspace = prepare(make_config("optimize.replay={epochs: 1}", "optimize.updates_per_epoch=1"))
+    run_epoch(workspace, 1)
+    collect(workspace, 2)
+    run = workspace.run
+    assert optimize(workspace, 2).inputs() == (
+        workspace.policy_ref(1),
+        *(run.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
+    )
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, []), (2, [2]), (3, [3])])
+def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(training, "commit_checkpoint", lambda store, ref, done, folder: saved.append(done))
+    workspace = prepare(make_config("optimize.updates_per_epoch=4", f"execution.checkpoint_every={every}"))
+    run_epoch(workspace, 1)
+    assert saved == expected
+    summary = workspace.store.require(workspace.policy_ref(1)).summary
+    assert [entry["update"] for entry in summary["updates"]] == [1, 2, 3, 4]
