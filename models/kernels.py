@@ -110,19 +110,3 @@ class FlowDDIM:
         clean, noise = predictions(latents, velocity, sigma)
         keep = torch.sqrt((following**2 - std**2).clamp(min=0))
         return Gaussian(expand(1 - following, latents) * clean + expand(keep, latents) * noise, std)
-
-
-def ddim_epsilon_step(latents: Tensor, epsilon: Tensor, alpha: Tensor, alpha_next: Tensor, eta: float) -> Gaussian:
-    """Return the DDIM step of an epsilon-prediction model (arXiv 2010.02502, eq. 12; DDPO ``ddim_with_logprob.py``).
-
-    Args:
-        latents: (B, ...) at cumulative alpha ``alpha``.
-        epsilon: (B, ...) predicted noise.
-        alpha: (B,) cumulative product of alphas now.
-        alpha_next: (B,) the same after the step, larger.
-        eta: 1 is ancestral sampling (what DDPO trains with), 0 the deterministic DDIM.
-    """
-    std = eta * torch.sqrt((1 - alpha_next) / (1 - alpha) * (1 - alpha / alpha_next))
-    clean = (latents - expand(torch.sqrt(1 - alpha), latents) * epsilon) / expand(torch.sqrt(alpha), latents)
-    keep = torch.sqrt(1 - alpha_next - std**2)
-    return Gaussian(expand(torch.sqrt(alpha_next), latents) * clean + expand(keep, latents) * epsilon, std)
