@@ -14,7 +14,7 @@ import time
 
 from tests.mutants.campaign import ROOT, Job, Outcome, run
 from tests.mutants.make import Mutant, mutants
-from tests.mutants.tables import EQUIVALENT, FILES, NAMED, tests_of
+from tests.mutants.tables import EQUIVALENT, FILES, NAMED, own_tests
 
 
 def main() -> int:
@@ -57,6 +57,8 @@ def sample(count: int, seed: int, only: str = "") -> list[Mutant]:
     """Return ``count`` mutants drawn without replacement."""
     everything = population(only)
     random.Random(seed).shuffle(everything)
+    for mutant in everything[:count]:
+        compile(mutant.apply((ROOT / mutant.path).read_bytes()), mutant.path, "exec")
     return everything[:count]
 
 
@@ -73,13 +75,13 @@ def named_jobs() -> list[Job]:
             raise ValueError(f"'{named.name}': {named.path} holds {named.before!r} {source.count(named.before)} times.")
         content = source.replace(named.before, named.after).encode()
         label = f"named: {named.name}"
-        jobs.append(Job(label=label, path=named.path, content=content, tests=tests_of(named.path)))
+        jobs.append(Job(label=label, path=named.path, content=content, tests=own_tests(named.path)))
     return jobs
 
 
 def _job(mutant: Mutant) -> Job:
     source = (ROOT / mutant.path).read_bytes()
-    return Job(label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=tests_of(mutant.path))
+    return Job(label=mutant.diff(source), path=mutant.path, content=mutant.apply(source), tests=own_tests(mutant.path))
 
 
 def _unchanged(paths: dict[tuple[str, ...], str]) -> list[Job]:

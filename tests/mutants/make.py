@@ -58,10 +58,9 @@ class Mutant:
 
     def change(self, source: bytes) -> tuple[str, str]:
         """Return the changed lines before and after, without indentation."""
-        lines = difflib.ndiff(source.decode().splitlines(), self.apply(source).decode().splitlines())
-        changed = [line for line in lines if line[0] in "+-"]
-        before, after = ([line[2:].strip() for line in changed if line[0] == sign] for sign in "-+")
-        return "\n".join(before), "\n".join(after)
+        first, last = source.rfind(b"\n", 0, self.start) + 1, source.find(b"\n", self.stop)
+        before, after = source[first:last], self.apply(source)[first : last + len(self.text) - (self.stop - self.start)]
+        return before.decode().strip(), after.decode().strip()
 
     def diff(self, source: bytes) -> str:
         """Return a unified diff without context."""
@@ -70,14 +69,11 @@ class Mutant:
 
 
 def mutants(path: str, source: bytes) -> list[Mutant]:
-    """Return all mutants of a file that compile, in the order of their place."""
+    """Return all mutants of a file, in the order of their place."""
     maker = _Maker(path, source)
     tree = ast.parse(source)
     found = {(m.start, m.stop, m.text): m for node in _mutable(tree) for m in maker.of(node)}
-    made = [found[key] for key in sorted(found)]
-    for mutant in made:
-        compile(mutant.apply(source), path, "exec")
-    return made
+    return [found[key] for key in sorted(found)]
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:

@@ -188,6 +188,6 @@ EQUIVALENT = (
 )
 
 
-def tests_of(path: str) -> tuple[str, ...]:
+def own_tests(path: str) -> tuple[str, ...]:
     """Return the test files of a file: its own entry, or its folder's."""
     return TESTS[path] if path in TESTS else TESTS[path.rpartition("/")[0]]
