@@ -57,8 +57,8 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     first = len(micro_batches(plans[0][0], 4))
     assert on_policy[:first] == [True] * first
     assert set(on_policy[first:]) == {False}
-    run, stage = workspace.run, optimize(workspace, 1)
-    own = (workspace.policy_ref(0), run.require(1, "rollout").ref, run.require(1, "advantage").ref)
+    chain, stage = workspace.chain, optimize(workspace, 1)
+    own = (workspace.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
     ids = stage._samples(stage._algorithm().requires).reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
@@ -68,8 +68,8 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     collect(workspace, 2)
     assert optimize(workspace, 2).inputs() == (
         workspace.policy_ref(1),
-        run.require(2, "rollout").ref,
-        run.require(2, "advantage").ref,
+        chain.require(2, "rollout").ref,
+        chain.require(2, "advantage").ref,
     )
     on_policy.clear()
     StageRun(optimize(workspace, 2)).execute()
@@ -80,10 +80,10 @@ def test_a_replayed_epoch_is_an_input(make_config: Make) -> None:
     workspace = prepare(make_config("optimize.replay={epochs: 1}", "optimize.updates_per_epoch=1"))
     run_epoch(workspace, 1)
     collect(workspace, 2)
-    run = workspace.run
+    chain = workspace.chain
     assert optimize(workspace, 2).inputs() == (
         workspace.policy_ref(1),
-        *(run.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
+        *(chain.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
     )
 
 
