@@ -9,40 +9,68 @@ from PIL import Image, ImageDraw, ImageFont
 
 #: Name of an evaluation's grid among the files of its scores.
 GRID = "grid.png"
-_CELL = 128
-_CAPTION = 34
-_GAP = 6
+#: Width of a grid: full size on the screens it is looked at.
+_WIDTH = 1280
+_FONT = 15
+_CAPTION = 2 * _FONT + 8
+_GAP = 8
+#: A grid should be this much lower than wide, so that it is seen whole where it is as wide as the window.
+_FLAT = 0.45
 
 
-def grid(images: Sequence[np.ndarray], captions: Sequence[tuple[str, str]], *, columns: int = 8) -> Image.Image:
+def grid(
+    images: Sequence[np.ndarray], captions: Sequence[tuple[str, str]], *, columns: int | None = None
+) -> Image.Image:
     """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with two lines.
 
-    Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side.
+    Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side. Without ``columns`` the grid is
+    as narrow as a flat one can be.
     """
     images = [_strip(image) if image.ndim == 4 else image for image in images]
-    columns = min(columns, max(1, len(images)))
-    height = max(1, round(_CELL * images[0].shape[0] / images[0].shape[1]))
-    rows = -(-len(images) // columns)
-    cell = (_CELL + _GAP, height + _CAPTION + _GAP)
-    sheet = Image.new("RGB", (columns * cell[0] + _GAP, rows * cell[1] + _GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    shape = images[0].shape[0] / images[0].shape[1]
+    columns = columns or _columns(len(images), shape)
+    width = (_WIDTH - _GAP) // columns - _GAP
+    height, rows = max(1, round(width * shape)), -(-len(images) // columns)
+    sheet = Image.new("RGB", (_WIDTH, rows * (height + _CAPTION + _GAP) + _GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=_FONT)
     for number, (image, lines) in enumerate(zip(images, captions, strict=True)):
-        x, y = _GAP + number % columns * cell[0], _GAP + number // columns * cell[1]
-        enlarged = image.shape[1] < _CELL
+        x = _GAP + number % columns * (width + _GAP)
+        y = _GAP + number // columns * (height + _CAPTION + _GAP)
+        enlarged = image.shape[1] < width
         resampling = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-        sheet.paste(Image.fromarray(image).resize((_CELL, height), resampling), (x, y))
+        sheet.paste(Image.fromarray(image).resize((width, height), resampling), (x, y))
         for line, text in enumerate(lines):
-            draw.text((x, y + height + 2 + 15 * line), _fit(draw, font, text), fill="black", font=font)
+            place = (x, y + height + 2 + (_FONT + 3) * line)
+            draw.text(place, _fit(draw, font, text, width), fill="black", font=font)
     return sheet
+
+
+def squared(image: Image.Image) -> Image.Image:
+    """Return an image with white below it, as high as wide; one that is higher is returned as it is."""
+    if image.height >= image.width:
+        return image
+    square = Image.new("RGB", (image.width, image.width), "white")
+    square.paste(image, (0, 0))
+    return square
+
+
+def _columns(count: int, shape: float) -> int:
+    """Return the fewest columns with which ``count`` images of height / width ``shape`` make a flat grid."""
+    for columns in range(2, count + 1):
+        width = (_WIDTH - _GAP) // columns - _GAP
+        rows = -(-count // columns)
+        if rows * (width * shape + _CAPTION + _GAP) + _GAP <= _FLAT * _WIDTH:
+            return columns
+    return max(1, count)
 
 
 def _strip(clip: np.ndarray) -> np.ndarray:
     return np.concatenate([clip[0], clip[len(clip) // 2], clip[-1]], axis=1)
 
 
-def _fit(draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> str:
-    if draw.textlength(text, font=font) <= _CELL:
+def _fit(draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str, width: int) -> str:
+    if draw.textlength(text, font=font) <= width:
         return text
-    while text and draw.textlength(text + "…", font=font) > _CELL:
+    while text and draw.textlength(text + "…", font=font) > width:
         text = text[:-1]
     return text + "…"

@@ -13,6 +13,7 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow import MlflowClient
+from PIL import Image
 
 from configs.schema import RunConfig
 from tasks.figures import evaluation_figures, weighted_reward
@@ -65,7 +66,7 @@ def tracked(make_config: Make) -> Workspace:
     url = tracker.url()
     assert tracker.close("FINISHED") is None
     assert url is not None
-    assert url.endswith(f"/runs/{tracker.run_id}")
+    assert url.endswith(f"/runs/{tracker.run_id}?workflowType=machine_learning")
     return workspace
 
 
@@ -94,6 +95,10 @@ def test_a_run_in_mlflow(tracked: Workspace) -> None:
     artifacts = tracked.store.root.uri + "/mlflow-artifacts/flowmill/" + run.info.run_id + "/artifacts"
     images = list(Path(artifacts, "images").glob("*.png"))
     assert len(images) == 4
+    for shown in Path(artifacts, "images").glob("*+compressed.webp"):
+        with Image.open(shown) as image:
+            assert image.size == (1280, 1280)
+    assert sorted(output.step for output in run.outputs.model_outputs) == [0, 1]
     assert "learning_rate: 0.001" in Path(artifacts, "config.yaml").read_text()
 
 
@@ -245,7 +250,7 @@ def test_the_database_moves_with_its_folder_and_names_no_place(tracked: Workspac
     client, run = client_of(moved)
     assert "eval-more/heldout/jpeg_compressibility_mean" in run.data.metrics
     assert not old.exists()
-    images = list((new / "mlflow-artifacts").rglob("*eval-more*.png"))
+    images = list((new / "mlflow-artifacts").rglob("eval-more~*.png"))
     assert len(images) == 2
     assert client.get_model_version_by_alias("flowmill-small", "champion")
 

@@ -23,7 +23,8 @@ def describe(client: MlflowClient, run_id: str, workspace: Workspace, orchestrat
     """Log what a run is, once: parameters, the whole config, prompts, the code's commit."""
     from mlflow.entities import Param, RunTag
 
-    tags = {"flowmill.run": workspace.run.name, **orchestrator}
+    source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
+    tags = {"flowmill.run": workspace.run.name, **source, **orchestrator}
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit

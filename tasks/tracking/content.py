@@ -22,7 +22,7 @@ from tasks.figures import evaluation_figures as figures_of
 from tasks.workspace import Workspace
 
 #: MLflow shows every parameter beside the charts; more than these would hide them.
-MAX_PARAMS = 20
+MAX_PARAMS = 16
 _MAX_LENGTH = 500
 
 
@@ -130,14 +130,22 @@ def parameters(config: RunConfig) -> dict[str, str]:
     for key, value in flat.items():
         section = key.split(".")[0]
         named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
-        if len(chosen) < MAX_PARAMS and not named and plain.get(key) != value and key not in _SAID:
+        if (
+            len(chosen) < MAX_PARAMS
+            and not named
+            and plain.get(key) != value
+            and key not in _SAID
+            and not key.startswith(_KEPT)
+        ):
             chosen[key] = value
     return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:MAX_PARAMS]}
 
 
 _FREE = ("evaluate", "export", "execution", "tracking")
 #: Said by a parameter of another name.
-_SAID = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name", "rollout.store")
+_SAID = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
+#: Said nowhere: how samples are kept.
+_KEPT = ("rollout.groups_per_shard", "rollout.store", "rollout.media.", "rollout.latents_dtype")
 
 
 def _what_matters(config: RunConfig) -> dict[str, Any]:

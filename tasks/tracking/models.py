@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 
 from tasks.tracking.content import EvaluationContent
@@ -47,6 +47,7 @@ def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationConte
         params={"epoch": str(evaluation.epoch), "trained": owner.kind},
         model_type=f"policy-{owner.kind}",
     )
+    client.log_outputs(owner.run_id, [LoggedModelOutput(model.model_id, evaluation.epoch)])
     return client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
 from tasks.chain import policy_after
 from tasks.figures import evaluated_epochs
 from tasks.tracking import content
@@ -32,7 +30,8 @@ if TYPE_CHECKING:
     from tasks.tracking.models import Owner
 
 SERIES = "tracking"
-_LOGGED = "flowmill.logged"
+#: Tags of MLflow's own prefix are not shown among those a person reads.
+_LOGGED = "mlflow.flowmill.logged"
 #: Entries of one tag; a tag's value is limited.
 _PER_TAG = 200
 
@@ -106,7 +105,8 @@ class Tracker:
         """Return where the run is in the MLflow UI: a URL for a server, a path below the UI otherwise."""
         if not self._started.wait(timeout) or self.run_id is None:
             return None
-        path = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        # Without the last part MLflow may open in the view of language model applications.
+        path = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}?workflowType=machine_learning"
         return f"{self.uri.rstrip('/')}{path}" if self.uri.startswith("http") else path
 
     def close(self, status: str) -> str | None:
@@ -211,14 +211,14 @@ class Tracker:
             self._batch(made, [_metric(point) for point in made.points])
 
     def _log_evaluation(self, made: EvaluationContent) -> None:
+        from tasks.tracking.images import log_picture
         from tasks.tracking.models import logged_model
 
         if _key(made) in self._logged:
             return
         prefix = f"eval-{made.name}" if made.name else "eval"
         for split, path in made.images.items():
-            with Image.open(path) as image:
-                self._client.log_image(str(self.run_id), image.convert("RGB"), key=f"{prefix}/{split}", step=made.epoch)
+            log_picture(self._client, str(self.run_id), path, key=f"{prefix}/{split}", step=made.epoch)
         for split, folder in made.clips.items():
             self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
