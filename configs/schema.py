@@ -166,9 +166,10 @@ class AdvantageSection(Section):
     """How rewards become advantages."""
 
     aggregation: Literal["sum", "gdpo"] = "sum"
-    """Weighted sum of rewards, then normalization; or each reward normalized first (GDPO)."""
+    """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
     std: Literal["group", "global", "running"] = "group"
-    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO)."""
+    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO); the mean is
+    the group's, but with 'running' that of the prompt's last rewards."""
     epsilon: float = Field(1e-4, ge=0)
     """Added to the standard deviation, or its lower bound."""
     floor: Literal["add", "max"] = "add"
@@ -181,17 +182,22 @@ class AdvantageSection(Section):
     """With std 'running', prompts with fewer rewards use the whole epoch's mean and std."""
     mode: Literal["all", "positive_only", "negative_only", "binary", "best_worst"] = "all"
     """Which advantages are kept, and whether only their sign counts."""
-    best_of: int | None = Field(None, ge=2)
-    """Keep the best and worst best_of / 2 samples of each group."""
+    best_of: int | None = Field(None, ge=2, multiple_of=2)
+    """Keep the best and worst best_of / 2 samples of each group, ranked before clipping."""
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to +-clip."""
+    group_mean_min: float | None = None
+    """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
+    group_mean_max: float | None = None
+    """Groups whose mean reward is above this get advantage 0: there is nothing left to learn from them."""
     threshold: float | None = None
     """Advantages of samples whose reward is below this are multiplied by ``below``."""
     below: float = Field(0.0, ge=0)
     """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
     kl_coef: float = Field(0.0, ge=0)
-    """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's reward; rollouts
-    then run the base model beside the policy at every trained step."""
+    """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
+    (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at
+    every trained step."""
 
 
 class EmaSection(Section):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from configs.errors import CorruptError
 from storage.commit import ArtifactStore
@@ -20,12 +22,28 @@ from tasks.algorithms.advantages import (
     gdpo_advantages,
     group_advantages,
     group_statistics,
+    groups_within,
     running_advantages,
     shape_advantages,
 )
+from tasks.algorithms.checks import check_advantage
 from tasks.chain import Node
 from tasks.rollout import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Epoch:
+    """The samples of one epoch with what they earned."""
+
+    samples: pa.Table
+    """Any of its reward tables, for sample_id, prompt_id and group_id."""
+    parts: Sequence[Tensor]
+    """Per reward, (N,) float64."""
+    penalty: Tensor
+    """(N,) float64: kl_coef times the KL to the base model, mean over a sample's trained steps."""
+    total: Tensor
+    """(N,) float64: the weighted sum of rewards less the penalty."""
 
 
 class AdvantageStage(Stage):
@@ -33,6 +51,8 @@ class AdvantageStage(Stage):
 
     name = "advantage"
     kind = "advantages"
+    # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
+    version = 2
 
     def options(self) -> Mapping[str, Any]:
         """Weights in the order of the inputs, and the normalization."""
@@ -40,12 +60,11 @@ class AdvantageStage(Stage):
         return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The rewards of this epoch, with running statistics those before it, with a KL reward the trajectories."""
-        first = 1 if self.config.advantage.std == "running" else self.epoch
-        epochs = range(self.epoch, first - 1, -1)
+        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories."""
+        epochs = self._epoch_numbers()
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in epochs for section in self.config.rewards)
         if self.config.advantage.kl_coef > 0:
-            return (*rewards, Node(self.epoch, "rollout"))
+            return (*rewards, *(Node(epoch, "rollout") for epoch in epochs))
         return rewards
 
     def shards(self) -> list[Shard]:
@@ -53,47 +72,37 @@ class AdvantageStage(Stage):
         return [Shard("advantages")]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Compute and write the table."""
+        """Compute and write the table.
+
+        Raises:
+            ConfigError: the settings exclude each other.
+        """
+        check_advantage(self.config)
+        section = self.config.advantage
         now, *earlier = self._epochs()
-        identity = {name: now[0].column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
+        identity = {name: now.samples.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
         names = list(dict.fromkeys(identity["group_id"]))
         numbers = {name: number for number, name in enumerate(names)}
         groups = torch.tensor([numbers[name] for name in identity["group_id"]])
-        rewards = self._weighted(now) - self._kl_penalty(identity["sample_id"])
-        section = self.config.advantage
-        if section.std == "running":
-            history = self._history(names, earlier)
-            advantages = running_advantages(
-                rewards, groups, history, buffer=section.buffer, min_count=section.min_count, epsilon=section.epsilon
-            )
-        else:
-            advantages = self._normalized(now, rewards, groups)
+        advantages = self._normalized(now, groups, _history(names, earlier))
         if section.threshold is not None:
-            advantages = damp_below(advantages, rewards, threshold=section.threshold, factor=section.below)
+            advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
         shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
+        kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
+        shaped = torch.where(kept, shaped, 0.0)
         columns = {
             **identity,
-            "reward": rewards.float().numpy(),
+            "reward": now.total.float().numpy(),
             "advantage": shaped.numpy(),
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
-        return Output(rows=len(groups), summary=_summary(rewards, groups, shaped))
+        return Output(rows=len(groups), summary=_summary(now.total, groups, shaped, kept))
 
-    def _kl_penalty(self, sample_ids: Sequence[str]) -> torch.Tensor:
-        """Return kl_coef times each sample's KL to the base model, mean over its trained steps."""
-        coefficient = self.config.advantage.kl_coef
-        if coefficient == 0:
-            return torch.zeros(len(sample_ids), dtype=torch.float64)
-        store, ref = self.workspace.store, self.inputs()[-1]
-        opener = open_trajectory_store(self.config.rollout.store)
-        found: dict[str, float] = {}
-        for record in store.shards(ref):
-            table = opener.open(store.files(ref, record)).table
-            columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
-            found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
-        return coefficient * torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
+    def _epoch_numbers(self) -> range:
+        """Return the epochs whose rewards count, this one first."""
+        return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
 
-    def _normalized(self, tables: Sequence[pa.Table], rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
             std="global" if section.std == "global" else "group",
@@ -101,38 +110,46 @@ class AdvantageStage(Stage):
             floor=section.floor,
             unbiased=section.unbiased,
         )
+        if section.std == "running":
+            sizes = {"buffer": section.buffer, "min_count": section.min_count}
+            return running_advantages(now.total, groups, history, normalizer, **sizes)
         if section.aggregation == "sum":
-            return group_advantages(rewards, groups, normalizer)
+            return group_advantages(now.total, groups, normalizer)
         weights = [reward.weight for reward in self.config.rewards]
-        return gdpo_advantages([_values(table) for table in tables], weights, groups, normalizer)
+        return gdpo_advantages(now.parts, weights, groups, normalizer, penalty=now.penalty)
 
-    def _epochs(self) -> list[list[pa.Table]]:
-        """Return the reward tables of each epoch, this one first, checked to be of the same samples."""
-        count, refs = len(self.config.rewards), [ref for ref in self.inputs() if ref.kind == "rewards"]
-        tables = [read_rewards(self.workspace.store, ref) for ref in refs]
-        for start in range(0, len(refs), count):
-            ids = tables[start].column("sample_id")
-            for offset in range(1, count):
-                if tables[start + offset].column("sample_id") != ids:
-                    raise CorruptError(
-                        f"{refs[start + offset]} scores other samples than {refs[start]}. "
-                        "Run 'flowmill stage score' again."
-                    )
-        return [tables[start : start + count] for start in range(0, len(refs), count)]
+    def _epochs(self) -> list[_Epoch]:
+        """Return what the samples of each epoch earned, this one first."""
+        count, refs = len(self.config.rewards), self.inputs()
+        scored = [ref for ref in refs if ref.kind == "rewards"]
+        rolled: Sequence[ArtifactRef | None] = [ref for ref in refs if ref.kind != "rewards"]
+        rolled = rolled or [None] * len(self._epoch_numbers())
+        return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
-    def _weighted(self, tables: Sequence[pa.Table]) -> torch.Tensor:
-        weights = [section.weight for section in self.config.rewards]
-        return torch.stack([w * _values(table) for table, w in zip(tables, weights, strict=True)]).sum(0)
+    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:
+        """Return the rewards of one epoch, checked to be of the same samples."""
+        tables = [read_rewards(self.workspace.store, ref) for ref in scored]
+        ids = tables[0].column("sample_id")
+        for ref, table in zip(scored, tables, strict=True):
+            if table.column("sample_id") != ids:
+                raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
+        parts = [_values(table) for table in tables]
+        weighted = [section.weight * part for section, part in zip(self.config.rewards, parts, strict=True)]
+        penalty = torch.zeros(len(ids), dtype=torch.float64)
+        if trajectories is not None:
+            penalty = self.config.advantage.kl_coef * self._divergence(trajectories, ids.to_pylist())
+        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=torch.stack(weighted).sum(0) - penalty)
 
-    def _history(self, names: Sequence[str], earlier: Sequence[Sequence[pa.Table]]) -> list[torch.Tensor]:
-        """Return each group's rewards of earlier epochs, oldest first."""
-        found: dict[str, list[float]] = {name: [] for name in names}
-        for tables in reversed(earlier):
-            totals = self._weighted(tables).tolist()
-            for name, total in zip(tables[0].column("group_id").to_pylist(), totals, strict=True):
-                if name in found:
-                    found[name].append(total)
-        return [torch.tensor(found[name], dtype=torch.float64) for name in names]
+    def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
+        """Return each sample's KL to the base model, mean over its trained steps."""
+        store = self.workspace.store
+        opener = open_trajectory_store(self.config.rollout.store)
+        found: dict[str, float] = {}
+        for record in store.shards(trajectories):
+            table = opener.open(store.files(trajectories, record)).table
+            columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
+            found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
+        return torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """The figures of the one shard."""
@@ -151,16 +168,27 @@ def read_advantages(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     return pa.concat_tables([read_table(files, "advantages.parquet", ADVANTAGES) for files in shards])
 
 
-def _values(table: pa.Table) -> torch.Tensor:
+def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:
+    """Return each group's rewards of earlier epochs, oldest first, less the penalties of those epochs."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for epoch in reversed(earlier):
+        for name, total in zip(epoch.samples.column("group_id").to_pylist(), epoch.total.tolist(), strict=True):
+            if name in found:
+                found[name].append(total)
+    return [torch.tensor(found[name], dtype=torch.float64) for name in names]
+
+
+def _values(table: pa.Table) -> Tensor:
     return torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
 
 
-def _summary(rewards: torch.Tensor, groups: torch.Tensor, advantages: torch.Tensor) -> dict[str, float]:
+def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, kept: Tensor) -> dict[str, float]:
     statistics = group_statistics(rewards, groups)
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
         "group_std": float(statistics.std.mean()),
         "zero_std_ratio": float(statistics.constant.double().mean()),
+        "filtered_ratio": float((~kept).double().mean()),
         "abs_mean": float(advantages.abs().double().mean()),
     }

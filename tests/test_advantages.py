@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from configs.errors import ConfigError
+from configs.load import load_config
 from tasks.algorithms.advantages import (
     Normalizer,
     damp_below,
@@ -16,9 +18,20 @@ from tasks.algorithms.advantages import (
     group_advantages,
     group_ranks,
     group_statistics,
+    groups_within,
     running_advantages,
     shape_advantages,
 )
+from tasks.algorithms.checks import check_advantage
+from tests.conftest import ROOT
+from tests.reference import advantages as slow
+
+DIVISORS: list[dict[str, Any]] = [
+    {"floor": "add", "epsilon": 0.1, "unbiased": False},
+    {"floor": "add", "epsilon": 0.1, "unbiased": True},
+    {"floor": "max", "epsilon": 0.4, "unbiased": False},
+    {"floor": "max", "epsilon": 1e-6, "unbiased": True},
+]
 
 
 def advantages_of(rewards: Tensor, groups: Tensor, *, clip: float = 5.0, **normalizer: Any) -> Tensor:
@@ -102,10 +115,26 @@ def test_modes_by_hand() -> None:
     assert shape_advantages(advantages, groups, best_of=2).tolist()[:4] == [-2.0, 0.0, 1.5, 0.0]
 
 
+def test_who_is_best_is_decided_before_clipping() -> None:
+    # Clipped to 1, the first four would be equal, and position would choose among them.
+    advantages, groups = torch.tensor([3.0, 9.0, 2.0, 4.0, -3.0, -2.0, -9.0]), torch.zeros(7, dtype=torch.int64)
+    best_worst = shape_advantages(advantages, groups, mode="best_worst", clip=1.0)
+    assert best_worst.tolist() == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1.0]
+    kept = shape_advantages(advantages, groups, best_of=4, clip=1.0)
+    assert kept.tolist() == [0.0, 1.0, 0.0, 1.0, -1.0, 0.0, -1.0]
+    # All of a group on one side of the clip: still one best and one worst.
+    assert shape_advantages(
+        torch.tensor([7.0, 6.0]), torch.zeros(2, dtype=torch.int64), mode="best_worst"
+    ).tolist() == [
+        1.0,
+        -1.0,
+    ]
+
+
 def test_running_statistics_by_hand() -> None:
     rewards, groups = torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
     history = [torch.tensor([0.0, 4.0]), torch.tensor([])]
-    ours = running_advantages(rewards, groups, history, buffer=3, min_count=3, epsilon=0.0)
+    ours = running_advantages(rewards, groups, history, Normalizer(epsilon=0.0), buffer=3, min_count=3)
     recent, everything = torch.tensor([4.0, 1.0, 3.0]).double(), rewards.double()
     expected = [(v - recent.mean()) / recent.std(correction=0) for v in (1.0, 3.0)]
     expected += [(5.0 - everything.mean()) / everything.std(correction=0)] * 2
@@ -127,3 +156,122 @@ def test_samples_below_a_threshold_are_damped() -> None:
     advantages, rewards = torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([0.1, 0.2, 0.9])
     assert damp_below(advantages, rewards, threshold=0.5, factor=0.0).tolist() == [0.0, 0.0, 2.0]
     assert damp_below(advantages, rewards, threshold=0.15, factor=0.5).tolist() == [-0.5, 1.0, 2.0]
+
+
+def random_rewards(seed: int = 0) -> tuple[list[Tensor], Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rewards = [torch.rand(12, generator=generator, dtype=torch.float64) * scale for scale in (1.0, 20.0)]
+    return rewards, torch.arange(12) % 3, torch.rand(12, generator=generator, dtype=torch.float64) / 2
+
+
+@pytest.mark.parametrize("divisor", DIVISORS, ids=str)
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.3, -2.0)])
+@pytest.mark.parametrize("penalized", [False, True])
+def test_gdpo_equals_the_slow_one(divisor: dict[str, Any], weights: tuple[float, float], penalized: bool) -> None:
+    rewards, groups, penalty = random_rewards()
+    penalty = penalty * penalized
+    ours = gdpo_advantages(rewards, weights, groups, Normalizer(**divisor), penalty=penalty)
+    expected = slow.gdpo([r.tolist() for r in rewards], weights, groups.tolist(), penalty.tolist(), **divisor)
+    assert ours.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_a_penalty_enters_gdpo_as_it_enters_the_sum(weight: float) -> None:
+    (reward, _), groups, penalty = random_rewards()
+    normalizer = Normalizer(epsilon=0.0)
+    ours = gdpo_advantages([reward], [weight], groups, normalizer, penalty=penalty)
+    summed = group_advantages(weight * reward - penalty, groups, normalizer)
+    torch.testing.assert_close(ours, summed / summed.std(correction=0), rtol=1e-12, atol=1e-12)
+    # It is a penalty: the sample that pays more falls.
+    dearer = penalty.clone()
+    dearer[0] += 0.2
+    assert gdpo_advantages([reward], [weight], groups, normalizer, penalty=dearer)[0] < ours[0]
+    # And it makes samples of equal reward differ.
+    alone = gdpo_advantages([torch.ones(12)], [1.0], groups, normalizer, penalty=penalty)
+    assert bool((alone != 0).all())
+
+
+def test_gdpo_leaves_rewards_of_weight_zero_out() -> None:
+    rewards, groups, penalty = random_rewards()
+    normalizer = Normalizer()
+    ours = gdpo_advantages(rewards, [1.0, 0.0], groups, normalizer, penalty=penalty)
+    assert ours.tolist() == gdpo_advantages(rewards[:1], [1.0], groups, normalizer, penalty=penalty).tolist()
+    assert gdpo_advantages(rewards, [0.0, 0.0], groups, normalizer, penalty=penalty).tolist() == [0.0] * 12
+
+
+def test_gdpo_has_no_global_std() -> None:
+    rewards, groups, _ = random_rewards()
+    with pytest.raises(ValueError, match="std of its group"):
+        gdpo_advantages(rewards, [1.0, 1.0], groups, Normalizer(std="global"))
+
+
+@pytest.mark.parametrize("divisor", DIVISORS, ids=str)
+@pytest.mark.parametrize("min_count", [2, 7])
+def test_running_statistics_equal_the_slow_ones(divisor: dict[str, Any], min_count: int) -> None:
+    (rewards, before), groups, _ = random_rewards()
+    history = [before[groups == group][: 2 * group] for group in range(3)]
+    sizes: dict[str, int] = {"buffer": 7, "min_count": min_count}
+    ours = running_advantages(rewards, groups, history, Normalizer(**divisor), **sizes)
+    lists = [past.tolist() for past in history]
+    assert ours.tolist() == pytest.approx(slow.running(rewards.tolist(), groups.tolist(), lists, **sizes, **divisor))
+
+
+def test_running_statistics_of_equal_rewards_are_exactly_zero() -> None:
+    rewards, groups = torch.tensor([0.1] * 7), torch.zeros(7, dtype=torch.int64)
+    same = running_advantages(rewards, groups, [rewards], Normalizer(epsilon=1e-6), buffer=14, min_count=1)
+    assert same.tolist() == [0.0] * 7
+    better = running_advantages(rewards, groups, [rewards - 1], Normalizer(), buffer=14, min_count=1)
+    assert float(better.min()) > 0.9
+
+
+def test_groups_by_their_mean_reward() -> None:
+    rewards, groups = torch.tensor([0.0, 0.4, 0.5, 0.7, 0.9, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2])
+
+    def kept(low: float | None, high: float | None) -> list[bool]:
+        return groups_within(rewards.double(), groups, low=low, high=high).tolist()
+
+    assert kept(0.5, None) == [False, False, True, True, True, True]
+    assert kept(None, 0.7) == [True, True, True, True, False, False]
+    assert kept(0.3, 0.9) == [False, False, True, True, False, False]
+    assert kept(None, None) == [True] * 6
+
+
+def test_published_filter_by_hand() -> None:
+    # MMDanceGRPO: a group whose mean reward is below the threshold gets 0, the others (r - mean) / (unbiased std + 1e-8).
+    rewards, groups = torch.tensor([0.0, 0.1, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
+    scaled = group_advantages(rewards, groups, Normalizer(epsilon=1e-8, unbiased=True))
+    ours = torch.where(groups_within(rewards, groups, low=0.5, high=None), scaled, 0.0)
+    half = 0.5 / (0.5**0.5 + 1e-8)
+    assert ours.tolist() == pytest.approx([0.0, 0.0, -half, half], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("{aggregation: gdpo, std: global}", "advantage.std is 'global', but advantage.aggregation 'gdpo'"),
+        ("{aggregation: gdpo, std: running}", "advantage.std is 'running', but advantage.aggregation 'gdpo'"),
+        ("{buffer: 8}", "advantage.buffer is 8, but it only acts on advantage.std 'running'"),
+        ("{min_count: 8}", "advantage.min_count is 8, but it only acts on advantage.std 'running'"),
+        ("{std: running, buffer: 8}", "advantage.min_count is 16 and advantage.buffer 8"),
+        ("{below: 0.5}", "advantage.below is 0.5, but it only acts on samples below advantage.threshold"),
+        ("{mode: best_worst, best_of: 4}", "advantage.best_of is 4, but advantage.mode 'best_worst'"),
+        ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
+        ("{best_of: 3}", "multiple of 2"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(section: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_advantage(load_config(ROOT / "configs" / "digits.yaml", [f"advantage={section}"]))
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "{aggregation: gdpo, floor: max, epsilon: 1e-6, unbiased: true, kl_coef: 0.1}",
+        "{std: running, buffer: 8, min_count: 8, unbiased: true, floor: max, kl_coef: 0.1}",
+        "{threshold: 0.5, below: 0.5, best_of: 4, group_mean_min: 0.1, group_mean_max: 0.9}",
+    ],
+)
+def test_settings_that_act_are_taken(section: str) -> None:
+    check_advantage(load_config(ROOT / "configs" / "digits.yaml", [f"advantage={section}"]))

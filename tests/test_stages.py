@@ -16,6 +16,7 @@ from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommitte
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
+from tasks.advantage import read_advantages, read_rewards
 from tasks.algorithms import ALGORITHMS
 from tasks.check import check_config
 from tasks.describe import describe_run
@@ -26,6 +27,7 @@ from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
 from tests.conftest import evaluated, prepare, run_epoch
+from tests.reference import advantages as slow
 
 Make = Callable[..., RunConfig]
 
@@ -358,6 +360,50 @@ def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> No
     assert kls[0] == 0.0
     assert kls[1] > 0.0
     assert penalties == pytest.approx([0.0, 100 * kls[1]], rel=1e-5, abs=1e-9)
+
+
+def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
+    # One prompt pass per epoch: every group meets its own past. The penalty dwarfs the rewards.
+    workspace = prepare(
+        make_config(
+            "advantage={std: running, buffer: 8, min_count: 1, kl_coef: 1e6, floor: max, epsilon: 1e-6, clip: 100}",
+            "rollout.prompts_per_epoch=8",
+            "rollout.group_size=2",
+            "optimize.learning_rate=1e-2",
+        )
+    )
+    penalized: dict[str, list[float]] = {}
+    for epoch in (1, 2, 3):
+        run_epoch(workspace, epoch)
+        ref = workspace.run.require(epoch, "advantage").ref
+        table = read_advantages(workspace.store, ref)
+        for row in table.to_pylist():
+            penalized.setdefault(row["group_id"], []).append(row["reward"])
+    inputs = workspace.store.require(ref).inputs
+    assert sum("trajectories" in str(item) for item in inputs) == 3
+    assert len(penalized) == 8
+    for row in table.to_pylist():
+        past = np.array(penalized[row["group_id"]])
+        expected = (row["reward"] - past.mean()) / max(past.std(), 1e-6)
+        assert row["advantage"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
+    rewards = "rewards=[{name: jpeg_compressibility, weight: 0.5}, {name: 'tests.rewards:Constant', weight: 0.1}]"
+    advantage = "advantage={aggregation: gdpo, kl_coef: 1000, epsilon: 1e-6, floor: max, clip: 100}"
+    workspace = prepare(make_config(rewards, advantage, "optimize.learning_rate=1e-2"))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    refs = [workspace.run.require(2, "score", section.slot).ref for section in workspace.config.rewards]
+    scores = [read_rewards(workspace.store, ref).column("reward").to_pylist() for ref in refs]
+    table = read_advantages(workspace.store, workspace.run.require(2, "advantage").ref).to_pandas()
+    penalty = 0.5 * np.array(scores[0]) + 0.1 * np.array(scores[1]) - table.reward.to_numpy()
+    assert penalty.min() > 0
+    divisor: dict[str, Any] = {"epsilon": 1e-6, "floor": "max", "unbiased": False}
+    expected = slow.gdpo(scores, [0.5, 0.1], table.group_id.tolist(), penalty.tolist(), **divisor)
+    assert table.advantage.tolist() == pytest.approx(expected, rel=1e-2, abs=1e-3)
+    without = slow.gdpo(scores, [0.5, 0.1], table.group_id.tolist(), [0.0] * 16, **divisor)
+    assert np.abs(np.array(without) - expected).max() > 0.1
 
 
 def test_a_kl_to_the_moving_average(make_config: Make) -> None:

@@ -55,13 +55,20 @@ class Normalizer:
 
     def scale(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """Return the divisor of each of (N,) rewards, float64."""
-        values = rewards.double()
         if self.std == "global":
-            std = values.std(correction=int(self.unbiased)).expand(len(values))
-        else:
-            count = torch.bincount(groups).double()
-            correction = torch.sqrt(count / (count - 1).clamp(min=1)) if self.unbiased else torch.ones_like(count)
-            std = (group_statistics(rewards, groups).std * correction)[groups]
+            return self.divisor(rewards).expand(len(rewards))
+        count = torch.bincount(groups).double()
+        return self._bounded(self._corrected(group_statistics(rewards, groups).std, count))[groups]
+
+    def divisor(self, rewards: Tensor) -> Tensor:
+        """Return the divisor that (N,) rewards have together, a float64 scalar; one reward alone has the std 0."""
+        values = rewards.double()
+        return self._bounded(self._corrected(values.std(correction=0), torch.tensor(len(values)).double()))
+
+    def _corrected(self, std: Tensor, count: Tensor) -> Tensor:
+        return std * torch.sqrt(count / (count - 1).clamp(min=1)) if self.unbiased else std
+
+    def _bounded(self, std: Tensor) -> Tensor:
         return std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
 
 
@@ -81,46 +88,74 @@ def group_advantages(rewards: Tensor, groups: Tensor, normalizer: Normalizer) ->
 
 
 def gdpo_advantages(
-    rewards: Sequence[Tensor], weights: Sequence[float], groups: Tensor, normalizer: Normalizer
+    rewards: Sequence[Tensor],
+    weights: Sequence[float],
+    groups: Tensor,
+    normalizer: Normalizer,
+    *,
+    penalty: Tensor | None = None,
 ) -> Tensor:
     """Return (N,) float64 GDPO advantages: each reward normalized in its group, summed, normalized over all.
 
-    Flow-Factory's 'gdpo'; in float64 and two passes, where the public code's float32 sum of squares can go negative.
+    sum_k w_k (r_k - mean_g) / std_g, then (x - mean) / std over all samples: Flow-Factory's 'gdpo', in float64 and two
+    passes, where the public code's float32 sum of squares can go negative. A reward that is constant in a group says
+    nothing there; a group in which all are gets exactly 0.
+
+    A penalty P enters every term: w_k r_k - P takes the place of w_k r_k, in the units of the weighted sum. So with one
+    reward this is 'sum' up to the last division, whatever its weight; nothing is published for more.
 
     Args:
         rewards: (N,) per reward model.
-        weights: one per reward model.
+        weights: one per reward model; a reward of weight 0 is left out.
         groups: (N,) int64 group index.
-        normalizer: the divisor within groups.
+        normalizer: the divisor, within groups and over all.
+        penalty: (N,) what is subtracted from each sample's weighted rewards.
+
+    Raises:
+        ValueError: the normalizer's std is not the group's.
     """
-    parts = [w * group_advantages(r, groups, normalizer) for r, w in zip(rewards, weights, strict=True)]
+    if normalizer.std != "group":
+        raise ValueError("GDPO divides every reward by the std of its group")
+    counted = [(reward.double(), weight) for reward, weight in zip(rewards, weights, strict=True) if weight != 0]
+    less = [reward if penalty is None else reward - penalty.double() / weight for reward, weight in counted]
+    if not less:
+        return torch.zeros(len(groups), dtype=torch.float64)
+    parts = [w * group_advantages(r, groups, normalizer) for r, (_, w) in zip(less, counted, strict=True)]
     total = torch.stack(parts).sum(0)
-    std = total.std(correction=0)
-    spread = std + normalizer.epsilon if normalizer.floor == "add" else std.clamp(min=normalizer.epsilon)
-    constant = torch.stack([group_statistics(reward, groups).constant for reward in rewards]).all(0)
-    return torch.where(constant[groups], 0.0, (total - total.mean()) / spread)
+    constant = torch.stack([group_statistics(reward, groups).constant for reward in less]).all(0)
+    return torch.where(constant[groups], 0.0, (total - total.mean()) / normalizer.divisor(total))
 
 
 def running_advantages(
-    rewards: Tensor, groups: Tensor, history: Sequence[Tensor], *, buffer: int, min_count: int, epsilon: float = 1e-6
+    rewards: Tensor,
+    groups: Tensor,
+    history: Sequence[Tensor],
+    normalizer: Normalizer,
+    *,
+    buffer: int,
+    min_count: int,
 ) -> Tensor:
     """Return (N,) float64 advantages from each prompt's last rewards, this epoch's included (DDPO's ``stat_tracking``).
+
+    (r - mean) / std, both of the prompt's last ``buffer`` rewards. Where those are all equal the advantage is exactly 0;
+    a group that is constant now but was not before is above or below its past, and is not 0.
 
     Args:
         rewards: (N,) rewards of this epoch.
         groups: (N,) int64 group index in 0 .. G-1.
         history: per group, its prompt's rewards of earlier epochs, oldest first.
+        normalizer: the divisor; whose std it is, is said here.
         buffer: how many of the last rewards count.
         min_count: prompts with fewer use mean and std of the whole epoch.
-        epsilon: added to the std.
     """
     values = rewards.double()
     advantages = torch.zeros_like(values)
-    for group, earlier in enumerate(history):
-        rows = groups == group
+    members = torch.argsort(groups, stable=True).split(torch.bincount(groups, minlength=len(history)).tolist())
+    for earlier, rows in zip(history, members, strict=True):
         recent = torch.cat([earlier.double(), values[rows]])[-buffer:]
         pool = recent if len(recent) >= min_count else values
-        advantages[rows] = (values[rows] - pool.mean()) / (pool.std(correction=0) + epsilon)
+        if bool((pool != pool[0]).any()):
+            advantages[rows] = (values[rows] - pool.mean()) / normalizer.divisor(pool)
     return advantages
 
 
@@ -129,17 +164,25 @@ def shape_advantages(
 ) -> Tensor:
     """Return (N,) float32 advantages, clipped, with some set to 0 (which costs no forward) or to +-1.
 
+    Who is best and worst is decided before clipping, which makes samples equal that are not. Samples that are equal
+    before it rank by their position.
+
     Args:
         advantages: (N,).
         groups: (N,) int64 group index.
         mode: 'all'; 'positive_only' and 'negative_only' drop the other sign (DiffusionNFT's ``adv_mode``); 'binary'
-            keeps the sign alone; 'best_worst' is +1 for a group's best and -1 for its worst (Flow-GRPO's 'dpo' type).
+            keeps the sign alone; 'best_worst' is +1 for a group's best and -1 for its worst (Flow-GRPO's 'dpo' type),
+            and 0 for a group whose advantages are all equal.
         best_of: keep the best and the worst ``best_of / 2`` of each group (DanceGRPO's ``bestofn``).
         clip: bound of the absolute advantage.
     """
-    kept = advantages.double().clamp(-clip, clip)
+    exact = advantages.double()
+    rank, size = group_ranks(exact, groups)
+    if mode == "best_worst":
+        live = ~group_statistics(exact, groups).constant[groups]
+        return (live & (rank == size - 1)).float() - (live & (rank == 0)).float()
+    kept = exact.clamp(-clip, clip)
     if best_of is not None:
-        rank, size = group_ranks(kept, groups)
         kept = torch.where((rank < best_of // 2) | (rank >= size - best_of // 2), kept, 0.0)
     if mode == "positive_only":
         kept = kept.clamp(min=0)
@@ -147,11 +190,18 @@ def shape_advantages(
         kept = kept.clamp(max=0)
     elif mode == "binary":
         kept = torch.sign(kept)
-    elif mode == "best_worst":
-        rank, size = group_ranks(kept, groups)
-        live = ~group_statistics(kept, groups).constant[groups]
-        kept = torch.where(live & (rank == size - 1), 1.0, torch.where(live & (rank == 0), -1.0, 0.0)).double()
     return kept.float()
+
+
+def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: float | None) -> Tensor:
+    """Return (N,) bool: the mean reward of the sample's group is neither below ``low`` nor above ``high``."""
+    means = group_statistics(rewards, groups).mean
+    kept = torch.ones_like(means, dtype=torch.bool)
+    if low is not None:
+        kept &= means >= low
+    if high is not None:
+        kept &= means <= high
+    return kept[groups]
 
 
 def damp_below(advantages: Tensor, rewards: Tensor, *, threshold: float, factor: float) -> Tensor:

@@ -103,13 +103,14 @@ def test_best_and_worst_of_a_group(golden_dir: Path) -> None:
 def test_ddpo_running_advantages(golden_dir: Path) -> None:
     data, rewards, groups = rewards_of(golden_dir)
     _, meta = load(golden_dir, "advantages.npz")
-    options = {"buffer": meta["ddpo_buffer"], "min_count": meta["ddpo_min_count"], "epsilon": 1e-6}
+    options: Any = {"buffer": meta["ddpo_buffer"], "min_count": meta["ddpo_min_count"]}
+    normalizer = Normalizer(epsilon=1e-6)
     nothing = [torch.zeros(0)] * (int(groups.max()) + 1)
     np.testing.assert_allclose(
-        running_advantages(rewards, groups, nothing, **options), data["ddpo_epoch1"], rtol=1e-5, atol=1e-6
+        running_advantages(rewards, groups, nothing, normalizer, **options), data["ddpo_epoch1"], rtol=1e-5, atol=1e-6
     )
     history = [rewards[groups == group] for group in range(int(groups.max()) + 1)]
-    second = running_advantages(torch.from_numpy(data["ddpo_reward2"]), groups, history, **options)
+    second = running_advantages(torch.from_numpy(data["ddpo_reward2"]), groups, history, normalizer, **options)
     np.testing.assert_allclose(second, data["ddpo_epoch2"], rtol=1e-5, atol=1e-6)
 
 

@@ -1,0 +1,61 @@
+"""Refuses settings of advantages and replay that would do nothing, or something else than they say. Pure.
+
+One function per section of the config; ``tasks.check`` calls them before any work.
+"""
+
+from __future__ import annotations
+
+from configs.errors import ConfigError
+from configs.schema import AdvantageSection, RunConfig
+
+
+def check_advantage(config: RunConfig) -> None:
+    """Check that every setting of ``advantage`` has the effect it names.
+
+    Raises:
+        ConfigError: two exclude each other, or one needs another to act.
+    """
+    section = config.advantage
+    _check_gdpo(section)
+    _check_running(section)
+    if section.threshold is None and section.below != 0:
+        raise ConfigError(
+            f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "
+            "set. Set advantage.threshold, or remove advantage.below."
+        )
+    if section.mode == "best_worst" and section.best_of is not None:
+        raise ConfigError(
+            f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' keeps one sample on either side "
+            "whatever it says. Remove one of the two."
+        )
+    low, high = section.group_mean_min, section.group_mean_max
+    if low is not None and high is not None and low > high:
+        raise ConfigError(
+            f"advantage.group_mean_min is {low} and advantage.group_mean_max {high}, so no group could be trained on. "
+            "Swap them."
+        )
+
+
+def _check_gdpo(section: AdvantageSection) -> None:
+    if section.aggregation == "gdpo" and section.std != "group":
+        raise ConfigError(
+            f"advantage.std is '{section.std}', but advantage.aggregation 'gdpo' divides every reward by the std of its "
+            "group and their sum by that of the epoch, as Flow-Factory does whatever its global_std says. Set "
+            "advantage.std to 'group', or the aggregation to 'sum'."
+        )
+
+
+def _check_running(section: AdvantageSection) -> None:
+    if section.std == "running":
+        if section.min_count > section.buffer:
+            raise ConfigError(
+                f"advantage.min_count is {section.min_count} and advantage.buffer {section.buffer}, so no prompt would "
+                "ever have enough rewards for statistics of its own. Lower min_count to buffer or less."
+            )
+        return
+    for name, value in (("buffer", section.buffer), ("min_count", section.min_count)):
+        if value != AdvantageSection.model_fields[name].default:
+            raise ConfigError(
+                f"advantage.{name} is {value}, but it only acts on advantage.std 'running', and that is "
+                f"'{section.std}'. Remove it, or set advantage.std to 'running'."
+            )
