@@ -40,6 +40,8 @@ class Gaussian:
     """(B,), 0 for a deterministic step."""
     normalized: bool = True
     """False: log-probs are -mean (x' - mu)^2, without scale and constants (the peers' CPS)."""
+    rate: Tensor | None = None
+    """(B,) s of an SDE's step, whose std is s sqrt(|dt|); None: the step is no discretized SDE."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """Return mean + std * noise, (B, ...)."""
@@ -137,7 +139,7 @@ def sde_step(latents: Tensor, velocity: Tensor, grid: Grid, s: Tensor) -> Gaussi
     drift = expand(s**2 / (2 * grid.sigma) * dt, latents)
     keep, sigma = expand(dt, latents), expand(grid.sigma, latents)
     mean = latents * (1 + drift) + velocity * (keep + drift * (1 - sigma))
-    return Gaussian(mean, s * torch.sqrt(-dt))
+    return Gaussian(mean, s * torch.sqrt(-dt), rate=s)
 
 
 def predictions(latents: Tensor, velocity: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:

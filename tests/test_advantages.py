@@ -237,7 +237,7 @@ def test_groups_by_their_mean_reward() -> None:
 
 
 def test_published_filter_by_hand() -> None:
-    # MMDanceGRPO: a group whose mean reward is below the threshold gets 0, the others (r - mean) / (unbiased std + 1e-8).
+    # MMDanceGRPO: a group whose mean reward is below its threshold gets 0, others (r - mean) / (unbiased std + 1e-8).
     rewards, groups = torch.tensor([0.0, 0.1, 1.0, 2.0]), torch.tensor([0, 0, 1, 1])
     scaled = group_advantages(rewards, groups, Normalizer(epsilon=1e-8, unbiased=True))
     ours = torch.where(groups_within(rewards, groups, low=0.5, high=None), scaled, 0.0)

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.registry import create
+from models.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
 from models.policies.base import Conditioning
-from models.transitions import FlowSDE, Gaussian, Grid, log_ratio
+from models.transitions import FlowSDE, Gaussian, Grid, Kernel, log_ratio
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, Batch, BehaviorDecay, ForwardBatch, Models, TransitionBatch
 from tasks.algorithms.grpo import GRPO
-from tasks.algorithms.objectives import divergence_mask, guarded_log_ratio
+from tasks.algorithms.grpo_guard import GRPOGuard
+from tasks.algorithms.objectives import divergence_mask, guarded_log_ratio, pair_sign, policy_kl
 
 ROWS, SHAPE = 6, (2, 3)
 
@@ -237,6 +239,108 @@ def test_guard_takes_the_bias_out_of_the_ratio() -> None:
     error = float(guarded.std()) / math.sqrt(count)
     assert abs(float(guarded.mean())) < 4 * error
     assert float(log_ratio.mean()) < -0.9 * 0.05**2 / (2 * 0.3**2) + 4 * float(log_ratio.std()) / math.sqrt(count)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("shape", [(2, 3), (24,)])
+def test_the_guarded_log_ratio_has_mean_zero(reduce: Any, shape: tuple[int, ...]) -> None:
+    # Many draws of one step of the behavior policy; the policy has moved away from it.
+    count, draw = 20_000, draws(3)
+    sigma = torch.full((count,), 0.6, dtype=torch.float64)
+    grid = Grid(sigma, sigma - 0.2, torch.full_like(sigma, 0.9))
+    latents = draw(1, *shape).expand(count, *shape)
+    old = FlowSDE(0.7).step(latents, 0.5 * latents + 0.1, grid)
+    following = old.sample(draw(count, *shape))
+    repeated = {name: value for name, value in common(draw).items() if name in ("conditioning", "keys")}
+    rows = TransitionBatch(
+        latents=latents,
+        next_latents=following,
+        grid=grid,
+        old_log_probs=old.log_prob(following),
+        old_means=old.mean,
+        mean_std=sigma,
+        advantages=torch.ones(count, dtype=torch.float64),
+        weights=torch.ones(count, dtype=torch.float64),
+        importance=torch.ones(count, dtype=torch.float64),
+        **{name: torch.zeros(count, dtype=torch.int64) for name in ("units", "age", "step")},
+        **repeated,
+    )
+    for from_means in (False, True):
+        algorithm = GRPOGuard(reduce=reduce, from_means=from_means)
+        metrics = algorithm.loss(rows, models_of(LinearPolicy(0.65))).metrics
+        log_ratio = metrics["ratio"] - 1 - metrics["approx_kl"]
+        error = float(log_ratio.std()) / math.sqrt(count)
+        assert float(log_ratio.std()) > 1e-3
+        assert abs(float(log_ratio.mean())) < 4 * error
+
+
+KERNELS_BY_CONVENTION = [
+    (FlowSDE(0.7), True),
+    (DanceSDE(0.3), True),
+    (WanSDE(), True),
+    (CPS(0.8), False),
+    (CPS(0.8, "squared"), False),
+    (FlowDDIM(0.7), False),
+]
+
+
+@pytest.mark.parametrize(("kernel", "has_rate"), KERNELS_BY_CONVENTION, ids=str)
+def test_the_published_kl_divides_by_what_each_kernel_calls_its_std(kernel: Kernel, has_rate: bool) -> None:
+    rows = transitions(LinearPolicy(0.5))
+    grid = Grid(rows.grid.sigma * 0.9, rows.grid.sigma_next * 0.9 + 0.05, rows.grid.sigma_second * 0.9)
+    new, base = (kernel.step(rows.latents, scale * rows.latents, grid) for scale in (0.5, 0.3))
+    velocities = (0.5 * rows.latents, 0.3 * rows.latents)
+    ours = policy_kl("flow_grpo", new, base, velocities)
+    square = ((new.mean - base.mean) ** 2).flatten(1).mean(1)
+    dt = grid.sigma - grid.sigma_next
+    # std = s sqrt(|dt|) of an SDE, and the public image scripts divide by s; the std of the others is what they know.
+    expected = square / (2 * new.std**2) * (dt if has_rate else 1.0)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
+    assert (new.rate is not None) == has_rate
+
+
+@pytest.mark.parametrize("name", ["nft", "awm", "dpo", "dgpo", "crd", "grpo", "tempflow", "grpo_guard", "flow_dppo"])
+def test_a_kl_wants_samples_of_advantage_zero_and_the_base_model(name: str) -> None:
+    plain, with_kl = (create(ALGORITHMS, name, {"kl_coef": kl}, what="a").requires for kl in (0.0, 0.1))
+    assert (plain.zero_advantages, with_kl.zero_advantages) == (False, True)
+    assert with_kl.reference
+    with pytest.raises(ConfigError, match="kl_coef is -1"):
+        create(ALGORITHMS, name, {"kl_coef": -1}, what="a")
+
+
+def test_only_the_kl_is_left_of_rows_of_advantage_zero() -> None:
+    rows = dataclasses.replace(noised(), advantages=torch.zeros(ROWS, dtype=torch.float64))
+    for name in ("awm", "dpo", "dgpo"):
+        policy = LinearPolicy(0.55)
+        result = create(ALGORITHMS, name, {"kl_coef": 0.5}, what="a").loss(rows, models_of(policy))
+        torch.testing.assert_close(result.loss, 0.5 * ((0.25 * rows.latents) ** 2).flatten(1).mean(1))
+    # NFT and CRD pull back to the behavior policy, which is where their gradient vanishes.
+    for name in ("nft", "crd"):
+        policy = LinearPolicy(0.5)
+        loss = create(ALGORITHMS, name, {"adaptive": False} if name == "crd" else {}, what="a").loss
+        (gradient,) = torch.autograd.grad(loss(rows, models_of(policy)).loss.sum(), policy.scale)
+        assert gradient.item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_dpo_skips_pairs_of_equal_advantage_and_follows_the_better_of_the_others() -> None:
+    rows = noised()
+    advantages = torch.tensor([0.3, 0.3, 0.1, 0.1 + 1e-12, -1.0, -2.0], dtype=torch.float64)
+    assert pair_sign(advantages, rows.units).tolist() == [0.0, 0.0, -1.0, 1.0, 1.0, -1.0]
+    policy = LinearPolicy(0.55)
+    algorithm = create(ALGORITHMS, "dpo", {"beta": 3.0}, what="a")
+    result = algorithm.loss(dataclasses.replace(rows, advantages=advantages), models_of(policy))
+    assert result.loss[:2].tolist() == [0.0, 0.0]
+    (gradient,) = torch.autograd.grad(result.loss[:2].sum(), policy.scale, retain_graph=True)
+    assert float(gradient) == 0.0
+    # Where better and worse change places, so does the sign of the pair's margin.
+    swapped = algorithm.loss(dataclasses.replace(rows, advantages=-advantages), models_of(policy))
+    torch.testing.assert_close(swapped.metrics["margin"], -result.metrics["margin"])
+    # A policy that fits the better sample of the last pair more closely has a margin below the base model's.
+    error = ((0.55 * rows.latents + 0.1 - rows.target) ** 2).flatten(1).mean(1)
+    base = ((0.3 * rows.latents + 0.1 - rows.target) ** 2).flatten(1).mean(1)
+    margin = float((error[4] - error[5]) - (base[4] - base[5]))
+    assert float(result.metrics["margin"][4]) == pytest.approx(margin)
+    assert float(result.loss[4].detach()) == pytest.approx(math.log1p(math.exp(1.5 * margin)))
 
 
 def test_the_log_ratio_of_means_is_the_difference_of_log_probs_and_holds_in_float32() -> None:

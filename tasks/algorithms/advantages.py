@@ -137,8 +137,8 @@ def running_advantages(
 ) -> Tensor:
     """Return (N,) float64 advantages from each prompt's last rewards, this epoch's included (DDPO's ``stat_tracking``).
 
-    (r - mean) / std, both of the prompt's last ``buffer`` rewards. Where those are all equal the advantage is exactly 0;
-    a group that is constant now but was not before is above or below its past, and is not 0.
+    (r - mean) / std, both of the prompt's last ``buffer`` rewards. Where those are all equal the advantage is exactly
+    0; a group that is constant now but was not before is above or below its past, and is not 0.
 
     Args:
         rewards: (N,) rewards of this epoch.

@@ -1,6 +1,8 @@
 """AWM, advantage-weighted matching (arXiv 2509.25050): the clipped policy ratio of a forward-process pseudo log-prob.
 
-The log-prob is minus the flow-matching error at the same level and noise, weighted by time in one of five ways.
+The log-prob is minus the flow-matching error at the same level and noise, weighted by time in one of five ways. A row
+of advantage above 0 lowers its error, one below 0 raises it, one of advantage 0 has no part but the KL and is left out
+without one. Before the first update every ratio is exactly 1 and the loss is plain advantage-weighted matching.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ class AWM(ForwardProcess):
         """
         if self.weighting not in ("uniform", "t", "t2", "huber", "ghuber"):
             raise ValueError(f"weighting is {self.weighting!r}; it must be 'uniform', 't', 't2', 'huber' or 'ghuber'.")
-        if not (self.clip_range > 0 and self.power > 0 and self.kl_coef >= 0):
-            raise ValueError("clip_range and power must be above 0, kl_coef not negative.")
+        if not (self.clip_range > 0 and self.power > 0):
+            raise ValueError("clip_range and power must be above 0.")
+        self.check_kl()
         self.levels()
 
     @property
     def requires(self) -> Requirements:
-        """Forward data and the behavior policy."""
-        return self.needs(levels=self.levels(), behavior=True, zero_advantages=self.kl_coef > 0)
+        """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
+        return self.needs(levels=self.levels(), behavior=True)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the clipped loss, plus the KL."""

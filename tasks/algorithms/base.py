@@ -128,7 +128,7 @@ class TransitionBatch(Batch):
     old_log_probs: Tensor
     """(B,) float32 behavior log-probs."""
     mean_std: Tensor
-    """(B,) mean noise std over all trained steps of the epoch, from the schedule."""
+    """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
 

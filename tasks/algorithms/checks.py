@@ -39,8 +39,8 @@ def check_advantage(config: RunConfig) -> None:
 def _check_gdpo(section: AdvantageSection) -> None:
     if section.aggregation == "gdpo" and section.std != "group":
         raise ConfigError(
-            f"advantage.std is '{section.std}', but advantage.aggregation 'gdpo' divides every reward by the std of its "
-            "group and their sum by that of the epoch, as Flow-Factory does whatever its global_std says. Set "
+            f"advantage.std is '{section.std}', but advantage.aggregation 'gdpo' divides every reward by the std of "
+            "its group and their sum by that of the epoch, as Flow-Factory does whatever its global_std says. Set "
             "advantage.std to 'group', or the aggregation to 'sum'."
         )
 

@@ -1,7 +1,9 @@
 """CRD, centered reward distillation (arXiv 2603.14128): match an implicit reward to the advantages within a group.
 
 The implicit reward of a sample is how much better the policy's error on it is than the behavior policy's. Both it and
-the preference are centered within the group, so the unknown normalizer cancels.
+the preference are centered within the group, so the unknown normalizer cancels: samples above the group's center are
+to gain implicit reward, those below are to lose it. At the behavior policy all implicit rewards are 0, and a group
+whose advantages are all equal asks for no change: it is left out without a KL.
 """
 
 from __future__ import annotations
@@ -52,12 +54,13 @@ class CRD(ForwardProcess):
             raise ValueError(f"distance is {self.distance!r}; it must be 'mse' or 'bce'.")
         if not (self.beta > 0 and self.scale > 0):
             raise ValueError("beta and scale must be above 0.")
+        self.check_kl()
         self.levels()
         decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:
-        """Whole groups at shared noise, and the behavior policy."""
+        """Whole groups at shared noise, and the behavior policy; for a KL the base model and all groups."""
         return self.needs(levels=self.levels(shared=True), unit="group", behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:

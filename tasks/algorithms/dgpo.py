@@ -1,6 +1,9 @@
 """DGPO (Luo-Yihong/DGPO): a group-level preference of flow-matching errors, without a policy ratio.
 
-Each row's error is weighted by its advantage and by how wrong the whole group still is against the base model.
+The loss w A d lowers the error d of rows with A > 0 and raises that of rows with A < 0. w, the same for all rows of a
+group, is a sigmoid of sum A (d - d_base): near 1 while the group's better samples are still fitted worse than by the
+base model, near 0 once they are fitted better, and 1/2 at the base model. A row of advantage 0 adds nothing but a KL;
+a group of such rows is left out without one.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ class DGPO(ForwardProcess):
         """
         if not (self.beta > 0 and self.clip_range > 0):
             raise ValueError("beta and clip_range must be above 0.")
+        self.check_kl()
         self.levels()
 
     @property
     def requires(self) -> Requirements:
-        """Whole groups at shared, constant noise, the behavior policy and the base model."""
+        """Whole groups at shared, constant noise, the behavior policy and the base model; for a KL all groups."""
         levels = self.levels(shared=True, constant_noise=True)
         return self.needs(levels=levels, unit="group", behavior=True, reference=True)
 

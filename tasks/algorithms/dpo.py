@@ -1,5 +1,9 @@
 """Diffusion-DPO (arXiv 2311.12908) on a group's best and worst sample, at shared noise and level.
 
+-log sigmoid(-beta / 2 (m - m_ref)) with m = error of the better sample minus that of the worse: it falls as the policy,
+compared with the base model, fits the better sample more closely than the worse one, and is log 2 at the base model.
+Two samples of equal advantage are no pair: such a group is left out, or with a KL adds that alone.
+
 Offline by nature: any stored trajectories will do, however old.
 """
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 
 from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
 from tasks.algorithms.forward import ForwardProcess, errors
-from tasks.algorithms.objectives import dpo_loss, unit_sum
+from tasks.algorithms.objectives import dpo_loss, pair_sign, unit_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +31,22 @@ class DPO(ForwardProcess):
         """
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
+        self.check_kl()
         self.levels()
 
     @property
     def requires(self) -> Requirements:
-        """Pairs at shared noise, and the base model."""
+        """Pairs at shared noise, and the base model; for a KL groups without a pair too."""
         return self.needs(levels=self.levels(shared=True), unit="pair", reference=True)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
-        """Return each pair's loss, on both of its rows."""
+        """Return each pair's loss, on both of its rows; 0 where the two have the same advantage."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
         error, reference = errors(rows, velocity, models.reference_velocity(rows))
-        # The better sample of a pair has the larger advantage.
-        sign = (rows.advantages > unit_sum(rows.advantages, rows.units) / 2).to(error.dtype) * 2 - 1
+        sign = pair_sign(rows.advantages, rows.units)
         margin, reference_margin = (unit_sum(sign * values * rows.weights, rows.units) for values in (error, reference))
-        loss = dpo_loss(margin, reference_margin, self.beta)
+        loss = dpo_loss(margin, reference_margin, self.beta) * sign.abs()
         preferred = (margin < reference_margin).float()
         metrics = {"preferred": preferred.detach(), "margin": (margin - reference_margin).detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

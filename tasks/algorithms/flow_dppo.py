@@ -1,7 +1,8 @@
 """Flow-DPPO (arXiv 2606.11025): policy gradient without ratio clipping, masked where the policy diverged.
 
 A row counts unless its step is ``threshold`` or further (KL to the behavior step) from where it was and the row would
-push it further away. On-policy it is Flow-GRPO.
+push it further away: A > 0 with a ratio above 1, or A < 0 with one below. At the behavior policy no row is masked, and
+it is Flow-GRPO. Rows of advantage 0 have no part but the KL, and are left out without one.
 """
 
 from __future__ import annotations

@@ -33,10 +33,25 @@ class ForwardProcess:
             raise ValueError(f"times: {error}") from None
 
     def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
-        """Return requirements on forward data, with the base model for a KL."""
+        """Return requirements on forward data; a KL needs the base model, and all samples, whatever their advantage."""
         with_kl = self.kl_coef > 0
-        base: dict[str, Any] = {"data": "forward", "times": levels, "min_group_size": 2, "reference": with_kl}
+        base: dict[str, Any] = {
+            "data": "forward",
+            "times": levels,
+            "min_group_size": 2,
+            "reference": with_kl,
+            "zero_advantages": with_kl,
+        }
         return Requirements(**{**base, **further})
+
+    def check_kl(self) -> None:
+        """Check the weight of the KL.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if self.kl_coef < 0:
+            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
 
     def add_kl(
         self, batch: Batch, models: Models, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]

@@ -1,5 +1,9 @@
 """Flow-GRPO (arXiv 2505.05470): the clipped policy ratio of stored stochastic steps, with group advantages.
 
+The loss max(-A rho, -A clip(rho)) raises the log-prob of steps with A > 0 and lowers that of steps with A < 0, until
+the ratio has left the clip range on that side; rows of advantage 0 have no part but the KL, and are left out without
+one.
+
 DanceGRPO (arXiv 2505.07818) is this with the sampler 'dance_sde'. One update per epoch is the on-policy case: every
 ratio is exactly 1 and the loss is plain policy gradient.
 """
@@ -63,9 +67,8 @@ class KL:
             return loss
         to_base = self.kl_reference == "base"
         reference = models.reference_velocity(batch) if to_base else models.average_velocity(batch)
-        scale = (batch.grid.sigma - batch.grid.sigma_next).abs()
         steps = (models.step(batch, velocity), models.step(batch, reference))
-        kl = policy_kl(self.kl, *steps, (velocity, reference), scale)
+        kl = policy_kl(self.kl, *steps, (velocity, reference))
         metrics["kl"] = kl.detach()
         return loss + self.kl_coef * kl
 
@@ -103,6 +106,10 @@ class GRPO(KL):
         """Return the clipped loss plus kl_coef times the KL, per row."""
         return self.surrogate(batch, models, lambda rows, step, log_ratio: (log_ratio, rows.advantages))
 
+    def terms(self, rows: Batch) -> int:
+        """Return what mean log-ratios are multiplied by: the number of latent dims for sums, else 1."""
+        return rows.latents[0].numel() if self.reduce == "sum" else 1
+
     def surrogate(
         self,
         batch: Batch,
@@ -116,9 +123,7 @@ class GRPO(KL):
         difference = log_probs - rows.old_log_probs
         if self.from_means and rows.old_means is not None:
             difference = log_ratio_of_means(step, rows.old_means, rows.next_latents)
-        if self.reduce == "sum":
-            difference = difference * rows.latents[0].numel()
-        log_ratio, advantages = adjust(rows, step, difference)
+        log_ratio, advantages = adjust(rows, step, difference * self.terms(rows))
         ratio = torch.exp(log_ratio)
         loss = clipped_surrogate(ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)

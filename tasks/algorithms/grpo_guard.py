@@ -2,6 +2,9 @@
 
 The bias is per sample and the scale per row, so micro-batches may mix timesteps. ``divide_by_dt`` divides the loss by
 |dt| as Flow-GRPO's script does; Flow-Factory's does not, so their clip ranges differ (2e-6 and 1e-4).
+
+Signs and rows of advantage 0 are as in Flow-GRPO. Over the rollout's noise the guarded log-ratio has the mean 0, with
+``reduce: sum`` too, where log-ratio and bias both are sums. At the behavior policy it is exactly 0.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class GRPOGuard(GRPO):
     def _guard(self, rows: TransitionBatch, step: Gaussian, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         if rows.old_means is None:
             raise TypeError("GRPO-Guard needs the behavior policy's means")
-        guarded = guarded_log_ratio(log_ratio, step.mean, rows.old_means, step.std)
+        guarded = guarded_log_ratio(log_ratio, step.mean, rows.old_means, step.std, terms=self.terms(rows))
         # max(-A rho, ...) / |dt| is the same loss with A / |dt|.
         dt = rows.grid.sigma - rows.grid.sigma_next
         return guarded, rows.advantages / dt if self.divide_by_dt else rows.advantages

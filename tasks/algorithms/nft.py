@@ -2,6 +2,9 @@
 
 Samples with a high advantage pull the velocity towards them, samples with a low one push the mirrored velocity.
 Rollouts are made, by any solver and without guidance, with a policy that follows the trained one by ``decay``.
+
+A sample of advantage 0 weighs both sides equally, so it only pulls back to the behavior policy. Without a KL such
+samples are left out, which costs no forward; with one all samples are trained on, as the public code always does.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ class NFT(ForwardProcess):
         Raises:
             ValueError: one cannot work.
         """
-        if not (self.beta > 0 and self.scale > 0 and self.kl_coef >= 0):
-            raise ValueError("beta and scale must be above 0, kl_coef not negative.")
+        if not (self.beta > 0 and self.scale > 0):
+            raise ValueError("beta and scale must be above 0.")
+        self.check_kl()
         self.levels()
         decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:
-        """Forward data and the behavior policy; a sample of advantage 0 only pulls back to that, and is left out."""
+        """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
         return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:

@@ -33,26 +33,26 @@ def ratio_metrics(ratio: Tensor, log_ratio: Tensor, clip_range: float) -> dict[s
     }
 
 
-def policy_kl(
-    kind: str, new: Gaussian, reference: Gaussian, velocities: tuple[Tensor, Tensor], scale: Tensor
-) -> Tensor:
-    """Return a KL to the reference at the same states.
+def policy_kl(kind: str, new: Gaussian, reference: Gaussian, velocities: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a KL to the reference at the same states; 0 where the two steps are equal, never below.
 
     Args:
-        kind: 'gaussian', the true KL, mean (mu - mu')^2 / (2 s^2 |dt|) (also Flow-GRPO's Wan script);
-            'flow_grpo', its image scripts' mean (mu - mu')^2 / (2 s^2), which leaves |dt| out;
+        kind: 'gaussian', the true KL, mean (mu - mu')^2 / (2 std^2), std^2 = s^2 |dt| in an SDE's step (also
+            Flow-GRPO's Wan script);
+            'flow_grpo', its image scripts' mean (mu - mu')^2 / (2 s^2), which leaves |dt| out; of a step that is no
+            SDE's (cps, ddim) those scripts know the std alone, so there it is 'gaussian';
             'velocity', mean (v - v')^2 (Flow-Factory's 'v-based'); 'mean', mean (mu - mu')^2 (its 'x-based').
         new: step of the policy.
         reference: step of the reference from the same latents.
         velocities: (B, ...) of policy and reference.
-        scale: |dt|.
     """
     if kind == "velocity":
         return squared_error(*velocities)
     if kind == "mean":
         return squared_error(new.mean, reference.mean)
-    true = gaussian_kl(new, reference)
-    return true * scale if kind == "flow_grpo" else true
+    if kind == "flow_grpo" and new.rate is not None:
+        return squared_error(new.mean, reference.mean) / (2 * new.rate**2)
+    return gaussian_kl(new, reference)
 
 
 def squared_error(left: Tensor, right: Tensor) -> Tensor:
@@ -60,13 +60,20 @@ def squared_error(left: Tensor, right: Tensor) -> Tensor:
     return ((left - right) ** 2).flatten(1).mean(1)
 
 
-def guarded_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std: Tensor) -> Tensor:
+def guarded_log_ratio(log_ratio: Tensor, mean: Tensor, old_mean: Tensor, std: Tensor, *, terms: int = 1) -> Tensor:
     """Return GRPO-Guard's S (log rho + b) with b = mean (mu - mu_old)^2 / (2 S^2) and S the step's noise std.
 
     It equals mean_d xi_d (mu - mu_old)_d with the sampled noise xi: zero mean, where log rho has the mean -b
     (public code: Flow-GRPO ``train_sd3_GRPO_Guard.py``, whose b is one number per batch by a reduction over all dims).
+
+    Args:
+        log_ratio: (B,) of densities, mean over dims times ``terms``.
+        mean: (B, ...) of the policy's step.
+        old_mean: (B, ...) of the behavior policy's step.
+        std: (B,) of both.
+        terms: latent dims when the log-ratio is the sum over them, else 1; the bias is that many times larger too.
     """
-    return std * (log_ratio + squared_error(mean, old_mean) / (2 * std**2))
+    return std * (log_ratio + terms * squared_error(mean, old_mean) / (2 * std**2))
 
 
 def divergence_mask(ratio: Tensor, advantages: Tensor, divergence: Tensor, threshold: float) -> Tensor:
@@ -135,6 +142,18 @@ def unit_sum(values: Tensor, units: Tensor) -> Tensor:
     """Return each row's sum over the rows of its unit."""
     totals = torch.zeros(int(units.max()) + 1, dtype=values.dtype, device=values.device)
     return totals.index_add(0, units, values)[units]
+
+
+def pair_sign(advantages: Tensor, units: Tensor) -> Tensor:
+    """Return 1 for the better and -1 for the worse row of each pair, 0 for both where their advantages are equal."""
+    count = int(units.max()) + 1
+    lowest, highest = (
+        torch.zeros(count, dtype=advantages.dtype, device=advantages.device).scatter_reduce(
+            0, units, advantages, extreme, include_self=False
+        )[units]
+        for extreme in ("amin", "amax")
+    )
+    return (advantages == highest).to(advantages.dtype) - (advantages == lowest).to(advantages.dtype)
 
 
 def dgpo_weight(advantages: Tensor, error: Tensor, reference_error: Tensor, units: Tensor, beta: float) -> Tensor:

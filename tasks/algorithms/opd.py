@@ -1,6 +1,7 @@
 """On-policy distillation: a frozen teacher of the same family replays the states the student visited.
 
-The loss is the true Gaussian KL of student and teacher steps, mean (mu - mu_T)^2 / (2 s^2 |dt|). No reward enters it.
+The loss is the true Gaussian KL of student and teacher steps, mean (mu - mu_T)^2 / (2 s^2 |dt|): it falls as the
+student moves to the teacher and is 0 there. No reward enters it, so all samples count, whatever their advantage.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class SampleSet(ABC):
             missing = pc.filter(self.reader.sample_ids, pc.is_null(found))
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[found.to_numpy()]
+        self.rewards: np.ndarray = advantages.column("reward").to_numpy()[found.to_numpy()]
         self._newest = int(self.reader.epochs.max(initial=0))
         self._importance: dict[tuple[int, int], float] = {}
 
@@ -68,11 +69,15 @@ class SampleSet(ABC):
 
     def units(self, requires: Requirements) -> Units:
         """Return what must stay together; samples of advantage 0 only if the algorithm wants them."""
-        live = (self.advantages != 0) | requires.zero_advantages
         if requires.unit == "row":
-            return single_rows(np.flatnonzero(live), self.positions())
+            return single_rows(np.flatnonzero(self.live(requires)), self.positions())
         chosen = [self._pair(members) if requires.unit == "pair" else members for members in self._groups()]
-        return joint_rows([members for members in chosen if (self.advantages[members] != 0).any()], self.positions())
+        return joint_rows([members for members in chosen if self._counts(members, requires)], self.positions())
+
+    def live(self, requires: Requirements) -> np.ndarray:
+        """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
+        live: np.ndarray = (self.advantages != 0) | requires.zero_advantages
+        return live
 
     def batch(self, units: Units, size: int, conditioning: Conditioning) -> Batch:
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
@@ -108,8 +113,15 @@ class SampleSet(ABC):
             groups.setdefault(key, []).append(sample)
         return list(groups.values())
 
+    def _counts(self, members: Sequence[int], requires: Requirements) -> bool:
+        """Return whether a unit can contribute: a pair must differ in advantage, a group must have some."""
+        advantages = self.advantages[members]
+        nothing = advantages[0] if requires.unit == "pair" else 0
+        return requires.zero_advantages or bool((advantages != nothing).any())
+
     def _pair(self, members: Sequence[int]) -> list[int]:
-        ordered = sorted(members, key=lambda sample: float(self.advantages[sample]))
+        """Return the best and the worst; rewards decide among advantages that clipping or a mode made equal."""
+        ordered = sorted(members, key=lambda sample: (float(self.advantages[sample]), float(self.rewards[sample])))
         return [ordered[-1], ordered[0]]
 
     def _latents(self, sample: int, state: int) -> np.ndarray:
@@ -126,7 +138,7 @@ class TransitionSet(SampleSet):
         super().__init__(shards, advantages)
         self._means = means
         self._proximal: dict[tuple[int, int], float] = {}
-        self._mean_std = self._schedule_mean_std(kernel)
+        self._mean_std = self._mean_over_rows(kernel)
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -181,11 +193,13 @@ class TransitionSet(SampleSet):
     def _old_log_prob(self, sample: int, position: int) -> float:
         return float(self._proximal.get((sample, position), self.reader.log_probs[sample][position]))
 
-    def _schedule_mean_std(self, kernel: Kernel) -> float:
-        trained = np.unique(self.reader.steps.values).tolist()
-        if not trained:
+    def _mean_over_rows(self, kernel: Kernel) -> float:
+        """Return the noise std of the rows that are trained: each step counts as often as there are rows of it."""
+        rows = np.repeat(self.advantages != 0, self.positions())
+        trained = self.reader.steps.values[rows]
+        if not len(trained):
             return 1.0
-        return float(step_stds(kernel, torch.tensor(self.reader.sigmas[0]))[trained].mean())
+        return float(step_stds(kernel, torch.tensor(self.reader.sigmas[0]))[trained.tolist()].double().mean())
 
 
 class ForwardSet(SampleSet):

@@ -19,7 +19,7 @@ def gdpo(
     penalty: Sequence[float],
     **divisor: float | str | bool,
 ) -> list[float]:
-    """Return the sum over rewards of |w| (x - mean) / spread with x = (w r - P) / |w| in each group, once more by all."""
+    """Return the sum over rewards of |w| (x - mean) / spread, x = (w r - P) / |w|, in each group, once more by all."""
     total = [0.0] * len(groups)
     for values, weight in zip(rewards, weights, strict=True):
         less = [(weight * r - p) / abs(weight) for r, p in zip(values, penalty, strict=True)]
