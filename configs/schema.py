@@ -215,12 +215,16 @@ class ReplaySection(Section):
     epochs: int = Field(1, ge=1)
     """How many epochs before the current one are trained on too; older ones are too stale."""
     proximal: bool = True
-    """Recompute old log-probs of stale rows under the policy at the epoch's start (decoupled PPO, arXiv 2110.00641):
-    the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""
+    """Recompute old log-probs and means of stale rows under the policy at the epoch's start (decoupled PPO, arXiv
+    2110.00641): the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""
+    weight: Literal["tempered", "density"] = "tempered"
+    """Importance weights as exp of the log-ratio's mean over latent dims, the root of the density ratio that log-probs
+    are elsewhere too; or the density ratio itself, which belongs to ``reduce: sum`` and leaves few samples."""
     max_importance: float = Field(2.0, gt=0)
     """Importance weights are truncated here."""
     level: Literal["step", "sequence"] = "step"
-    """One importance weight per step, or per sample (geometric mean over its trained steps)."""
+    """One importance weight per step, or per sample: over its trained steps the geometric mean of tempered weights, the
+    product of densities."""
 
 
 class OptimizeSection(Section):

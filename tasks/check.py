@@ -21,7 +21,7 @@ from models.transitions import KERNELS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import check_advantage
+from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.preprocess import source_prompts
 from tasks.workspace import uses_guidance
 
@@ -92,6 +92,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     steps = _draw(config, plan)
     _check_requirements(config, requires, stochastic=kernel.stochastic, steps=steps)
     check_advantage(config)
+    check_replay(config, requires, kernel)
     prompts = {split: len(items) for split, items in source_prompts(config).items()}
     _check_prompts(config, prompts)
     return _cost(config, prompts, steps, requires)

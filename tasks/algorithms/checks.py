@@ -5,8 +5,14 @@ One function per section of the config; ``tasks.check`` calls them before any wo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from configs.errors import ConfigError
-from configs.schema import AdvantageSection, RunConfig
+from configs.schema import AdvantageSection, ReplaySection, RunConfig
+
+if TYPE_CHECKING:
+    from models.transitions import Kernel
+    from tasks.algorithms.base import Requirements
 
 
 def check_advantage(config: RunConfig) -> None:
@@ -59,3 +65,45 @@ def _check_running(section: AdvantageSection) -> None:
                 f"advantage.{name} is {value}, but it only acts on advantage.std 'running', and that is "
                 f"'{section.std}'. Remove it, or set advantage.std to 'running'."
             )
+
+
+def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel) -> None:
+    """Check that every setting of ``optimize.replay`` has the effect it names.
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs.
+        kernel: its rollouts' stochastic step.
+
+    Raises:
+        ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
+    """
+    section, algorithm = config.optimize.replay, config.optimize.algorithm.name
+    if section is None:
+        return
+    weights = {"weight": section.weight, "max_importance": section.max_importance, "level": section.level}
+    changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
+    if requires.data == "forward":
+        changed = [*changed, *(() if section.proximal else ("proximal",))]
+        reason = f"optimize.algorithm '{algorithm}' noises final latents anew and has no log-probs to correct"
+    else:
+        changed = [] if section.proximal else changed
+        reason = "it shapes importance weights, and there are none while optimize.replay.proximal is false"
+    if changed:
+        name = changed[0]
+        raise ConfigError(f"optimize.replay.{name} is set, but {reason}. Remove optimize.replay.{name}.")
+    sampler = config.rollout.sampler.name
+    if section.weight == "density" and section.proximal and not _has_densities(kernel):
+        raise ConfigError(
+            f"optimize.replay.weight is 'density', but the log-probs of rollout.sampler '{sampler}' are squared "
+            "distances, no densities. Set its log_prob to 'gaussian', or the weight to 'tempered'."
+        )
+
+
+def _has_densities(kernel: Kernel) -> bool:
+    import torch
+
+    from models.transitions import Grid
+
+    grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))
+    return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized

@@ -5,7 +5,6 @@ Legend: N samples, B rows of a micro-batch, ... latent dims.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor
 
 from configs.errors import CorruptError
+from configs.schema import ReplaySection
 from models.policies.base import Conditioning
 from models.transitions import Grid, Kernel, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, ForwardBatch, ForwardTimes, Requirements, TransitionBatch
 from tasks.optimize.reader import SampleReader
+from tasks.optimize.replay import Proximal, importance_weights
 from tasks.optimize.rows import Units, joint_rows, single_rows
 from tasks.seeds import derive, generator, permutation
 
@@ -137,7 +138,7 @@ class TransitionSet(SampleSet):
         """Bind to the samples; ``kernel`` gives the noise stds of the schedule, ``means`` asks for stored means."""
         super().__init__(shards, advantages)
         self._means = means
-        self._proximal: dict[tuple[int, int], float] = {}
+        self._proximal: Proximal | None = None
         self._mean_std = self._mean_over_rows(kernel)
 
     def positions(self) -> np.ndarray:
@@ -148,34 +149,22 @@ class TransitionSet(SampleSet):
         """Return the denoising steps of rows."""
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
-    def stale(self) -> Units:
+    def stale(self, requires: Requirements) -> Units:
         """Return the rows of earlier epochs that can contribute."""
-        return single_rows(np.flatnonzero((self.ages > 0) & (self.advantages != 0)), self.positions())
+        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
-    def correct(self, proximal: Mapping[tuple[int, int], float], *, level: str, limit: float) -> None:
-        """Make recomputed log-probs the old ones of stale rows, and weight them against the behavior policy.
-
-        Args:
-            proximal: (sample, position) -> log-prob under the policy at the epoch's start.
-            level: 'step': min(exp(proximal - behavior), limit) per row; 'sequence': of the mean over a sample's rows.
-            limit: truncation of the weights.
-        """
-        behavior = {(s, i): float(self.reader.log_probs[s][i]) for s, i in proximal}
-        gaps = {key: proximal[key] - behavior[key] for key in proximal}
-        if level == "sequence":
-            by_sample: dict[int, list[float]] = {}
-            for (sample, _), gap in gaps.items():
-                by_sample.setdefault(sample, []).append(gap)
-            gaps = {(sample, i): float(np.mean(by_sample[sample])) for sample, i in gaps}
-        self._importance = {key: min(math.exp(gap), limit) for key, gap in gaps.items()}
-        self._proximal = dict(proximal)
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
+        gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
+        self._importance = importance_weights(gaps, proximal.dims, section)
+        self._proximal = proximal
 
     def gather(self, rows: np.ndarray, device: torch.device, common: Mapping[str, Any]) -> Batch:
         """Return the transitions of rows."""
         samples, steps = rows[:, 0].tolist(), self.steps(rows).tolist()
         places = list(zip(samples, steps, strict=True))
         sigmas = [self.reader.sigmas[sample] for sample in samples]
-        means = [self.reader.array("means", sample)[position] for sample, position in rows] if self._means else None
+        means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
         return TransitionBatch(
             latents=_stack([self._latents(sample, step) for sample, step in places], device),
             next_latents=_stack([self._latents(sample, step + 1) for sample, step in places], device),
@@ -191,7 +180,15 @@ class TransitionSet(SampleSet):
         )
 
     def _old_log_prob(self, sample: int, position: int) -> float:
-        return float(self._proximal.get((sample, position), self.reader.log_probs[sample][position]))
+        known = {} if self._proximal is None else self._proximal.log_probs
+        return float(known.get((sample, position), self.reader.log_probs[sample][position]))
+
+    def _old_mean(self, sample: int, position: int) -> np.ndarray:
+        known = None if self._proximal is None else self._proximal.means
+        if known is not None and (sample, position) in known:
+            return known[sample, position]
+        stored: np.ndarray = self.reader.array("means", sample)[position]
+        return stored
 
     def _mean_over_rows(self, kernel: Kernel) -> float:
         """Return the noise std of the rows that are trained: each step counts as often as there are rows of it."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
-from tasks.algorithms.base import Algorithm, Batch, Models
+from tasks.algorithms.base import Algorithm, Batch, Models, TransitionBatch
 from tasks.optimize.rows import Units, micro_batches
 from tasks.ranks import Ranks
 
@@ -133,24 +133,23 @@ def _accumulate(batches: Iterable[Batch], algorithm: Algorithm, models: Models, 
 
 
 def _labeled(batch: Batch, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ratios by denoising step, and for replayed rows clipped shares by age and importance weights.
+    """Return ratios by denoising step, and where rows are replayed clipped shares by age and the weights of stale rows.
 
     Each comes as a sum beside the share of rows it is of; ``_entry`` divides.
     """
-    labeled: dict[str, Tensor] = {}
-    if "ratio" not in metrics:
-        return labeled
-    for step in batch.step.unique().tolist():
-        mask = (batch.step == step).float()
-        labeled |= {f"ratio_step{step}": metrics["ratio"] * mask, f"share_ratio_step{step}": mask}
-    if int(batch.age.max()) > 0 or bool((batch.importance != 1).any()):
+    parts: dict[str, tuple[Tensor, Tensor]] = {}
+    replayed = int(batch.age.max()) > 0
+    if "ratio" in metrics:
+        parts |= {f"ratio_step{i}": (metrics["ratio"], batch.step == i) for i in batch.step.unique().tolist()}
+    if "ratio" in metrics and replayed:
         clipped = metrics["clip_high"] + metrics["clip_low"]
-        for age in batch.age.unique().tolist():
-            mask = (batch.age == age).float()
-            labeled |= {f"clip_age{age}": clipped * mask, f"share_clip_age{age}": mask}
-        labeled |= {"importance": batch.importance, "importance_squared": batch.importance**2}
-        labeled["behavior_kl"] = -torch.log(batch.importance)
-    return labeled
+        parts |= {f"clip_age{age}": (clipped, batch.age == age) for age in batch.age.unique().tolist()}
+    if replayed and isinstance(batch, TransitionBatch):
+        weights = {"importance": batch.importance, "importance_squared": batch.importance**2}
+        weights["behavior_kl"] = -torch.log(batch.importance)
+        parts |= {name: (values, batch.age > 0) for name, values in weights.items()}
+    sums = {name: torch.where(mask, values, 0.0) for name, (values, mask) in parts.items()}
+    return sums | {f"share_{name}": mask.float() for name, (_, mask) in parts.items()}
 
 
 def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str, float]:
@@ -186,7 +185,7 @@ def _entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, flo
         share = entry.pop(name)
         entry[name.removeprefix("share_")] /= share
     if "importance_squared" in entry:
-        # Effective sample size as a share of the rows: (sum w)^2 / (n sum w^2).
+        # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
         entry["effective_samples"] = entry["importance"] ** 2 / entry.pop("importance_squared")
     if "ratio_squared" in entry:
         squared = entry.pop("ratio_squared")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from configs.errors import CorruptError
 from configs.registry import create
 from models.adapters import Ema
-from models.sampling import replay as replayed
 from models.transitions import KERNELS, Kernel
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.layout import ArtifactRef
@@ -24,11 +25,12 @@ from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
 from tasks.advantage import read_advantages
 from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm, Batch, Models, Requirements, TransitionBatch, expect
+from tasks.algorithms.base import Algorithm, Batch, Models, Requirements
 from tasks.chain import Node, policy_after
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
-from tasks.optimize.rows import Units, micro_batches, plan_updates
+from tasks.optimize.replay import RowFile, recompute
+from tasks.optimize.rows import Units, plan_updates
 from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
 from tasks.seeds import derive
@@ -43,6 +45,8 @@ class OptimizeStage(Stage):
 
     name = "optimize"
     kind = "policies"
+    # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms.
+    version = 2
     spreads = True
     collective = True
 
@@ -78,18 +82,18 @@ class OptimizeStage(Stage):
         self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
         batches = self._batches(samples)
-        self._correct_stale(samples, models, batches)
-        run_updates(
-            state,
-            algorithm,
-            models,
-            plan,
-            batches=batches,
-            micro_batch_size=self.config.execution.micro_batch_size,
-            section=self.config.optimize,
-            ranks=self.ranks,
-            after_update=lambda done: self._after_update(state, done, len(plan)),
-        )
+        with self._corrected(samples, models, batches, algorithm.requires):
+            run_updates(
+                state,
+                algorithm,
+                models,
+                plan,
+                batches=batches,
+                micro_batch_size=self.config.execution.micro_batch_size,
+                section=self.config.optimize,
+                ranks=self.ranks,
+                after_update=lambda done: self._after_update(state, done, len(plan)),
+            )
         _write_state(state, folder)
         self._write_behavior(state, models, algorithm.requires, folder)
         about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
@@ -188,21 +192,23 @@ class OptimizeStage(Stage):
         size = self.config.execution.micro_batch_size
         return lambda units: samples.batch(units, size, conditioning)
 
-    def _correct_stale(self, samples: SampleSet, models: Models, batches: Callable[[Units], Batch]) -> None:
-        """Recompute old log-probs of replayed rows under the policy this epoch starts from."""
-        replay = self.config.optimize.replay
-        if replay is None or not replay.proximal or not isinstance(samples, TransitionSet):
+    @contextmanager
+    def _corrected(
+        self, samples: SampleSet, models: Models, batches: Callable[[Units], Batch], requires: Requirements
+    ) -> Iterator[None]:
+        """Give replayed rows, inside, the log-probs and means of the policy this epoch starts from."""
+        section = self.config.optimize.replay
+        if section is None or not section.proximal or not isinstance(samples, TransitionSet):
+            yield
             return
         start = self.workspace.starting_weights(self.inputs()[0])
-        proximal: dict[tuple[int, int], float] = {}
-        with torch.no_grad(), models.trainable.holding(start):
-            for units in micro_batches(samples.stale(), self.config.execution.micro_batch_size):
-                batch = expect(batches(units), TransitionBatch)
-                velocity = models.velocity(batch)
-                _, log_probs = replayed(models.kernel, batch.latents, velocity, batch.next_latents, batch.grid)
-                count = len(units.rows)
-                proximal.update(zip(batch.keys[:count], log_probs.tolist()[:count], strict=True))
-        samples.correct(proximal, level=replay.level, limit=replay.max_importance)
+        size = self.config.execution.micro_batch_size
+        with tempfile.TemporaryFile() as file:
+            with models.trainable.holding(start):
+                means = RowFile(file) if requires.old_means else None
+                proximal = recompute(samples.stale(requires), batches, models, micro_batch_size=size, means=means)
+            samples.correct(proximal, section)
+            yield
 
     def _write_behavior(self, state: TrainerState, models: Models, requires: Requirements, folder: Path) -> None:
         """Write the policy that rolls out next, where it follows the trained one slowly."""
