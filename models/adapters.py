@@ -92,8 +92,8 @@ class Trainable:
         return self.lora is None and self._reference is None
 
     def set_reference(self, denoisers: Mapping[str, nn.Module]) -> None:
-        """Give the frozen base denoisers that full weights are compared with."""
-        self._reference = {name: module.requires_grad_(False).eval() for name, module in denoisers.items()}
+        """Give the frozen base denoisers that full weights are compared with; equal weights give equal velocities."""
+        self._reference = {name: _computed_as_trained(module) for name, module in denoisers.items()}
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -110,8 +110,9 @@ class Trainable:
         return self.policy.velocity(latents, sigma, conditioning, self._reference)
 
     def set_teacher(self, denoisers: Mapping[str, nn.Module]) -> None:
-        """Give the frozen denoisers of a teacher of the same family."""
-        self._teacher = {name: module.requires_grad_(False).eval() for name, module in denoisers.items()}
+        """Give the frozen denoisers of a teacher of the same family; equal weights give equal velocities."""
+        same = _computed_as_trained if self.lora is None else _frozen
+        self._teacher = {name: same(module) for name, module in denoisers.items()}
 
     @torch.no_grad()
     def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -185,6 +186,24 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
                 f"model.lora.targets: '{target}' matches no layer of '{name}', so it would silently stay untrained. "
                 f"Layers end in, for example: {', '.join(examples)}."
             )
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False).eval()
+
+
+def _computed_as_trained(module: nn.Module) -> nn.Module:
+    """Return a frozen module, in place, whose forward is bit for bit that of trained float32 copies of its weights.
+
+    Under autocast, linear and convolution layers round their weights to the forward's dtype whatever they are stored
+    in. All others (norms, embeddings, tables) compute in the dtype of their weights, which must then be float32 here
+    too: a bfloat16 norm weight alone makes the KL to the base model 1e-5 before anything was trained.
+    """
+    for layer in module.modules():
+        if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+    return _frozen(module)
 
 
 def _add_lora(name: str, module: Any, lora: LoraSpec, seed: int) -> None:

@@ -459,3 +459,23 @@ def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
         cls.load(tmp_path, PolicySettings(height=16, width=32), ALL, {})
     with pytest.raises(ConfigError, match=r"no model_index\.json"):
         cls.load(tmp_path / "none", PolicySettings(height=16, width=32), ALL, {})
+
+
+def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
+    # Trained weights are float32 and the frozen ones bfloat16; before the first update a KL between them is exactly 0.
+    policy = load(dtype=torch.bfloat16)
+    cond, latents = conditioning(policy, False, PROMPTS[:2]), noise(policy, 2)
+    sigma = torch.tensor([0.9, 0.4])
+    trainable = Trainable(policy, None, seed=0)
+    trainable.set_reference(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})).denoisers)
+    trainable.set_teacher(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})).denoisers)
+    velocity = policy.velocity(latents, sigma, cond)
+    assert velocity.requires_grad
+    assert torch.equal(velocity.detach(), trainable.reference_velocity(latents, sigma, cond))
+    assert torch.equal(velocity.detach(), trainable.teacher_velocity(latents, sigma, cond))
+    # The frozen copy does not cost the memory of float32: its large weights stay as they were.
+    assert trainable._reference is not None
+    frozen = [p for module in trainable._reference.values() for p in module.parameters()]
+    sizes = {dtype: sum(p.numel() for p in frozen if p.dtype == dtype) for dtype in (torch.bfloat16, torch.float32)}
+    assert not any(p.requires_grad for p in frozen)
+    assert sizes[torch.bfloat16] > 5 * sizes[torch.float32]
