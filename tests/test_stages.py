@@ -342,7 +342,6 @@ def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path:
     assert metrics[True]["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert abs(metrics[False]["ratio_mean"] - 1) > 1e-6
     assert metrics[True]["importance"] <= 1.0001
-    assert metrics[False]["ratio_mean"] != 1.0
     assert metrics[False].get("importance", 1.0) == 1.0
 
 
@@ -369,6 +368,7 @@ def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
     workspace = prepare(
         make_config(
             "advantage={std: running, buffer: 8, min_count: 1, kl_coef: 1e6, floor: max, epsilon: 1e-6, clip: 100}",
+            "run.epochs=3",
             "rollout.prompts_per_epoch=8",
             "rollout.group_size=2",
             "optimize.learning_rate=1e-2",
@@ -377,7 +377,7 @@ def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
     penalized: dict[str, list[float]] = {}
     for epoch in (1, 2, 3):
         run_epoch(workspace, epoch)
-        ref = workspace.run.require(epoch, "advantage").ref
+        ref = workspace.chain.require(epoch, "advantage").ref
         table = read_advantages(workspace.store, ref)
         for row in table.to_pylist():
             penalized.setdefault(row["group_id"], []).append(row["reward"])
@@ -396,9 +396,9 @@ def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
     workspace = prepare(make_config(rewards, advantage, "optimize.learning_rate=1e-2"))
     for epoch in (1, 2):
         run_epoch(workspace, epoch)
-    refs = [workspace.run.require(2, "score", section.slot).ref for section in workspace.config.rewards]
+    refs = [workspace.chain.require(2, "score", section.slot).ref for section in workspace.config.rewards]
     scores = [read_rewards(workspace.store, ref).column("reward").to_pylist() for ref in refs]
-    table = read_advantages(workspace.store, workspace.run.require(2, "advantage").ref).to_pandas()
+    table = read_advantages(workspace.store, workspace.chain.require(2, "advantage").ref).to_pandas()
     penalty = 0.5 * np.array(scores[0]) + 0.1 * np.array(scores[1]) - table.reward.to_numpy()
     assert penalty.min() > 0
     divisor: dict[str, Any] = {"epsilon": 1e-6, "floor": "max", "unbiased": False}
