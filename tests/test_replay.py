@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from configs.errors import ConfigError
+from configs.learning import ReplaySection
 from configs.load import load_config
 from configs.registry import create, resolve
-from configs.schema import ReplaySection
 from models.policies.base import Conditioning
 from models.sampling import grid_at
 from models.transitions import KERNELS, FlowSDE, step_stds

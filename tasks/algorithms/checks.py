@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
-from configs.schema import AdvantageSection, ReplaySection, RunConfig
+from configs.learning import AdvantageSection, ReplaySection
+from configs.schema import RunConfig
 
 if TYPE_CHECKING:
     from models.transitions import Kernel

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from configs.errors import CorruptError
-from configs.schema import ReplaySection
+from configs.learning import ReplaySection
 from models.policies.base import Conditioning
 from models.transitions import Grid, Kernel, step_stds
 from storage.trajectories.base import TrajectoryShard

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from configs.schema import ReplaySection
+from configs.learning import ReplaySection
 from models.sampling import replay
 from tasks.algorithms.base import Batch, Models, TransitionBatch, expect
 from tasks.optimize.rows import Units, micro_batches

@@ -1,0 +1,65 @@
+"""What a person may write about advantages and replay: how samples count before an objective sees them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.section import Section
+
+
+class AdvantageSection(Section):
+    """How rewards become advantages."""
+
+    aggregation: Literal["sum", "gdpo"] = "sum"
+    """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
+    std: Literal["group", "global", "running"] = "group"
+    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO); the mean is
+    the group's, but with 'running' that of the prompt's last rewards."""
+    epsilon: float = Field(1e-4, ge=0)
+    """Added to the standard deviation, or its lower bound."""
+    floor: Literal["add", "max"] = "add"
+    """Whether epsilon is added (Flow-GRPO) or a lower bound (Flow-Factory)."""
+    unbiased: bool = False
+    """Standard deviation with n - 1 (DanceGRPO)."""
+    buffer: int = Field(16, ge=1)
+    """Rewards of a prompt that count, with std 'running'."""
+    min_count: int = Field(16, ge=1)
+    """With std 'running', prompts with fewer rewards use the whole epoch's mean and std."""
+    mode: Literal["all", "positive_only", "negative_only", "binary", "best_worst"] = "all"
+    """Which advantages are kept, and whether only their sign counts."""
+    best_of: int | None = Field(None, ge=2, multiple_of=2)
+    """Keep the best and worst best_of / 2 samples of each group, ranked before clipping."""
+    clip: float = Field(5.0, gt=0)
+    """Advantages are clipped to +-clip."""
+    group_mean_min: float | None = None
+    """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
+    group_mean_max: float | None = None
+    """Groups whose mean reward is above this get advantage 0: there is nothing left to learn from them."""
+    threshold: float | None = None
+    """Advantages of samples whose reward is below this are multiplied by ``below``."""
+    below: float = Field(0.0, ge=0)
+    """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
+    (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at
+    every trained step."""
+
+
+class ReplaySection(Section):
+    """Training on the stored trajectories of earlier epochs, which only a durable store can offer."""
+
+    epochs: int = Field(1, ge=1)
+    """How many epochs before the current one are trained on too; older ones are too stale."""
+    proximal: bool = True
+    """Recompute old log-probs and means of stale rows under the policy at the epoch's start (decoupled PPO, arXiv
+    2110.00641): the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""
+    weight: Literal["tempered", "density"] = "tempered"
+    """Importance weights as exp of the log-ratio's mean over latent dims, the root of the density ratio that log-probs
+    are elsewhere too; or the density ratio itself, which belongs to ``reduce: sum`` and leaves few samples."""
+    max_importance: float = Field(2.0, gt=0)
+    """Importance weights are truncated here."""
+    level: Literal["step", "sequence"] = "step"
+    """One importance weight per step, or per sample: over its trained steps the geometric mean of tempered weights, the
+    product of densities."""
