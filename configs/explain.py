@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from configs.schema import Component, RunConfig, Section
+from configs.schema import RunConfig
+from configs.section import Component, Section
 from configs.suggest import did_you_mean, nearest
 
 

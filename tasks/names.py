@@ -13,7 +13,8 @@ from configs.errors import ConfigError, FlowmillError, PromptError
 from configs.overrides import blamed
 from configs.packages import PACKAGES
 from configs.registry import missing_attribute, missing_module, unknown_option
-from configs.schema import Component, RunConfig
+from configs.schema import RunConfig
+from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
