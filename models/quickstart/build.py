@@ -7,8 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.quickstart.pipeline import LATENT_CHANNELS, VAE_FACTOR, tiny_pipeline
 from models.quickstart.pretrain import Report, pretrain
@@ -24,14 +22,35 @@ class DigitsBuilder:
     """Autoencoder steps."""
     images: int = 12000
     """Corpus size."""
+    prompt_dropout: float = 0.0
+    """Share of rows that are trained with an empty prompt, so that classifier-free guidance has a negative to use."""
 
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
     """Latent channels and how many pixels a latent is wide."""
 
+    def __post_init__(self) -> None:
+        """Check the dropout.
+
+        Raises:
+            ValueError: it is no share.
+        """
+        if not 0 <= self.prompt_dropout < 1:
+            raise ValueError(f"prompt_dropout is {self.prompt_dropout}; it must be at least 0 and below 1.")
+
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
         texts, images = digit_pairs(self.images, seed=1)
-        _build(folder, texts, images, steps=(self.vae_steps, self.steps), report=report)
+        pipeline = tiny_pipeline()
+        pretrain(
+            pipeline,
+            texts,
+            images,
+            vae_steps=self.vae_steps,
+            steps=self.steps,
+            report=report,
+            prompt_dropout=self.prompt_dropout,
+        )
+        pipeline.save_pretrained(folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +70,10 @@ class WordsBuilder:
     def build(self, folder: Path, report: Report) -> None:
         """Write a pre-trained diffusers folder."""
         texts, images = rendered_words(self.images, 1, _words())
-        _build(folder, texts, images, steps=(self.vae_steps, self.steps), report=report)
+        pipeline = tiny_pipeline()
+        pretrain(pipeline, texts, images, vae_steps=self.vae_steps, steps=self.steps, report=report)
+        pipeline.save_pretrained(folder)
 
 
 def _words() -> list[str]:
     return files("models.quickstart").joinpath("words.txt").read_text().split()
-
-
-def _build(folder: Path, texts: list[str], images: np.ndarray, *, steps: tuple[int, int], report: Report) -> None:
-    pipeline = tiny_pipeline()
-    pretrain(pipeline, texts, images, vae_steps=steps[0], steps=steps[1], report=report)
-    pipeline.save_pretrained(folder)

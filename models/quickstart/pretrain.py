@@ -29,6 +29,7 @@ def pretrain(
     vae_steps: int,
     steps: int,
     report: Report,
+    prompt_dropout: float = 0.0,
 ) -> None:
     """Train a fresh pipeline in place; deterministic for a given machine and thread count.
 
@@ -39,13 +40,31 @@ def pretrain(
         vae_steps: optimizer steps of the autoencoder.
         steps: optimizer steps of transformer and text encoders.
         report: called with (what, done, total) after each step.
+        prompt_dropout: share of rows that see the empty prompt instead of their own.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pixels = (torch.from_numpy(images).float() / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
         _train_autoencoder(pipeline.vae, pixels, vae_steps, report)
         latents = _normalized_latents(pipeline.vae, pixels)
-        _train_flow(pipeline, [f'"{text}"' for text in texts], latents, steps, report)
+        tokens = _tokens(pipeline, [f'"{text}"' for text in texts])
+        empty = _tokens(pipeline, [""])
+        # Draws of its own, so that a base without dropout is what it always was.
+        draws = torch.Generator().manual_seed(1)
+
+        def rows_of(rows: Tensor) -> Tensor:
+            dropped = torch.rand(len(rows), 1, generator=draws) < prompt_dropout
+            return torch.where(dropped, empty, tokens[rows])
+
+        _train_flow(pipeline, rows_of, latents, steps, report)
+
+
+def _tokens(pipeline: StableDiffusion3Pipeline, prompts: list[str]) -> Tensor:
+    """Return the (N, L) int64 tokens of prompts."""
+    made: Tensor = pipeline.tokenizer(
+        prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt"
+    ).input_ids
+    return made
 
 
 def _train_autoencoder(vae: AutoencoderKL, pixels: Tensor, steps: int, report: Report) -> None:
@@ -73,9 +92,12 @@ def _normalized_latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
 
 
 def _train_flow(
-    pipeline: StableDiffusion3Pipeline, prompts: list[str], latents: Tensor, steps: int, report: Report
+    pipeline: StableDiffusion3Pipeline,
+    tokens: Callable[[Tensor], Tensor],
+    latents: Tensor,
+    steps: int,
+    report: Report,
 ) -> None:
-    tokens = pipeline.tokenizer(prompts, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
     modules = nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]).train()
     parameters = [parameter for parameter in modules.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -83,7 +105,7 @@ def _train_flow(
     average = copy.deepcopy(modules).eval()
     for step in range(steps):
         rows = torch.randint(len(latents), (_BATCH,))
-        _update(_flow_loss(modules, tokens[rows], latents[rows]), parameters, optimizer, schedule)
+        _update(_flow_loss(modules, tokens(rows), latents[rows]), parameters, optimizer, schedule)
         decay = min(0.995, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(modules.parameters()), 1 - decay)
