@@ -44,9 +44,7 @@ def row(gradient: str, runs: list[dict[str, Any]]) -> str:
     whole = statistics.mean(statistics.mean(run["reward"]) for run in runs)
     each = ", ".join(f"{run['heldout'][last]:.3f}" for run in runs)
     cpu = statistics.mean(run["cpu"] for run in runs)
-    return (
-        f"| `{gradient}` | {held[0]:.3f} -> **{held[1]:.3f}** ({each}) | {judge:.3f} | {whole:.3f} | {cpu:.0f} |\n"
-    )
+    return f"| `{gradient}` | {held[0]:.3f} -> **{held[1]:.3f}** ({each}) | {judge:.3f} | {whole:.3f} | {cpu:.0f} |\n"
 
 
 def main() -> None:
@@ -55,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=3.0)
-    parser.add_argument("--steps", type=int, default=200, help="flow-matching steps of the base")
+    parser.add_argument("--steps", type=int, default=240, help="flow-matching steps of the base")
     parser.add_argument("--set", action="append", default=[], help="further settings of the runs")
     parser.add_argument("--write", type=Path, help="also write all curves to this JSON file")
     options = parser.parse_args()
