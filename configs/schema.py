@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.learning import AdvantageSection, ReplaySection
+from configs.learning import AdvantageSection, ReplaySection, ScheduleSection
 from configs.section import Component, Section
 
 
@@ -166,6 +166,8 @@ class OptimizeSection(Section):
     """The training objective."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW learning rate."""
+    schedule: ScheduleSection | None = None
+    """How the learning rate changes over the run; constant when absent."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW moments."""
     weight_decay: float = Field(1e-4, ge=0)

@@ -70,7 +70,8 @@ class CPS:
         Raises:
             ValueError: one cannot work.
         """
-        positive("noise_level", self.noise_level)
+        # Beyond 1 the sine falls again: the same steps under another name.
+        positive("noise_level", self.noise_level, most=1.0)
         if self.log_prob not in ("gaussian", "squared"):
             raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
 
@@ -98,9 +99,10 @@ class FlowDDIM:
         """Check eta.
 
         Raises:
-            ValueError: it is not positive.
+            ValueError: it is not above 0 and at most 1.
         """
-        positive("eta", self.eta)
+        # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.
+        positive("eta", self.eta, most=1.0)
 
     def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
         """Return the step's Gaussian."""

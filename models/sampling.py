@@ -24,7 +24,8 @@ class Rollout:
     final: Tensor
     """(B, ...) float32 latents at sigma 0."""
     states: Tensor | None
-    """(B, N, ...) stored latents in the storage dtype, or None when nothing is trained."""
+    """(B, N, ...) stored latents in the storage dtype, or None when nothing is stored; rows that store fewer than the
+    others end in zeros."""
     log_probs: Tensor
     """(B, S) float32 log-probs of the trained steps."""
     means: Tensor
@@ -115,10 +116,11 @@ def _rows_where(like: Tensor, flags: Sequence[bool]) -> Tensor:
 
 
 def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> Tensor:
-    """Return row r's values at its own steps, stacked to (B, N, ...)."""
+    """Return row r's values at its own steps, stacked to (B, N, ...); shorter rows end in zeros."""
     if not wanted[0]:
         return torch.zeros(len(wanted), 0)
-    return torch.stack([torch.stack([by_step[step][row] for step in steps]) for row, steps in enumerate(wanted)])
+    rows = [torch.stack([by_step[step][row] for step in steps]) for row, steps in enumerate(wanted)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor, grid: Grid) -> tuple[Gaussian, Tensor]:

@@ -1,7 +1,8 @@
 """Rollout plans: which denoising steps are stochastic, and which of those are trained. Pure.
 
-A plan is drawn per group from the group's own seed, never per rank, so all samples of a group share it. A new plan is
-a frozen dataclass with ``draw`` and one line in the table.
+A plan is drawn per group from the group's own seed, never per rank, so all samples of a group share it; only a
+``DrawnPerSample`` is drawn from the seed of each sample. A new plan is a frozen dataclass with ``draw`` and one line in
+the table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ PLANS = {
     "all": "models.schedules:AllSteps",
     "window": "models.schedules:Window",
     "subset": "models.schedules:Subset",
+    "fraction": "models.schedules:RandomFraction",
     "final": "models.schedules:FinalOnly",
     "branch": "models.schedules:BranchEveryStep",
 }
@@ -44,6 +46,12 @@ class Plan(Protocol):
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the steps of one group in an epoch (from 1); equal arguments give equal steps."""
         ...
+
+
+class DrawnPerSample:
+    """Marks plans that are drawn with a seed of each sample's own instead of its group's."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +139,16 @@ class Subset:
     count: int = 1
     candidates: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}; it must be at least 1.")
+        distinct("candidates", self.candidates)
+
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the subset of a group; without candidates, of all steps but the last.
 
@@ -144,6 +162,42 @@ class Subset:
             )
         chosen = tuple(sorted(random.Random(seed).sample(candidates, self.count)))
         return Steps(stochastic=chosen, trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFraction(DrawnPerSample):
+    """Every step is stochastic, the last one too; a random part of the others is stored and trained.
+
+    DanceGRPO (arXiv 2505.07818; public code ``train_grpo_flux.py``: the last step is dropped, the others permuted per
+    sample, the first ``int(timestep_fraction * count)`` trained). What is not trained is not stored.
+    """
+
+    fraction: float = 0.6
+
+    def __post_init__(self) -> None:
+        """Check the fraction.
+
+        Raises:
+            ValueError: it is not above 0 and at most 1.
+        """
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them.
+
+        Raises:
+            ValueError: that is none.
+        """
+        # As the public code rounds: 0.29 * 100 is 28.999999999999996, hence 28.
+        count = int(self.fraction * (steps - 1))
+        if count < 1:
+            raise ValueError(
+                f"fraction {self.fraction} of the {steps - 1} steps before the last of rollout.steps {steps} is none. "
+                "Raise one of them."
+            )
+        chosen = tuple(sorted(random.Random(seed).sample(range(steps - 1), count)))
+        return Steps(stochastic=tuple(range(steps)), trained=chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +227,7 @@ class BranchEveryStep:
         """
         if self.branches < 1:
             raise ValueError(f"branches is {self.branches}; it must be at least 1.")
+        distinct("steps", self.steps)
 
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the branching steps, the same for every group.
@@ -184,3 +239,14 @@ class BranchEveryStep:
         if not chosen or not all(0 <= step < steps for step in chosen):
             raise ValueError(f"steps {list(chosen)} are not steps of a schedule of rollout.steps {steps}.")
         return Steps(stochastic=chosen, trained=chosen, branches=self.branches)
+
+
+def distinct(name: str, steps: tuple[int, ...] | None) -> None:
+    """Check the option ``name`` of a plan, a list of steps.
+
+    Raises:
+        ValueError: a step is in it twice, so it would be trained twice as often, or with other odds.
+    """
+    repeated = sorted({step for step in steps or () if (steps or ()).count(step) > 1})
+    if repeated:
+        raise ValueError(f"{name} is {list(steps or ())}, which holds step {repeated[0]} more than once. Remove it.")

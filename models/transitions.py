@@ -173,11 +173,13 @@ def gaussian_kl(new: Gaussian, old: Gaussian) -> Tensor:
     return ((new.mean - old.mean) ** 2).flatten(1).mean(1) / (2 * new.std**2)
 
 
-def positive(name: str, value: float) -> None:
+def positive(name: str, value: float, *, most: float = math.inf) -> None:
     """Check the noise option ``name`` of a kernel.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: it is not above 0, not finite, or above ``most``.
     """
     if not value > 0:
         raise ValueError(f"{name} is {value}; it must be above 0. Use sampler 'ode' for no noise.")
+    if value > most or math.isinf(value):
+        raise ValueError(f"{name} is {value}; it must be {'finite' if math.isinf(most) else f'at most {most:g}'}.")

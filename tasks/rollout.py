@@ -17,7 +17,7 @@ from configs.registry import create, resolve
 from configs.schema import RunConfig
 from models.branching import Branches, branch
 from models.sampling import Rollout, Sampler, sample
-from models.schedules import PLANS, Plan, Steps
+from models.schedules import PLANS, DrawnPerSample, Plan, Steps
 from models.solvers import SOLVERS
 from models.transitions import KERNELS, Kernel
 from storage.media import MediaFormat
@@ -176,7 +176,8 @@ class RolloutStage(Stage):
         ]
 
     def _seed(self, purpose: str, job: _Job, step: int, branch_number: int = 0) -> int:
-        shared = purpose == "plan" or (purpose == "initial" and self.config.rollout.same_noise)
+        per_group = not isinstance(self._plan, DrawnPerSample)
+        shared = per_group if purpose == "plan" else purpose == "initial" and self.config.rollout.same_noise
         replica = 0 if shared else job.replica
         parts = (self.config.run.seed, purpose, self.epoch, job.prompt.id, replica, step)
         return derive(*parts, branch_number) if branch_number else derive(*parts)
@@ -208,7 +209,7 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
         steps=plan.trained,
         states=plan.states,
         log_probs=rollout.log_probs[row].cpu().numpy(),
-        latents=None if rollout.states is None else rollout.states[row].cpu().numpy(),
+        latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
         reference_kl=rollout.reference_kl[row].cpu().numpy(),
         **about,

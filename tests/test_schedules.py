@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.schedules import AllSteps, FinalOnly, Subset, Window
+from configs.errors import ConfigError
+from configs.registry import create
+from models.schedules import PLANS, AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
+from models.transitions import KERNELS
 
 
 @given(st.integers(2, 30), st.integers(0, 2**62), st.integers(1, 9))
 def test_plans_stay_within_the_schedule_and_depend_on_their_seed_only(steps: int, seed: int, epoch: int) -> None:
-    for plan in (AllSteps(), Window(size=1), Subset(count=1), FinalOnly(), Window(size=1, mode="progressive")):
+    for plan in (
+        AllSteps(),
+        Window(size=1),
+        Subset(count=1),
+        FinalOnly(),
+        Window(size=1, mode="progressive"),
+        RandomFraction(fraction=1.0),
+    ):
         drawn = plan.draw(steps, seed, epoch)
         assert drawn == plan.draw(steps, seed, epoch)
         assert set(drawn.trained) <= set(drawn.stochastic) <= set(range(steps))
@@ -48,6 +60,8 @@ def test_the_final_state_alone() -> None:
         (Window(size=2, high=20), "does not fit into"),
         (Subset(count=9), "cannot be drawn"),
         (Subset(count=1, candidates=(8,)), "cannot be drawn"),
+        (Subset(count=3, candidates=(1, 2)), "cannot be drawn"),
+        (RandomFraction(fraction=0.1), "0.1 of the 7 steps before the last of rollout.steps 8 is none"),
     ],
 )
 def test_plans_that_do_not_fit_say_so(plan: Window, expected: str) -> None:
@@ -60,3 +74,70 @@ def test_options_are_checked() -> None:
         Window(mode="sideways")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
         Window(size=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("subset", {"candidates": [1, 3, 1]}, r"candidates is \[1, 3, 1\], which holds step 1 more than once"),
+        ("subset", {"count": 0}, "count is 0; it must be at least 1"),
+        ("branch", {"steps": [2, 2]}, r"steps is \[2, 2\], which holds step 2 more than once"),
+        ("fraction", {"fraction": 0.0}, "must be above 0 and at most 1"),
+        ("fraction", {"fraction": 1.01}, "must be above 0 and at most 1"),
+        ("fraction", {"fraction": float("nan")}, "must be above 0 and at most 1"),
+        ("window", {"stride": 0}, "at least 1"),
+        ("window", {"low": -1}, "low at least 0"),
+    ],
+)
+def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        create(PLANS, name, options, what="rollout.plan")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("ddim", {"eta": 1.0001}, r"eta is 1\.0001; it must be at most 1"),
+        ("ddim", {"eta": 0}, "must be above 0"),
+        ("cps", {"noise_level": 1.5}, r"noise_level is 1\.5; it must be at most 1"),
+        ("cps", {"noise_level": -0.5}, "must be above 0"),
+        ("flow_sde", {"noise_level": float("inf")}, "noise_level is inf; it must be finite"),
+        ("flow_sde", {"noise_level": float("nan")}, "must be above 0"),
+        ("dance_sde", {"eta": float("inf")}, "eta is inf; it must be finite"),
+    ],
+)
+def test_kernels_refuse_noise_that_cannot_work(name: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        create(KERNELS, name, options, what="rollout.sampler")
+
+
+def test_the_largest_noise_is_accepted() -> None:
+    assert create(KERNELS, "ddim", {"eta": 1}, what="").eta == 1
+    assert create(KERNELS, "cps", {"noise_level": 1}, what="").noise_level == 1
+    assert create(KERNELS, "flow_sde", {"noise_level": 3}, what="").noise_level == 3
+
+
+def test_a_random_part_of_the_steps_is_trained_while_all_are_stochastic() -> None:
+    plan = RandomFraction(fraction=0.6)
+    drawn = [plan.draw(16, seed, 1) for seed in range(400)]
+    # DanceGRPO: int(0.6 * (16 - 1)) of the fifteen steps before the last.
+    assert {len(steps.trained) for steps in drawn} == {9}
+    assert {steps.stochastic for steps in drawn} == {tuple(range(16))}
+    counts = [sum(step in steps.trained for steps in drawn) for step in range(16)]
+    assert counts[15] == 0
+    # Binomial with mean 240 and std 9.8.
+    assert all(240 - 40 < count < 240 + 40 for count in counts[:15])
+    assert plan.draw(16, 1, 1).trained != plan.draw(16, 2, 1).trained
+    assert len(RandomFraction(fraction=0.29).draw(101, 0, 1).trained) == 28
+    assert RandomFraction(fraction=1.0).draw(4, 0, 1).trained == (0, 1, 2)
+
+
+def test_only_what_is_trained_is_stored() -> None:
+    for seed in range(20):
+        steps = RandomFraction(fraction=0.3).draw(8, seed, 1)
+        assert set(steps.states) == {step + offset for step in steps.trained for offset in (0, 1)}
+
+
+def test_branches_leave_at_the_steps_named() -> None:
+    steps = BranchEveryStep(branches=2, steps=(3, 1)).draw(8, 0, 1)
+    assert (steps.trained, steps.stochastic, steps.branches) == ((1, 3), (1, 3), 2)

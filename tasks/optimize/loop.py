@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
 from tasks.algorithms.base import Algorithm, Batch, Models, TransitionBatch
+from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import Units, micro_batches
+from tasks.optimize.scaling import LossScale, unscale
 from tasks.ranks import Ranks
 
 #: Micro-batches that are read before they are needed.
@@ -39,6 +42,8 @@ class TrainerState:
     """Optimizer updates since the start of the run."""
     metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per update of this epoch."""
+    scale: LossScale | None = None
+    """Scale of the loss, with a float16 forward."""
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -88,11 +93,12 @@ def run_updates(
     for number in range(len(state.metrics), len(plan)):
         rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)[ranks.rank :: ranks.world]
-        totals = _accumulate(read_ahead(batches, chunks), algorithm, models, rows)
-        ranks.sum_gradients(state.parameters)
+        means = _gradients(state, algorithm, models, partial(read_ahead, batches, chunks), rows=rows, ranks=ranks)
         gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
-        means = _reduce(totals, ranks, models)
         _check_finite(means, gradient_norm, number)
+        means["lr"] = learning_rate(section, state.total_updates)
+        for group in state.optimizer.param_groups:
+            group["lr"] = means["lr"]
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
         state.total_updates += 1
@@ -118,12 +124,48 @@ def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> It
             yield batch
 
 
-def _accumulate(batches: Iterable[Batch], algorithm: Algorithm, models: Models, rows: int) -> dict[str, Tensor]:
-    """Backpropagate the mean loss over all rows of the update; return summed row metrics."""
+def _gradients(
+    state: TrainerState,
+    algorithm: Algorithm,
+    models: Models,
+    batches: Callable[[], Iterable[Batch]],
+    *,
+    rows: int,
+    ranks: Ranks,
+) -> dict[str, float]:
+    """Leave the gradient of the mean loss over all ranks' rows in the parameters; return metric means.
+
+    Where a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks hold the same
+    summed gradient, so they agree on it.
+    """
+    if state.scale is None:
+        totals = _accumulate(batches(), algorithm, models, rows)
+        ranks.sum_gradients(state.parameters)
+        return _reduce(totals, ranks, models)
+    overflows = 0
+    while True:
+        factor = state.scale.factor(rows)
+        totals = _accumulate(batches(), algorithm, models, rows, factor)
+        ranks.sum_gradients(state.parameters)
+        means = _reduce(totals, ranks, models)
+        finite = unscale(state.parameters, factor)
+        if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
+            break
+        state.scale, overflows = state.scale.smaller(), overflows + 1
+        state.optimizer.zero_grad(set_to_none=True)
+    means |= {"loss_scale": factor, "overflows": float(overflows)}
+    state.scale = state.scale.after_update()
+    return means
+
+
+def _accumulate(
+    batches: Iterable[Batch], algorithm: Algorithm, models: Models, rows: int, factor: float = 1.0
+) -> dict[str, Tensor]:
+    """Backpropagate ``factor`` times the mean loss over all rows of the update; return summed row metrics."""
     totals: dict[str, Tensor] = {}
     for batch in batches:
         result = algorithm.loss(batch, models)
-        loss = (result.loss * batch.weights * batch.importance).sum() / rows
+        loss = (result.loss * batch.weights * batch.importance).sum() / rows * factor
         loss.backward()  # type: ignore[no-untyped-call]
         for name, values in {"loss": result.loss.detach(), **result.metrics, **_labeled(batch, result.metrics)}.items():
             # Stays on the device: reading a number here would make a GPU wait after every micro-batch.
@@ -175,7 +217,8 @@ def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int)
     if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
         raise FlowmillError(
             f"optimize: update {number + 1} of this epoch has loss {loss} and gradient norm {gradient_norm}; training "
-            "on it would destroy the policy. Lower optimize.learning_rate or rollout noise; finished epochs are kept."
+            "on it would destroy the policy. Lower optimize.learning_rate or rollout noise, or take model.dtype "
+            "bfloat16 instead of float16; finished epochs are kept."
         )
 
 

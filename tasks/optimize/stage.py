@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, plan_updates
+from tasks.optimize.scaling import LossScale, loss_scale
 from tasks.policy import ABOUT, SHARD
 from tasks.rollout import open_trajectory_store
 from tasks.seeds import derive
@@ -45,7 +47,8 @@ class OptimizeStage(Stage):
 
     name = "optimize"
     kind = "policies"
-    # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms.
+    # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms;
+    # the loss of float16 training is scaled.
     version = 2
     spreads = True
     collective = True
@@ -133,7 +136,8 @@ class OptimizeStage(Stage):
         section = self.config.optimize
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
-        state = TrainerState(trainable, make_optimizer(parameters, section), ema, 0)
+        scale = loss_scale(self.config.model.dtype)
+        state = TrainerState(trainable, make_optimizer(parameters, section), ema, 0, scale=scale)
         folder = policy_folder(self.workspace.store, before)
         if (folder / OPTIMIZER).exists():
             _read_state(state, folder)
@@ -251,7 +255,9 @@ def _write_state(state: TrainerState, folder: Path) -> None:
         for key, value in state.optimizer.state.get(parameter, {}).items():
             moments[f"{key}/{name}"] = value.detach().cpu().reshape(-1) if value.ndim == 0 else value.detach().cpu()
     save_file(moments, folder / OPTIMIZER)
-    progress = {"total_updates": state.total_updates, "metrics": state.metrics}
+    progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
+    if state.scale is not None:
+        progress["loss_scale"] = asdict(state.scale)
     (folder / METRICS).write_text(json.dumps(progress, sort_keys=True))
 
 
@@ -274,6 +280,8 @@ def _read_state(state: TrainerState, folder: Path) -> None:
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
     state.metrics.extend(progress["metrics"])
+    if state.scale is not None and "loss_scale" in progress:
+        state.scale = LossScale(**progress["loss_scale"])
 
 
 def _read_average(state: TrainerState, folder: Path) -> None:

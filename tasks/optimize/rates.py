@@ -1,0 +1,28 @@
+"""The learning rate of every update: a pure function of its number, so a restart needs no state."""
+
+from __future__ import annotations
+
+import math
+
+from configs.schema import OptimizeSection
+
+
+def learning_rate(section: OptimizeSection, done: int) -> float:
+    """Return the learning rate of the update that follows ``done`` updates of the run.
+
+    Warm-up: (done + 1) / (warmup_updates + 1) of the rate, so that the first update learns already and the first one
+    after the warm-up has all of it; torch's ``LinearLR(start_factor=1 / (W + 1), total_iters=W)``. Then, with progress
+    p = (done - W) / (total_updates - W) up to 1, the rest falls from 1 to ``final``: linearly, or as
+    (1 + cos(pi p)) / 2 (arXiv 1608.03983, eq. 5; torch's ``CosineAnnealingLR``). After total_updates it stays.
+    """
+    schedule = section.schedule
+    if schedule is None:
+        return section.learning_rate
+    warmup = schedule.warmup_updates
+    if done < warmup:
+        return section.learning_rate * (done + 1) / (warmup + 1)
+    if schedule.name == "constant" or schedule.total_updates is None:
+        return section.learning_rate
+    progress = min(1.0, (done - warmup) / (schedule.total_updates - warmup))
+    left = 1 - progress if schedule.name == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return section.learning_rate * (schedule.final + (1 - schedule.final) * left)
