@@ -14,21 +14,28 @@ import torch
 from torch import Tensor
 
 from configs.errors import ConfigError, FlowmillError
+from configs.load import load_config
+from configs.registry import resolve
 from configs.schema import OptimizeSection, RunConfig, ScheduleSection
 from models.adapters import Trainable
+from models.libraries import quiet_libraries
+from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, PolicySettings
 from models.policies.sd3 import SD3
+from models.quickstart.tiny import build_tiny
+from models.sampling import replay
 from models.transitions import FlowSDE, Grid
 from tasks.algorithms.base import Models, TransitionBatch
 from tasks.algorithms.grpo import GRPO
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
+from tasks.optimize.notes import training_notes
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import single_rows
 from tasks.optimize.scaling import LossScale, loss_scale
 from tasks.ranks import Ranks
 from tasks.runs import open_run
 from tasks.sources import policy_folder
-from tests.conftest import prepare, run_epoch
+from tests.conftest import ROOT, prepare, run_epoch
 from tests.test_stages import Stop, stop_after
 
 Make = Callable[..., RunConfig]
@@ -259,3 +266,68 @@ def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Ma
     first = constant.store.require(constant.policy_ref(1)).summary["updates"][0]
     assert (first["lr"], first["grad_norm"]) == (0.01, updates[0]["grad_norm"])
     assert constant.policy_ref(1) != whole.policy_ref(1)
+
+
+def test_what_a_person_should_know_is_noted(make_config: Make) -> None:
+    assert training_notes(make_config(), updates=4) == []
+    guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional"]
+    (note,) = training_notes(make_config(*guided), updates=4)
+    assert "is not the gradient of the log-prob that is replayed: with model.guidance_scale 4.5 its slope" in note
+    assert training_notes(make_config(guided[0], "optimize.guidance_gradient=both"), updates=4) == []
+    # Where guidance is an input of the model there is one half only.
+    assert training_notes(load_config(ROOT / "configs" / "flux1_dev.yaml", [guided[1]]), updates=4) == []
+    linear = "optimize.schedule={name: linear, total_updates: 3}"
+    (note,) = training_notes(make_config(linear), updates=4)
+    assert "from there on the learning rate is 0" in note
+    assert training_notes(make_config(linear), updates=3) == []
+    assert training_notes(make_config(linear, "optimize.schedule.final=0.1"), updates=4) == []
+    (note,) = training_notes(make_config("optimize.schedule={warmup_updates: 4}"), updates=4)
+    assert "the full learning rate is never reached" in note
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "scale", "slope", "similarity"),
+    [("sd3", 16, 4.5, 4.4, 0.94), ("qwen_image", 64, 4.0, 4.0, 0.99)],
+)
+def test_which_gradient_of_guidance_is_that_of_the_replayed_log_prob(
+    tmp_path: Path, family: str, length: int, scale: float, slope: float, similarity: float
+) -> None:
+    quiet_libraries()
+    build_tiny(family).save_pretrained(tmp_path)
+
+    def measure(train_negative: bool) -> tuple[float, Tensor]:
+        """Return the gradient's norm over the finite-difference slope along it, and the gradient."""
+        settings = PolicySettings(height=64, width=64, guidance_scale=scale, train_negative=train_negative)
+        options = {"max_sequence_length": length}
+        policy = resolve(POLICIES, family, what="policy").load(tmp_path, settings, frozenset(Part), options)
+        parameters = Trainable(policy, None, seed=0).parameters()
+        conditioning = Conditioning(policy.encode(["a red cube", "two cats"]), policy.encode([" ", " "]))
+        latents = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(2)])
+        noise = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(2, 4)])
+        sigma = torch.tensor([0.7, 0.5])
+        grid = Grid(sigma, sigma - 0.1, torch.full_like(sigma, 0.9))
+        with torch.no_grad():
+            start = FlowSDE().step(latents, policy.velocity(latents, sigma, conditioning), grid)
+        following = start.sample(noise)
+
+        def log_prob() -> Tensor:
+            velocity = policy.velocity(latents, sigma, conditioning)
+            return replay(FlowSDE(), latents, velocity, following, grid)[1].double().sum()
+
+        log_prob().backward()
+        used = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad.clone() for parameter in used if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).double()
+        values = []
+        # float32: a step large enough that rounding is a thousandth of the difference.
+        for size in (2e-3, -4e-3):
+            torch._foreach_add_([p.data for p in used], gradients, alpha=size / float(flat.norm()))
+            with torch.no_grad():
+                values.append(float(log_prob()))
+        return float(flat.norm()) / ((values[0] - values[1]) / 4e-3), flat
+
+    ratio_both, both = measure(True)
+    ratio_conditional, conditional = measure(False)
+    assert ratio_both == pytest.approx(1, abs=0.01)
+    assert ratio_conditional == pytest.approx(slope, abs=0.15)
+    assert cosine(both, conditional) == pytest.approx(similarity, abs=0.02)

@@ -26,16 +26,18 @@ def check_command(
     check_names(config, source=path, overrides=overrides)
     from tasks.check import check_config
     from tasks.memory import estimate_memory
+    from tasks.optimize.notes import training_notes
     from tasks.sources import changed_files
     from tasks.try_rewards import try_rewards
 
     cost = check_config(config, rewards=False)
     try_rewards(config)
+    notes = training_notes(config, updates=cost.updates)
     changed = changed_files(config.model) if deep else None
     memory = estimate_memory(config, reference=cost.reference)
     if as_json:
         needs = None if memory is None else memory.as_dict()
-        data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs}
+        data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
         print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config), markup=False)
@@ -63,6 +65,8 @@ def check_command(
         _print_memory(config, memory, gpu_memory)
     if deep:
         _print_changed(changed)
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}. The config can run.")
 
