@@ -1,74 +1,99 @@
 """Which gradient of guidance learns better: the conditional half's, or that of both halves.
 
 ``python -m tests.benchmarks.guidance``: the digits quickstart with classifier-free guidance, on a base that was trained
-with empty prompts too and no longer than leaves something to learn. Same seeds for both; one table and reward curves.
+with empty prompts too and no longer than leaves something to learn. Same seeds for both settings; one table and the mean
+reward of every epoch. Stages run in this process, so that CPU seconds are theirs alone; ``--root`` resumes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.learning import flowmill
+from configs.load import load_config
+from tasks.runs import begin_run, describe_run
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tasks.workspace import Workspace
 
+ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ("conditional", "both")
 
 
-def one(root: str, gradient: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    """Train with one setting and one seed; return curves and CPU seconds."""
-    name = f"{gradient}-{seed}"
-    mine = ["--set", f"run.seed={seed}", "--set", f"optimize.guidance_gradient={gradient}"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    flowmill("run", "configs/digits.yaml", "--root", root, "--name", name, *overrides, *mine)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    status = json.loads(flowmill("status", name, "--root", root, "--json"))
+def execute(workspace: Workspace, name: str, epoch: int, slot: str = "") -> float:
+    """Run a stage; return its CPU seconds, next to 0 where it was done before."""
+    before = time.process_time()
+    StageRun(make_stage(workspace, name, epoch, slot)).execute()
+    return time.process_time() - before
+
+
+def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, Any]:
+    """Train with one setting and one seed; return curves and CPU seconds of the optimize stages."""
+    mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
+    config = load_config(
+        ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"]
+    )
+    workspace, cpu = begin_run(config), 0.0
+    for name in ("base", "encode", "preprocess", "policy", "evaluate"):
+        execute(workspace, name, 0)
+    for epoch in range(1, config.run.epochs + 1):
+        execute(workspace, "rollout", epoch)
+        execute(workspace, "score", epoch, "digits")
+        execute(workspace, "advantage", epoch)
+        cpu += execute(workspace, "optimize", epoch)
+    execute(workspace, "evaluate", config.run.epochs)
+    told = describe_run(workspace.run)
+    rewards = sorted(told["rewards"].items(), key=lambda entry: int(entry[0]))
+    heldout = [told["evaluations"][str(epoch)]["heldout"] for epoch in (0, config.run.epochs)]
     return {
-        "reward": [each["digits"]["mean"] for _, each in sorted(status["rewards"].items(), key=lambda e: int(e[0]))],
-        "heldout": {int(epoch): each["heldout"]["digits"]["exact"] for epoch, each in status["evaluations"].items()},
-        "judge": {int(epoch): each["heldout"]["judge"]["exact"] for epoch, each in status["evaluations"].items()},
-        "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "reward": [each["digits"]["mean"] for _, each in rewards],
+        "before": heldout[0]["digits"]["exact"],
+        "after": heldout[1]["digits"]["exact"],
+        "judge": heldout[1]["judge"]["exact"],
+        "cpu": cpu,
     }
 
 
 def row(gradient: str, runs: list[dict[str, Any]]) -> str:
     """Return one line of the table."""
-    first, last = min(runs[0]["heldout"]), max(runs[0]["heldout"])
-    held = [statistics.mean(run["heldout"][epoch] for run in runs) for epoch in (first, last)]
-    judge = statistics.mean(run["judge"][last] for run in runs)
-    whole = statistics.mean(statistics.mean(run["reward"]) for run in runs)
-    each = ", ".join(f"{run['heldout'][last]:.3f}" for run in runs)
-    cpu = statistics.mean(run["cpu"] for run in runs)
-    return f"| `{gradient}` | {held[0]:.3f} -> **{held[1]:.3f}** ({each}) | {judge:.3f} | {whole:.3f} | {cpu:.0f} |\n"
+    mean = {key: statistics.mean(run[key] for run in runs) for key in ("before", "after", "judge", "cpu")}
+    last = statistics.mean(statistics.mean(run["reward"][-5:]) for run in runs)
+    each = ", ".join(f"{run['after']:.3f}" for run in runs)
+    return (
+        f"| `{gradient}` | {mean['before']:.3f} -> **{mean['after']:.3f}** ({each}) | {mean['judge']:.3f} "
+        f"| {last:.3f} | {mean['cpu']:.0f} |\n"
+    )
 
 
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--gradients", nargs="*", default=SETTINGS, choices=SETTINGS)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=240, help="flow-matching steps of the base")
     parser.add_argument("--set", action="append", default=[], help="further settings of the runs")
+    parser.add_argument("--root", help="store to keep and to resume from; a temporary one when absent")
     parser.add_argument("--write", type=Path, help="also write all curves to this JSON file")
     options = parser.parse_args()
     build = f"model.build.options={{steps: {options.steps}, prompt_dropout: 0.1}}"
     settings = [build, f"model.guidance_scale={options.guidance}", f"run.epochs={options.epochs}", *options.set]
-    overrides = [part for setting in settings for part in ("--set", setting)]
     sys.stdout.write(
-        f"| `guidance_gradient` | held-out exact match, {options.seeds} seeds | judge | mean reward over all epochs "
-        "| CPU s per run |\n|---|---|---|---|---|\n"
+        "| `guidance_gradient` | held-out exact match, each seed | judge | train reward, last 5 epochs "
+        "| CPU s of training |\n|---|---|---|---|---|\n"
     )
     curves: dict[str, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory(prefix="flowmill-guidance-") as root:
-        flowmill("run", "configs/digits.yaml", "--root", root, "--name", "base", *overrides, "--set", "run.epochs=0")
-        for gradient in SETTINGS:
-            curves[gradient] = [one(root, gradient, seed, overrides) for seed in range(options.seeds)]
+    with tempfile.TemporaryDirectory(prefix="flowmill-guidance-") as temporary:
+        for gradient in options.gradients:
+            root = options.root or temporary
+            curves[gradient] = [one(root, gradient, seed, settings) for seed in options.seeds]
             sys.stdout.write(row(gradient, curves[gradient]))
             sys.stdout.flush()
     for gradient, runs in curves.items():

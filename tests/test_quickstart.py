@@ -1,0 +1,57 @@
+"""How the quickstart's base is pre-trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.errors import ConfigError
+from configs.registry import create
+from models.quickstart import BUILDERS, pretrain
+from models.quickstart.build import DigitsBuilder
+
+SMALL = {"vae_steps": 1, "images": 200}
+
+
+def ignore(what: str, done: int, total: int) -> None:
+    pass
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, folder: Path, dropout: float) -> torch.Tensor:
+    """Return the tokens (rows, L) the denoiser was trained with."""
+    rows: list[torch.Tensor] = []
+    honest = pretrain._flow_loss
+
+    def recording(modules: torch.nn.ModuleList, tokens: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        rows.append(tokens)
+        return honest(modules, tokens, clean)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain, "_flow_loss", recording)
+        DigitsBuilder(steps=4, prompt_dropout=dropout, **SMALL).build(folder, ignore)
+    return torch.cat(rows)
+
+
+def test_a_share_of_rows_sees_the_empty_prompt_and_the_others_what_they_always_saw(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, dropped = (seen(monkeypatch, tmp_path / str(share), share) for share in (0.0, 0.25))
+    # start, end, padding ...: the empty prompt.
+    start, end = int(whole[0, 0]), int(whole[0, -1])
+    empty = torch.tensor([start] + [end] * 7)
+    without = (dropped == empty).all(1)
+    assert not bool((whole == empty).all(1).any())
+    # Of 256 rows 64 on average, with std 7.
+    assert 64 - 28 < int(without.sum()) < 64 + 28
+    assert torch.equal(dropped[~without], whole[~without])
+    weights = [load_file(next((tmp_path / share / "transformer").glob("*.safetensors"))) for share in ("0.0", "0.25")]
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="it must be at least 0 and below 1"):
+        create(BUILDERS, "digits", {"prompt_dropout": share}, what="model.build")
