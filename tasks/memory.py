@@ -82,7 +82,9 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
     tokens, number = _tokens(config, architecture), _BYTES[config.model.dtype]
     copies = 4 + (1 if config.optimize.ema else 0)
     frozen_copy = total * number if lora is None and reference else 0
-    joined = 2 if uses_guidance(config) and getattr(family, "joint_guidance", False) else 1
+    guided = uses_guidance(config)
+    joined = 2 if guided and getattr(family, "joint_guidance", False) else 1
+    differentiated = 2 if guided and config.optimize.guidance_gradient == "both" else 1
     block = _PER_BLOCK * tokens * width * number
     kept = (2 * tokens * width * number * depth + block) if config.model.gradient_checkpointing else block * depth
     return Memory(
@@ -93,7 +95,7 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         weights=0 if lora is None and number == 4 else total * number,
         training_state=trained * 4 * copies + frozen_copy,
         rollout_activations=config.execution.rollout_batch_size * joined * block,
-        optimize_activations=config.execution.micro_batch_size * kept,
+        optimize_activations=config.execution.micro_batch_size * differentiated * kept,
         decoder=int(_DECODER_GB * 1e9),
     )
 

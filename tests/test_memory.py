@@ -112,3 +112,18 @@ def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
     assert "20.43 billion parameters" in checked.stdout
     assert "does not fit 50 GB; optimize: set execution.micro_batch_size=1" in checked.stdout
     assert "fits 80 GB per GPU." in flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "80").stdout
+
+
+def test_a_backward_pass_through_both_halves_of_guidance_keeps_both() -> None:
+    path = ROOT / "configs" / "sd35_medium.yaml"
+    estimates = {}
+    for gradient in ("conditional", "both"):
+        estimates[gradient] = estimate_memory(
+            load_config(path, [f"optimize.guidance_gradient={gradient}"]), reference=True
+        )
+    one, two = estimates["conditional"], estimates["both"]
+    assert one is not None
+    assert two is not None
+    assert two.optimize_activations == 2 * one.optimize_activations
+    assert two.rollout_activations == one.rollout_activations
+    assert two.weights == one.weights

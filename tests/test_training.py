@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from tests.test_stages import Stop, stop_after
 
 Make = Callable[..., RunConfig]
 OPTIONS = {"max_sequence_length": 1, "schedule": "linear"}
+ALONE = Ranks()
 #: A clip norm nothing reaches.
 SECTION = OptimizeSection(max_grad_norm=1e9, weight_decay=0.0)
 
@@ -77,7 +78,12 @@ def transitions(policy: Trainable, rows: int) -> TransitionBatch:
 
 
 def update(
-    folder: Path, batch: TransitionBatch, dtype: torch.dtype, rows: int, scale: LossScale | None
+    folder: Path,
+    batch: TransitionBatch,
+    dtype: torch.dtype,
+    rows: int,
+    scale: LossScale | None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, TrainerState]:
     """One update of ``rows`` rows, of which the batch holds some; returns the gradient from Adam's first moment."""
     policy = trainable(folder, dtype)
@@ -91,7 +97,7 @@ def update(
         batches=lambda units: cast,
         micro_batch_size=rows,
         section=SECTION,
-        ranks=Ranks(),
+        ranks=ranks,
         after_update=lambda done: None,
     )
     moments = [state.optimizer.state[p]["exp_avg"].flatten() for p in policy.parameters() if p in state.optimizer.state]
@@ -132,6 +138,29 @@ def test_an_update_that_overflows_is_computed_again_at_a_smaller_scale(tiny_base
     assert state.scale == LossScale(exponent=30 - 2 * overflows, quiet=1)
     assert state.metrics[0]["loss_scale"] == 2.0 ** (30 - 2 * overflows + 2)
     assert state.total_updates == 1
+
+
+class OtherRankOverflows(Ranks):
+    """Sums gradients with those of a rank that overflows the first time, far from this one's own."""
+
+    calls = 0
+
+    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        OtherRankOverflows.calls += 1
+        if OtherRankOverflows.calls == 1:
+            gradient = parameters[0].grad
+            assert gradient is not None
+            gradient.view(-1)[0] = float("inf")
+
+
+def test_all_ranks_agree_on_an_overflow_of_one(tiny_base: Path) -> None:
+    batch = transitions(trainable(tiny_base, torch.float32), 2)
+    alone, _ = update(tiny_base, batch, torch.float16, 2, LossScale(exponent=14))
+    together, state = update(tiny_base, batch, torch.float16, 2, LossScale(exponent=16), OtherRankOverflows())
+    assert (OtherRankOverflows.calls, state.metrics[0]["overflows"]) == (2, 1)
+    # The second attempt at 2^14 is what 2^14 gives at once.
+    assert torch.equal(together, alone)
+    assert state.scale == LossScale(exponent=14, quiet=1)
 
 
 def test_the_scale_doubles_after_a_hundred_quiet_updates_and_stops_at_both_ends() -> None:

@@ -1,8 +1,8 @@
 """Which gradient of guidance learns better: the conditional half's, or that of both halves.
 
 ``python -m tests.benchmarks.guidance``: the digits quickstart with classifier-free guidance, on a base that was trained
-with empty prompts too and no longer than leaves something to learn. Same seeds for both settings; one table and the mean
-reward of every epoch. Stages run in this process, so that CPU seconds are theirs alone; ``--root`` resumes.
+with empty prompts too and no longer than leaves something to learn. Same seeds for both settings; one table and the
+mean reward of every epoch. Stages run in this process, so that CPU seconds are theirs alone; ``--root`` resumes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def execute(workspace: Workspace, name: str, epoch: int, slot: str = "") -> floa
 def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, Any]:
     """Train with one setting and one seed; return curves and CPU seconds of the optimize stages."""
     mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
-    config = load_config(
-        ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"]
-    )
+    config = load_config(ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"])
     workspace, cpu = begin_run(config), 0.0
     for name in ("base", "encode", "preprocess", "policy", "evaluate"):
         execute(workspace, name, 0)
