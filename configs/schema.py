@@ -183,7 +183,8 @@ class OptimizeSection(Section):
     replay: ReplaySection | None = None
     """Train on trajectories of earlier epochs too."""
     guidance_gradient: Literal["conditional", "both"] = "conditional"
-    """With guidance: differentiate the conditional prediction only (Flow-GRPO; a quarter cheaper), or both."""
+    """With guidance: differentiate both predictions, which is the gradient of the log-prob that is replayed, or the
+    conditional one alone, which is a quarter cheaper and another gradient."""
     ema: EmaSection | None = None
     """Keep an average of the weights; evaluation and export then use it."""
 

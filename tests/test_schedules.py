@@ -154,7 +154,7 @@ def test_branches_leave_at_the_steps_named() -> None:
 
 def stored_steps(workspace: Workspace) -> dict[str, dict[str, tuple[tuple[int, ...], int]]]:
     """Return the trained steps and the number of stored latents of every sample, by prompt."""
-    ref = workspace.run.require(1, "rollout").ref
+    ref = workspace.chain.require(1, "rollout").ref
     found: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {}
     for record in workspace.store.records(ref):
         shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))

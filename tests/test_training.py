@@ -209,7 +209,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     for epoch in (1, 2):
         run_epoch(again, epoch)
     run_epoch(whole, 2)
-    assert again.run.digest() == whole.run.digest()
+    assert again.chain.digest() == whole.chain.digest()
     updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
     assert updates[0]["overflows"] > 0
     assert [update["update"] for update in updates] == list(range(1, 9))
@@ -287,7 +287,7 @@ def test_the_rate_is_used_and_logged_whatever_interrupts_the_run(make_config: Ma
     for epoch in (1, 2):
         run_epoch(again, epoch)
     run_epoch(whole, 2)
-    assert again.run.digest() == whole.run.digest()
+    assert again.chain.digest() == whole.chain.digest()
     updates = [u for epoch in (1, 2) for u in whole.store.require(whole.policy_ref(epoch)).summary["updates"]]
     assert [update["lr"] for update in updates] == pytest.approx([0.005, 0.01, 0.0075, 0.005, 0.0025, 0.0])
     constant = prepare(make_config(f"store.root={tmp_path / 'constant'}", *extra[1:]))

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
-from tasks.runs import begin_run, describe_run
+from tasks.chain import evaluation_nodes
+from tasks.describe import describe_run
+from tasks.runs import begin_run
 from tasks.stage import StageRun
-from tasks.stages import make_stage
+from tasks.stages import ONCE, make_stage
 from tasks.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,20 +35,27 @@ def execute(workspace: Workspace, name: str, epoch: int, slot: str = "") -> floa
     return time.process_time() - before
 
 
+def evaluate(workspace: Workspace, epoch: int) -> None:
+    """Sample the policy after an epoch and score it with every reward and judge."""
+    for node in evaluation_nodes(workspace.config, epoch, ""):
+        StageRun(workspace.chain.stage(node)).execute()
+
+
 def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, Any]:
     """Train with one setting and one seed; return curves and CPU seconds of the optimize stages."""
     mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
     config = load_config(ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"])
     workspace, cpu = begin_run(config), 0.0
-    for name in ("base", "encode", "preprocess", "policy", "evaluate"):
+    for name in ONCE:
         execute(workspace, name, 0)
+    evaluate(workspace, 0)
     for epoch in range(1, config.run.epochs + 1):
         execute(workspace, "rollout", epoch)
         execute(workspace, "score", epoch, "digits")
         execute(workspace, "advantage", epoch)
         cpu += execute(workspace, "optimize", epoch)
-    execute(workspace, "evaluate", config.run.epochs)
-    told = describe_run(workspace.run)
+    evaluate(workspace, config.run.epochs)
+    told = describe_run(workspace)
     rewards = sorted(told["rewards"].items(), key=lambda entry: int(entry[0]))
     heldout = [told["evaluations"][str(epoch)]["heldout"] for epoch in (0, config.run.epochs)]
     return {
