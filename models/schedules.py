@@ -166,20 +166,24 @@ class Subset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFraction(DrawnPerSample):
-    """Every step is stochastic, the last one too; a random part of the others is stored and trained.
+    """Every step but the last is stochastic; a random part of them is stored and trained.
 
     DanceGRPO (arXiv 2505.07818; public code ``train_grpo_flux.py``: the last step is dropped, the others permuted per
-    sample, the first ``int(timestep_fraction * count)`` trained). What is not trained is not stored.
+    sample, the first ``int(timestep_fraction * count)`` trained). What is not trained is not stored. ``last`` says
+    what the last step is: 'ode', or 'sde' (stochastic, never trained).
     """
 
     fraction: float = 0.6
+    last: Literal["ode", "sde"] = "ode"
 
     def __post_init__(self) -> None:
-        """Check the fraction.
+        """Check the options.
 
         Raises:
-            ValueError: it is not above 0 and at most 1.
+            ValueError: the fraction is not above 0 and at most 1, or ``last`` is unknown.
         """
+        if self.last not in ("ode", "sde"):
+            raise ValueError(f"last is {self.last!r}; it must be 'ode' or 'sde'.")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1.")
 
@@ -197,7 +201,7 @@ class RandomFraction(DrawnPerSample):
                 "Raise one of them."
             )
         chosen = tuple(sorted(random.Random(seed).sample(range(steps - 1), count)))
-        return Steps(stochastic=tuple(range(steps)), trained=chosen)
+        return Steps(stochastic=tuple(range(steps if self.last == "sde" else steps - 1)), trained=chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ def test_options_are_checked() -> None:
         ("branch", {"steps": [2, 2]}, r"steps is \[2, 2\], which holds step 2 more than once"),
         ("fraction", {"fraction": 0.0}, "must be above 0 and at most 1"),
         ("fraction", {"fraction": 1.01}, "must be above 0 and at most 1"),
+        ("fraction", {"last": "train"}, "last is 'train'; it must be 'ode' or 'sde'"),
         ("fraction", {"fraction": float("nan")}, "must be above 0 and at most 1"),
         ("window", {"stride": 0}, "at least 1"),
         ("window", {"low": -1}, "low at least 0"),
@@ -131,7 +132,9 @@ def test_a_random_part_of_the_steps_is_trained_while_all_are_stochastic() -> Non
     drawn = [plan.draw(16, seed, 1) for seed in range(400)]
     # DanceGRPO: int(0.6 * (16 - 1)) of the fifteen steps before the last.
     assert {len(steps.trained) for steps in drawn} == {9}
-    assert {steps.stochastic for steps in drawn} == {tuple(range(16))}
+    assert {steps.stochastic for steps in drawn} == {tuple(range(15))}
+    assert RandomFraction(last="sde").draw(16, 0, 1).stochastic == tuple(range(16))
+    assert RandomFraction(last="sde").draw(16, 0, 1).trained == plan.draw(16, 0, 1).trained
     counts = [sum(step in steps.trained for steps in drawn) for step in range(16)]
     assert counts[15] == 0
     # Binomial with mean 240 and std 9.8.

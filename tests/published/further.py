@@ -161,7 +161,6 @@ PUBLISHED: Mapping[str, Publication] = {
                 **groups(16, 12, 12),
                 **noise("dance_sde", eta=0.3),
                 "rollout.same_noise": True,
-                "rollout.plan.options.fraction": 0.6,
                 "model.options.shift": 3,
                 "optimize.learning_rate": 3e-4,
                 "optimize.updates_per_epoch": 2,
@@ -170,7 +169,7 @@ PUBLISHED: Mapping[str, Publication] = {
             },
             "script": {
                 **lora(128, 256, ["to_q", "to_k", "to_v", "to_out.0"]),
-                **plan("all", last="ode"),
+                **plan("fraction", fraction=0.6, last="ode"),
                 "optimize.algorithm.name": "grpo",
                 "optimize.ema": None,
                 KL: 0.0,
