@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from configs.section import Section
 
@@ -63,32 +63,3 @@ class ReplaySection(Section):
     level: Literal["step", "sequence"] = "step"
     """One importance weight per step, or per sample: over its trained steps the geometric mean of tempered weights, the
     product of densities."""
-
-
-class ScheduleSection(Section):
-    """The learning rate over optimizer updates, counted over the whole run."""
-
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    """Stays at the learning rate, or falls to ``final`` of it along a line or half a cosine."""
-    warmup_updates: int = Field(0, ge=0)
-    """Updates over which the rate rises linearly: 1 / (n + 1), 2 / (n + 1), ... of it."""
-    total_updates: int | None = Field(None, ge=1)
-    """Updates after which linear and cosine have fallen, warm-up included; the rate then stays. Given, not taken
-    from run.epochs, so that raising run.epochs changes nothing that was trained."""
-    final: float = Field(0.0, ge=0, le=1)
-    """Share of the rate that is left at the end."""
-
-    @model_validator(mode="after")
-    def _has_an_end(self) -> ScheduleSection:
-        falls = self.name != "constant"
-        if falls and (self.total_updates is None or self.total_updates <= self.warmup_updates):
-            raise ValueError(
-                f"schedule '{self.name}' falls until total_updates, which is {self.total_updates} with warmup_updates "
-                f"{self.warmup_updates}. Set total_updates above it, for example to run.epochs x updates_per_epoch"
-            )
-        if not falls and (self.total_updates is not None or self.final != 0):
-            raise ValueError(
-                "schedule 'constant' never falls, so total_updates and final do nothing. Remove them, or set name to "
-                "'linear' or 'cosine'"
-            )
-        return self

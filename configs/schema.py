@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.learning import AdvantageSection, ReplaySection, ScheduleSection
+from configs.learning import AdvantageSection, ReplaySection
+from configs.optimizer import EmaSection, ScheduleSection
 from configs.section import Component, Section
 
 
@@ -148,15 +149,6 @@ class RewardSection(Component):
     def slot(self) -> str:
         """The label, or the component's name."""
         return self.label or self.name
-
-
-class EmaSection(Section):
-    """Exponential moving average of the trained weights."""
-
-    decay: float = Field(0.9, ge=0, lt=1)
-    """Upper bound of the decay; the first updates use (1 + n) / (10 + n)."""
-    every: int = Field(1, ge=1)
-    """Update the average every so many optimizer updates."""
 
 
 class OptimizeSection(Section):

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from configs.errors import ConfigError, FlowmillError
 from configs.load import load_config
+from configs.optimizer import ScheduleSection
 from configs.registry import resolve
-from configs.schema import OptimizeSection, RunConfig, ScheduleSection
+from configs.schema import OptimizeSection, RunConfig
 from models.adapters import Trainable
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
