@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.registry import create, option_names, resolve
 from configs.schema import RewardSection, RunConfig
 from configs.suggest import did_you_mean
-from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from models.schedules import PLANS, Plan, Steps
+from models.schedules import PLANS, Steps
 from models.solvers import SOLVERS
 from models.transitions import KERNELS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
+from tasks.combinations import Combination, check_combination, draw_plans
+from tasks.model_settings import check_model
 from tasks.preprocess import source_prompts
 from tasks.workspace import uses_guidance
 
@@ -88,26 +89,14 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     algorithm = config.optimize.algorithm
     requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
     _check_rewards(config, build=rewards)
-    _check_model(config)
-    steps = _draw(config, plan)
-    _check_requirements(config, requires, stochastic=kernel.stochastic, steps=steps)
+    check_model(config)
+    draws = draw_plans(config, plan)
+    check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
     check_advantage(config)
     check_replay(config, requires, kernel)
     prompts = {split: len(items) for split, items in source_prompts(config).items()}
     _check_prompts(config, prompts)
-    return _cost(config, prompts, steps, requires)
-
-
-def _draw(config: RunConfig, plan: Plan) -> Steps:
-    """Return the plan of one group.
-
-    Raises:
-        ConfigError: it does not fit the schedule.
-    """
-    try:
-        return plan.draw(config.rollout.steps, 0, 1)
-    except ValueError as error:
-        raise ConfigError(f"rollout.plan '{config.rollout.plan.name}': {error}") from None
+    return _cost(config, prompts, draws[0], requires)
 
 
 def _check_rewards(config: RunConfig, *, build: bool) -> None:
@@ -133,74 +122,6 @@ def _check_reward(section: RewardSection, *, build: bool) -> None:
             )
     if build:
         create(REWARDS, section.name, section.options, what="reward")
-
-
-def _check_model(config: RunConfig) -> None:
-    takes, given = config.model.policy in IMAGE_CONDITIONED, config.prompts.image is not None
-    family = config.model.policy
-    if takes and not given:
-        raise ConfigError(
-            f"model.policy '{family}' starts from images, but prompts.image is not set. "
-            "Name the column with their paths."
-        )
-    if given and not takes:
-        raise ConfigError(
-            f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
-            f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
-        )
-    build = config.model.build
-    if build is not None:
-        create(BUILDERS, build.name, build.options, what="model.build")
-    if build is None and config.model.path is not None:
-        looks_local = config.model.path.startswith((".", "/", "~")) or config.model.path.count("/") != 1
-        if looks_local and not Path(config.model.path).is_dir():
-            raise ConfigError(f"model.path '{config.model.path}' is no folder. Paths are relative to the config file.")
-
-
-def _check_requirements(config: RunConfig, requires: Requirements, *, stochastic: bool, steps: Steps) -> None:
-    algorithm, sampler = config.optimize.algorithm.name, config.rollout.sampler.name
-    transitions = requires.data == "transitions"
-    if transitions and not stochastic:
-        raise ConfigError(
-            f"optimize.algorithm '{algorithm}' needs log-probs of stochastic steps, but rollout.sampler is "
-            f"'{sampler}', which has no noise. Set rollout.sampler to 'flow_sde'."
-        )
-    if transitions and not steps.trained:
-        raise ConfigError(
-            f"optimize.algorithm '{algorithm}' needs trained steps, but rollout.steps {config.rollout.steps} with "
-            f"rollout.plan '{config.rollout.plan.name}' trains none. Raise rollout.steps."
-        )
-    if not transitions and config.rollout.steps not in steps.states:
-        raise ConfigError(
-            f"optimize.algorithm '{algorithm}' needs the final latents of a rollout, but rollout.plan "
-            f"'{config.rollout.plan.name}' does not store them. Set rollout.plan to 'final'."
-        )
-    if config.advantage.kl_coef > 0 and (steps.branches or not steps.trained):
-        raise ConfigError(
-            f"advantage.kl_coef is {config.advantage.kl_coef}, which needs a trained step in every sample's chain, but "
-            f"rollout.plan '{config.rollout.plan.name}' has none or branches. Use the algorithm's own kl_coef instead."
-        )
-    if requires.average and config.optimize.ema is None:
-        raise ConfigError(
-            f"optimize.algorithm '{algorithm}' is compared with the moving average of the weights, but optimize.ema is "
-            "not set. Set optimize.ema, or kl_reference to 'base'."
-        )
-    if requires.unit == "group" and config.execution.micro_batch_size < config.rollout.group_size:
-        raise ConfigError(
-            f"optimize.algorithm '{algorithm}' compares whole groups in one forward, but execution.micro_batch_size is "
-            f"{config.execution.micro_batch_size} and rollout.group_size {config.rollout.group_size}. "
-            f"Set execution.micro_batch_size to {config.rollout.group_size} or more."
-        )
-    if steps.stochastic and config.rollout.solver != "euler":
-        raise ConfigError(
-            f"rollout.solver '{config.rollout.solver}' remembers earlier steps, but rollout.plan "
-            f"'{config.rollout.plan.name}' adds noise between them. Set the solver to 'euler' or the plan to 'final'."
-        )
-    if config.rollout.group_size < requires.min_group_size:
-        raise ConfigError(
-            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm '{algorithm}' compares samples "
-            f"of one prompt with each other, so all advantages would be 0. Set it to {requires.min_group_size} or more."
-        )
 
 
 def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:

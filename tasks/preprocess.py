@@ -15,7 +15,7 @@ from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.policies import POLICIES
+from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from models.policies.base import Policy
 from storage.embeddings import EmbeddingCache
 from storage.records import ShardRecord
@@ -64,9 +64,15 @@ class EncodeStage(Stage):
     grows = True
 
     def options(self) -> Mapping[str, Any]:
-        """What identifies the encoder."""
+        """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
         model = self.config.model
-        return {"policy": model.policy, "dtype": model.dtype, "options": model.options}
+        unused = NOT_ENCODED.get(model.policy, frozenset())
+        options = {name: value for name, value in model.options.items() if name not in unused}
+        about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        # What a family of one's own encodes is not known.
+        if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
+            return about
+        return {**about, "height": model.height, "width": model.width, "frames": model.frames}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

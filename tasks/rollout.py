@@ -15,7 +15,9 @@ from torch import Tensor
 
 from configs.registry import create, resolve
 from configs.schema import RunConfig
+from models.attention import attention_identity
 from models.branching import Branches, branch
+from models.policies import EMBEDDED_GUIDANCE
 from models.sampling import Rollout, Sampler, sample
 from models.schedules import PLANS, DrawnPerSample, Plan, Steps
 from models.solvers import SOLVERS
@@ -30,7 +32,7 @@ from tasks.chain import Node, policy_after
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage, cover
-from tasks.workspace import StoredPrompt
+from tasks.workspace import StoredPrompt, uses_guidance
 
 
 class RolloutStage(Stage):
@@ -217,12 +219,20 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
 
 
 def call_options(config: RunConfig) -> dict[str, Any]:
-    """Return how the model is called: the model options that change samples of a given policy."""
+    """Return how the model is called: what changes samples of a given policy, and nothing else.
+
+    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward above 1 (at or below
+    that it is off). Attention counts where it is approximate; compiling and devices change rounding alone.
+    """
     model = config.model
-    guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    guided: dict[str, Any] = {}
+    if model.policy in EMBEDDED_GUIDANCE:
+        guided = {"guidance_scale": model.guidance_scale}
+    elif uses_guidance(config):
+        guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
     clip = {"frames": model.frames} if model.frames > 1 else {}
-    return {**size, **clip, **(guided if model.guidance_scale > 1 else {})}
+    return {**size, **clip, **guided, "attention": attention_identity(model.attention)}
 
 
 def _stored_branch(

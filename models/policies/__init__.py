@@ -4,6 +4,8 @@ A new family is one file here with a class derived from ``pipeline.PipelinePolic
 in the table.
 """
 
+from collections.abc import Mapping
+
 POLICIES = {
     "sd15": "models.policies.sd15:SD15",
     "sd3": "models.policies.sd3:SD3",
@@ -25,3 +27,16 @@ EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 
 #: Families whose prompts come with an image each (``prompts.image``).
 IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "wan21_i2v", "wan22_i2v"})
+
+#: Families that make clips, of 4 n + 1 frames.
+VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})
+
+#: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
+NOT_ENCODED: Mapping[str, frozenset[str]] = {
+    "sd15": frozenset({"steps"}),
+    "sd3": frozenset({"schedule"}),
+    **dict.fromkeys(VIDEO, frozenset({"guidance_scale_2", "flow_shift"})),
+}
+
+#: First and last noise level of families that do not go from 1 to 0.
+NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283)}

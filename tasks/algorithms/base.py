@@ -87,6 +87,10 @@ class Requirements:
     """Rollouts are made with a policy that follows the trained one slowly; None: with the trained one."""
     old_means: bool = False
     """Stored means of the behavior policy's steps."""
+    densities: bool = False
+    """Log-probs that are those of the step's Gaussian, with its scale."""
+    advantages: bool = True
+    """Rewards enter the loss."""
     teacher: str | None = None
     """Folder of another model of the family whose velocities are needed."""
     zero_advantages: bool = False

@@ -35,12 +35,13 @@ class KL:
     kl_reference: Literal["base", "average"] = "base"
     """What the KL is to: the base model, or the moving average of the weights."""
 
-    def kl_needs(self, *, old_means: bool) -> Requirements:
+    def kl_needs(self, *, old_means: bool, densities: bool = False) -> Requirements:
         """Return the requirements of a clipped or masked ratio with this KL."""
         wanted, to_base = self.kl_coef > 0, self.kl_reference == "base"
         return Requirements(
             min_group_size=2,
             old_means=old_means,
+            densities=densities,
             reference=wanted and to_base,
             average=wanted and not to_base,
             zero_advantages=wanted,
@@ -100,7 +101,7 @@ class GRPO(KL):
     @property
     def requires(self) -> Requirements:
         """Log-probs, groups of two, the base model for a KL, stored means if asked for."""
-        return self.kl_needs(old_means=self.from_means)
+        return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum")
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""

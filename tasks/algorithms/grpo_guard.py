@@ -31,7 +31,7 @@ class GRPOGuard(GRPO):
     @property
     def requires(self) -> Requirements:
         """What Flow-GRPO needs, and the behavior policy's means."""
-        return self.kl_needs(old_means=True)
+        return self.kl_needs(old_means=True, densities=True)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the clipped loss of the guarded ratio."""

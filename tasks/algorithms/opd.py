@@ -22,7 +22,7 @@ class OnPolicyDistillation:
     @property
     def requires(self) -> Requirements:
         """Stored stochastic steps of all samples, and the teacher."""
-        return Requirements(teacher=self.teacher, zero_advantages=True)
+        return Requirements(teacher=self.teacher, zero_advantages=True, advantages=False)
 
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the KL to the teacher's step."""

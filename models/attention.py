@@ -1,0 +1,75 @@
+"""Attention backends of diffusers: which change results, and what each needs. Imports nothing, so it is cheap to ask.
+
+Exact backends compute the same attention and differ in rounding alone, as two devices do; they are no part of a
+fingerprint. Approximate ones quantize queries, keys or values: their images are others, and fingerprints name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What is known of one backend."""
+
+    exact: bool = True
+    """Differs from torch's own attention by rounding only."""
+    trains: bool = True
+    """Has a backward pass."""
+    masks: bool = True
+    """Takes an attention mask."""
+    half: bool = False
+    """Computes in bfloat16 and float16 only."""
+    cuda: bool = False
+    """Runs on CUDA devices only."""
+
+
+_FLASH = Backend(masks=False, half=True, cuda=True)
+_VARLEN = Backend(half=True, cuda=True)
+_SAGE = Backend(exact=False, trains=False, masks=False, half=True, cuda=True)
+
+BACKENDS: Mapping[str, Backend] = {
+    "native": Backend(),
+    "_native_math": Backend(),
+    "_native_efficient": Backend(),
+    "_native_cudnn": Backend(half=True, cuda=True),
+    "_native_flash": Backend(masks=False, half=True),
+    "_native_npu": Backend(half=True),
+    "_native_xla": Backend(masks=False),
+    "flex": Backend(),
+    "xformers": Backend(cuda=True),
+    "flash": _FLASH,
+    "flash_hub": _FLASH,
+    "flash_4_hub": _FLASH,
+    "_flash_3": _FLASH,
+    "_flash_3_hub": _FLASH,
+    "aiter_fa2_hub": _FLASH,
+    "flash_varlen": _VARLEN,
+    "flash_varlen_hub": _VARLEN,
+    "_flash_varlen_3": _VARLEN,
+    "_flash_3_varlen_hub": _VARLEN,
+    "sage": _SAGE,
+    "sage_hub": _SAGE,
+    "sage_blackwell_hub": _SAGE,
+    "_sage_qk_int8_pv_fp8_cuda": _SAGE,
+    "_sage_qk_int8_pv_fp8_cuda_sm90": _SAGE,
+    "_sage_qk_int8_pv_fp16_cuda": _SAGE,
+    "_sage_qk_int8_pv_fp16_triton": _SAGE,
+    "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
+}
+
+#: Families whose blocks call torch's attention directly, so that a backend would be set and never used.
+FIXED = frozenset({"sd15", "sd3"})
+
+#: Families whose text is padded and masked in every attention.
+MASKED = frozenset({"qwen_image", "qwen_image_edit"})
+
+
+def attention_identity(name: str | None) -> str:
+    """Return what a fingerprint says of a backend: 'exact', or the name of one that is not known to be."""
+    if name is None:
+        return "exact"
+    known = BACKENDS.get(name)
+    return "exact" if known is not None and known.exact else name
