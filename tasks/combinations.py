@@ -256,38 +256,10 @@ def _advantages_mean_something(found: Combination) -> None:
             "rewards: every weight is 0, so all advantages would be 0 and nothing be trained. Give one reward a "
             "weight, or move those that are only reported to evaluate.judges."
         )
-    if section.std == "running" and section.min_count > section.buffer:
+    if section.best_of is not None and section.best_of > found.group:
         raise ConfigError(
-            f"advantage.min_count is {section.min_count}, but advantage.buffer keeps {section.buffer} rewards of a "
-            "prompt, so its own statistics would never be used. "
-            f"Raise advantage.buffer to {section.min_count} or lower advantage.min_count to {section.buffer}."
-        )
-    if section.below > 0 and section.threshold is None:
-        raise ConfigError(
-            f"advantage.below is {section.below}, but without advantage.threshold no sample is below anything. "
-            "Set advantage.threshold, or remove advantage.below."
-        )
-    _check_best_of(found)
-
-
-def _check_best_of(found: Combination) -> None:
-    kept, mode = found.config.advantage.best_of, found.config.advantage.mode
-    if kept is None:
-        return
-    if kept % 2:
-        raise ConfigError(
-            f"advantage.best_of is {kept}, but it keeps equally many of the best and of the worst. "
-            f"Set it to {kept - 1} or {kept + 1}."
-        )
-    if kept > found.group:
-        raise ConfigError(
-            f"advantage.best_of is {kept}, but groups have {found.group} samples, so all of them would be kept. "
-            f"Lower it to {found.group // 2 * 2} or less, or remove it."
-        )
-    if mode == "best_worst":
-        raise ConfigError(
-            f"advantage.best_of is {kept}, but advantage.mode 'best_worst' keeps the best and the worst sample of each "
-            "group already, so it would do nothing. Remove advantage.best_of, or set the mode to 'binary'."
+            f"advantage.best_of is {section.best_of}, but groups have {found.group} samples, so all of them would be "
+            f"kept. Lower it to {found.group // 2 * 2} or less, or remove it."
         )
 
 

@@ -27,8 +27,11 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.schema import AdvantageSection, RunConfig
+from models import schedules
 from models.adapters import Trainable
 from models.quickstart.pipeline import tiny_pipeline
+from models.transitions import KERNELS
+from tasks import algorithms
 from tasks.advantage import read_advantages
 from tasks.check import check_config
 from tasks.rollout import algorithm_requirements
@@ -42,39 +45,35 @@ Options = Mapping[str, Any]
 
 STEPS, GROUP, ROWS = 3, 4, 16
 SAMPLERS: dict[str, tuple[str, Options]] = {
-    **{name: (name, {}) for name in ("ode", "flow_sde", "dance_sde", "cps", "wan_sde", "ddim")},
+    **{name: (name, {}) for name in KERNELS},
     "cps squared": ("cps", {"log_prob": "squared"}),
 }
 PLANS: dict[str, tuple[str, Options]] = {
-    "all": ("all", {}),
+    **{name: (name, {}) for name in schedules.PLANS},
     "all, last sde": ("all", {"last": "sde"}),
     "all, last trained": ("all", {"last": "train"}),
-    "window": ("window", {"size": 1}),
-    "window to the end": ("window", {"size": 2, "high": STEPS}),
+    "window to the end": ("window", {"size": 1, "high": STEPS}),
     "progressive window": ("window", {"size": 1, "mode": "progressive"}),
-    "subset": ("subset", {"count": 1}),
     "subset with the last": ("subset", {"count": 1, "candidates": (0, 2)}),
-    "final": ("final", {}),
     "branch": ("branch", {"branches": 2}),
     "branch at the last": ("branch", {"branches": 2, "steps": (2,)}),
 }
 _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
-    "grpo": ("grpo", {}),
+    **{name: (name, {}) for name in algorithms.ALGORITHMS},
+    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "dpo", "dgpo", "crd")},
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),
     "grpo, KL to the average": ("grpo", {"kl_coef": 0.1, "kl_reference": "average"}),
     "grpo, from means": ("grpo", {"from_means": True}),
     "grpo, sums": ("grpo", {"reduce": "sum", "clip_range": 0.2}),
-    **{name: (name, {}) for name in ("tempflow", "grpo_guard", "flow_dppo")},
-    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "dpo", "dgpo", "crd")},
-    "opd": ("opd", {}),
 }
 #: Algorithms with a policy ratio, which is exactly 1 before the first update.
 RATIOS = {"grpo", "tempflow", "grpo_guard", "flow_dppo", "awm"}
+_RUNNING = {"min_count": GROUP, "buffer": 2 * GROUP}
 ADVANTAGES: list[dict[str, Any]] = [
-    {"std": std, "aggregation": aggregation, "mode": mode, "best_of": best_of, "min_count": GROUP, "buffer": 2 * GROUP}
+    {"std": std, "aggregation": together, "mode": mode, "best_of": best_of, **(_RUNNING if std == "running" else {})}
     for std in ("group", "global", "running")
-    for aggregation in ("sum", "gdpo")
+    for together in ("sum", "gdpo")
     for mode in ("all", "positive_only", "negative_only", "binary", "best_worst")
     for best_of in (None, 2)
 ] + [{"kl_coef": 0.1}]
@@ -112,9 +111,9 @@ class Case:
         return {frozenset(pair) for pair in itertools.combinations(settings, 2)}
 
 
-def every_case() -> Iterator[Case]:
-    """Yield all combinations; those that share rollouts are neighbors."""
-    for sampler, plan in itertools.product(SAMPLERS, PLANS):
+def every_case(part: int = 0, parts: int = 1) -> Iterator[Case]:
+    """Yield all combinations, or one of several parts; those that share rollouts are neighbors."""
+    for sampler, plan in list(itertools.product(SAMPLERS, PLANS))[part::parts]:
         for advantage, algorithm in itertools.product(range(len(ADVANTAGES)), ALGORITHMS):
             yield Case(sampler=sampler, plan=plan, algorithm=algorithm, advantage=advantage)
 
@@ -319,12 +318,14 @@ def main() -> None:
     """Try all combinations and print what became of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--some", action="store_true", help="only those that the test suite tries")
+    parser.add_argument("--part", default="0/1", help="2/4: the third of four parts, to run them side by side")
     options = parser.parse_args()
+    part, parts = (int(number) for number in options.part.split("/"))
     torch.set_num_threads(1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flowmill-combinations-") as name:
         bench = Bench(*make_models(Path(name)), Path(name))
-        tally = run(bench, some_cases() if options.some else every_case(), _report)
+        tally = run(bench, some_cases() if options.some else every_case(part, parts), _report)
     total = tally.trained + sum(tally.refused.values()) + len(tally.wrong)
     lines = [f"{total} combinations: {tally.trained} trained, {sum(tally.refused.values())} refused, "]
     lines[0] += f"{len(tally.wrong)} wrong; {time.monotonic() - started:.0f} s"
