@@ -115,7 +115,7 @@ def _check_guidance(config: RunConfig) -> None:
             f"model.options.guidance_scale_2 is {second}, but model.policy '{model.policy}' has no second transformer. "
             "Remove it."
         )
-    if model.guidance_scale <= 1:
+    if second > 1 and model.guidance_scale <= 1:
         raise ConfigError(
             f"model.options.guidance_scale_2 is {second}, but model.guidance_scale {model.guidance_scale} switches "
             "guidance off for both transformers. Set model.guidance_scale above 1, or remove guidance_scale_2."

@@ -33,6 +33,7 @@ from models.quickstart.pipeline import tiny_pipeline
 from models.transitions import KERNELS
 from tasks import algorithms
 from tasks.advantage import read_advantages
+from tasks.chain import Chain
 from tasks.check import check_config
 from tasks.rollout import algorithm_requirements
 from tasks.runs import begin_run
@@ -211,6 +212,8 @@ class Bench:
         workspace, name = self._rollout(case, config)
         workspace.config = config
         if self._current.get(name) != case.advantage:
+            # What counts of the run is what its config asks for, and that is another one now.
+            workspace.chain = Chain(workspace)
             stage = StageRun(make_stage(workspace, "advantage", 1))
             stage.execute()
             values = read_advantages(workspace.store, stage.ref).column("advantage").to_numpy()

@@ -274,7 +274,7 @@ def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
     for scale in (0, 0.5, 1):
         workspace = prepare(make_config(f"store.root={tmp_path / str(scale)}", f"model.guidance_scale={scale}"))
         StageRun(make_stage(workspace, "rollout", 1)).execute()
-        ref = workspace.run.require(1, "rollout").ref
+        ref = workspace.chain.require(1, "rollout").ref
         artifacts.append(str(ref))
         digests.append(workspace.store.require(ref).digest)
     assert len(set(artifacts)) == len(set(digests)) == 1
