@@ -135,14 +135,15 @@ def asked(name: str, **options: Any) -> Requirements:
 def test_what_algorithms_ask_for() -> None:
     for name in ("grpo", "tempflow"):
         assert asked(name) == Requirements(min_group_size=2)
-        assert asked(name, from_means=True) == Requirements(min_group_size=2, old_means=True)
-    for name in ("grpo_guard", "flow_dppo"):
-        assert asked(name) == Requirements(min_group_size=2, old_means=True)
+        assert asked(name, from_means=True) == Requirements(min_group_size=2, old_means=True, densities=True)
+        assert asked(name, reduce="sum") == Requirements(min_group_size=2, densities=True)
+    assert asked("grpo_guard") == Requirements(min_group_size=2, old_means=True, densities=True)
+    assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True)
     for name in ("grpo", "grpo_guard", "tempflow", "flow_dppo"):
         base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))
         assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
         assert (average.reference, average.average, average.zero_advantages) == (False, True, True)
-    assert asked("opd", teacher="folder") == Requirements(teacher="folder", zero_advantages=True)
+    assert asked("opd", teacher="folder") == Requirements(teacher="folder", zero_advantages=True, advantages=False)
     levels, shared = ForwardTimes(count=7), ForwardTimes(count=7, shared=True)
     forward: dict[str, Any] = {"data": "forward", "min_group_size": 2}
     times = {"count": 7}
