@@ -10,6 +10,7 @@
     │   └── CommitLostError    another writer committed different bytes first
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
+    ├── PublishError           a repository on the Hub that cannot be written
     └── CancelledError         the run was cancelled from outside
 
 A message says where, what was found, why it cannot work and what to do. The command line prints it alone,
@@ -55,6 +56,10 @@ class RewardError(FlowmillError):
 
 class WorkerError(FlowmillError):
     """A process started by torchrun failed; the message names the first failing rank."""
+
+
+class PublishError(FlowmillError):
+    """A repository on the Hugging Face Hub cannot be written as asked."""
 
 
 class CancelledError(FlowmillError):

@@ -17,7 +17,7 @@ from flows.cancellation import check_cancelled
 from flows.stages import execute, submit, work
 from tasks.chain import evaluation_nodes
 from tasks.check import is_evaluated
-from tasks.export import ExportStage
+from tasks.export.stage import ExportStage
 from tasks.figures import evaluation_figures
 from tasks.rollout import RolloutStage
 from tasks.runs import executing, mark_finished

@@ -32,7 +32,9 @@ class Weights(Enum):
 
 
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model")
-_PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model"]
+#: What a pipeline is loaded from, and what its card says of its license.
+_PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "*/*.jinja", "README.md"]
+_PIPELINE_FILES += ["LICENSE*", "LICENCE*", "NOTICE*"]
 
 
 def local_model(path: str, revision: str | None) -> Path:

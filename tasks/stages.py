@@ -18,7 +18,7 @@ STAGES = {
     "optimize": "tasks.optimize.stage:OptimizeStage",
     "evaluate": "tasks.evaluate:EvaluateStage",
     "judge": "tasks.score:JudgeStage",
-    "export": "tasks.export:ExportStage",
+    "export": "tasks.export.stage:ExportStage",
 }
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
-from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import DiffusionPipeline
 from PIL import Image
 
 from configs.load import load_config
@@ -19,16 +21,15 @@ from models.policies.base import Part
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from storage.verify import verify_store
+from tasks.export.stage import exported_folder
 from tasks.prompts import read_prompts
 from tasks.rollout import open_trajectory_store
 from tasks.seeds import generator
-from tasks.sources import PIPELINE
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
 from tests import conftest
 from tests.conftest import ROOT, prepare, run_epoch
-from tests.contracts.test_policies import TINY
 
 
 @pytest.fixture(params=sorted(POLICIES))
@@ -85,59 +86,60 @@ def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
-def test_the_exported_lora_gives_the_evaluated_images_in_plain_diffusers(
-    finished: Workspace, monkeypatch: pytest.MonkeyPatch
+def test_the_snippet_of_the_card_draws_the_evaluated_images(
+    finished: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The pipeline scales the image to edit to a megapixel; the preset takes it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
-    model, tiny = finished.config.model, TINY[finished.config.model.policy]
-    export = finished.chain.require(1, "export").ref
-    lora = finished.store.folder(export, finished.store.shards(export)[0]) / PIPELINE
-    family = resolve(POLICIES, model.policy, what="policy")
-    given = family.components(finished.base_folder, frozenset(Part))
-    pipeline = DiffusionPipeline.from_pretrained(finished.base_folder, **given)
-    pipeline.set_progress_bar_config(disable=True)
-    if model.frames > 1:
-        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    if model.policy == "sd3":
-        tiny_call: dict[str, Any] = {"max_sequence_length": 256}
-    else:
-        tiny_call = dict(tiny.call)
-    call = {**tiny_call, "height": model.height, "width": model.width}
-    call[tiny.guidance] = model.guidance_scale + tiny.guidance_offset
-    if "guidance_scale_2" in model.options:
-        call["guidance_scale_2"] = model.options["guidance_scale_2"]
-    samples = evaluated(finished)
-
-    def run_some(some: list[dict[str, Any]]) -> np.ndarray:
-        start: dict[str, Any] = {}
-        if some[0]["image"] is not None:
-            start["image"] = Image.open(some[0]["image"]).convert("RGB")
-        if tiny.guidance != "guidance_scale":
-            start["negative_prompt"] = [model.negative_prompt] * len(some)
-        made = pipeline(
-            prompt=[sample["prompt"] for sample in some],
-            generator=[generator(sample["seed"]) for sample in some],
-            num_inference_steps=finished.config.rollout.steps,
-            output_type="np",
-            **start,
-            **call,
-        )
-        images = made.frames if model.frames > 1 else made.images
-        return (np.asarray(images) * 255).round()
+    model = finished.config.model
+    folder = exported_folder(make_stage(finished, "export", 1))
+    usage = json.loads((folder / "generation.json").read_text())
+    place = tmp_path / "place"
+    shutil.copytree(folder, place)
+    # As the card says of a base that is no repository: it is linked beside it, under its name.
+    (place / usage["base_model"]).symlink_to(finished.base_folder)
+    monkeypatch.chdir(place)
+    if model.policy == "qwen_image_edit":
+        given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
+        load = DiffusionPipeline.from_pretrained
+        # transformers loads the processor where torchvision is, which the tests do without.
+        monkeypatch.setattr(DiffusionPipeline, "from_pretrained", lambda *a, **k: load(*a, **{**given, **k}))
+    found: dict[str, Any] = {}
+    exec(compile((place / "README.md").read_text().split("```python\n")[1].split("```")[0], "card", "exec"), found)
+    pipe, samples = found["pipe"], evaluated(finished)
+    assert (found["prompt"], usage["seed"]) == (samples[0]["prompt"], samples[0]["seed"])
 
     def run() -> np.ndarray:
-        if model.policy not in IMAGE_CONDITIONED:
-            return run_some(samples)
         # The pipelines take one image for all prompts.
-        return np.concatenate([run_some([sample]) for sample in samples])
+        size = 1 if model.policy in IMAGE_CONDITIONED else len(samples)
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        made = [draw(pipe, found["call"], usage, batch) for batch in batches]
+        return (np.concatenate(made) * 255).round()
 
     ours = np.stack([sample["media"] for sample in samples]).astype(float)
-    before = run()
-    pipeline.load_lora_weights(lora)
-    if (lora / "transformer_2").exists():
-        pipeline.load_lora_weights(lora / "transformer_2", load_into_transformer_2=True)
     after = run()
+    first = found["frames"] if model.frames > 1 else found["result"]
+    assert (
+        np.abs(
+            np.stack([np.asarray(frame) for frame in first] if model.frames > 1 else np.asarray(first)) - ours[0]
+        ).max()
+        <= 1
+    )
+    pipe.unload_lora_weights()
+    before = run()
     assert np.abs(ours - after).max() <= 1
     assert np.abs(ours - before).mean() > np.abs(ours - after).mean()
+
+
+def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[dict[str, Any]]) -> np.ndarray:
+    start: dict[str, Any] = {}
+    if samples[0]["image"] is not None:
+        image = Image.open(samples[0]["image"]).convert("RGB")
+        size = usage["input_image"]["size"]
+        start["image"] = image if size is None else image.resize(tuple(size), Image.Resampling.LANCZOS)
+    if "negative_prompt" in call:
+        start["negative_prompt"] = [call["negative_prompt"]] * len(samples)
+    prompts, seeds = ([sample[key] for sample in samples] for key in ("prompt", "seed"))
+    made = pipe(prompt=prompts, generator=[generator(seed) for seed in seeds], output_type="np", **{**call, **start})
+    return np.asarray(made.frames if "num_frames" in call else made.images)

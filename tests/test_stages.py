@@ -569,7 +569,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
 ) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    from tasks.export import ExportStage, exported_folder
+    from tasks.export.stage import ExportStage, exported_folder
     from tasks.seeds import derive, generator
 
     extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
@@ -578,9 +578,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     evaluated(workspace, 1)
     execute(workspace, "export", 1)
     folder = exported_folder(ExportStage(workspace, 1))
-    pipeline = StableDiffusion3Pipeline.from_pretrained(
-        tiny_base if lora else folder, text_encoder_3=None, tokenizer_3=None
-    )
+    pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_base if lora else folder)
     if lora:
         pipeline.load_lora_weights(folder)
     ref = workspace.chain.require(1, "evaluate").ref

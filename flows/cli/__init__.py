@@ -144,6 +144,23 @@ def status(
 
 
 @app.command()
+def publish(
+    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    repo: Annotated[str, typer.Argument(help="Repository on the Hugging Face Hub.", metavar="OWNER/NAME")],
+    epoch: Annotated[int | None, typer.Option("--epoch", help="Which export; the last when absent.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", help="Environment variable that holds the token.", metavar="NAME")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Upload the exported model and its card to the Hugging Face Hub. Nothing else ever uploads anything."""
+    from flows.cli.publish import publish_command
+
+    publish_command(run, repo, epoch=epoch, private=private, token_env=token_env, root=root)
+
+
+@app.command()
 def ui(
     root: Root = None,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,

@@ -80,6 +80,32 @@ class Conditioning:
         return len(next(iter(self.positive.values())))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerChoice:
+    """The scheduler a pipeline needs to walk a policy's noise levels, where its own is another."""
+
+    name: str
+    """Class in diffusers."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options; plain JSON values."""
+    from_config: bool = False
+    """Made from the config of the pipeline's own scheduler, changed by the options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCall:
+    """How the plain diffusers pipeline is called to draw what a policy draws."""
+
+    arguments: Mapping[str, Any]
+    """Arguments besides prompt, image and generator; plain JSON values."""
+    scheduler: SchedulerChoice | None = None
+    """Scheduler to set first; None: the pipeline's own."""
+    image_size: tuple[int, int] | None = None
+    """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
+    differences: tuple[str, ...] = ()
+    """What the pipeline cannot be told, a sentence each."""
+
+
 class Policy(ABC):
     """One model family: encode prompts, start from noise, give velocities, decode."""
 
@@ -152,3 +178,21 @@ class Policy(ABC):
     @abstractmethod
     def save_lora(self, folder: Path) -> None:
         """Write the denoisers' LoRA weights in the form the pipeline's ``load_lora_weights`` reads, alpha included."""
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
+        """Return how the plain pipeline draws what this policy draws with the ODE; None where there is no such call.
+
+        Args:
+            steps: denoising steps.
+            negative_prompt: negative prompt of guidance by two forwards; None where there is none.
+        """
+        return None
+
+    @classmethod  # noqa: B027 - most pipelines load without what they lack
+    def complete(cls, folder: Path) -> None:
+        """Write stand-ins of components that ``from_pretrained`` demands and an exported pipeline folder lacks."""
+
+    @classmethod
+    def missing_parts(cls, folder: Path) -> tuple[str, ...]:
+        """Return the components ``from_pretrained`` must be told that a pipeline folder lacks."""
+        return ()

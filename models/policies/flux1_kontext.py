@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.policies.base import Part
+from models.policies.base import Part, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import Rows
 
@@ -42,6 +43,12 @@ class Flux1Kontext(Flux1):
         of_image = ids.clone()
         of_image[..., 0] = 1
         return torch.cat([latents, rows["image_latents"].to(latents.dtype)], dim=1), torch.cat([ids, of_image])
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it would choose sizes of its own for both images."""
+        call, size = super().pipeline_call(steps, negative_prompt), (self.settings.width, self.settings.height)
+        own = {"max_area": size[0] * size[1], "_auto_resize": False}
+        return replace(call, arguments={**call.arguments, **own}, image_size=size)
 
     def _prepared(self, rows: int, generators: list[torch.Generator]) -> Any:
         channels = self.pipeline.transformer.config.in_channels // 4

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from torch import Tensor
 
+from models.policies.base import PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 
@@ -76,3 +78,11 @@ class Flux2Klein(Flux2):
 
     pipeline_name = "Flux2KleinPipeline"
     family = "flux2_klein"
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it takes no negative prompt but the empty one, its own."""
+        call = super().pipeline_call(steps, None)
+        if not negative_prompt:
+            return call
+        said = f"The run used the negative prompt {negative_prompt!r}; {self.pipeline_name} always uses an empty one."
+        return replace(call, differences=(said,))

@@ -16,13 +16,13 @@ import diffusers
 import numpy as np
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-from peft import get_peft_model_state_dict
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
-from configs.registry import create
+from configs.registry import create, option_names
 from models.guidance import guided
-from models.policies.base import Conditioning, Part, Policy, PolicySettings
+from models.lora_files import save_lora
+from models.policies.base import Conditioning, Part, PipelineCall, Policy, PolicySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,8 @@ class PipelinePolicy(Policy):
     """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
     schedulers: ClassVar[tuple[str, ...]] = ("FlowMatchEulerDiscreteScheduler",)
     """Scheduler classes whose schedule this family reads."""
+    guidance_argument: ClassVar[str] = "guidance_scale"
+    """What the pipeline calls the guidance scale."""
     size_unit: ClassVar[int] = 16
     """Height and width must be multiples of it, where the folder's config says nothing else."""
 
@@ -189,12 +191,29 @@ class PipelinePolicy(Policy):
     def save_lora(self, folder: Path) -> None:
         """Write the LoRA file the pipeline's ``load_lora_weights`` reads, with the adapter's settings as metadata."""
         ((name, module),) = self.denoisers.items()
-        self._save_lora(folder, name, module)
+        save_lora(self.pipeline_name, folder, name, module)
 
-    def _save_lora(self, folder: Path, name: str, module: Any) -> None:
-        layers = {f"{name}_lora_layers": get_peft_model_state_dict(module)}
-        settings = {f"{name}_lora_adapter_metadata": module.peft_config["default"].to_dict()}
-        getattr(diffusers, self.pipeline_name).save_lora_weights(folder, **layers, **settings)
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments for size, steps, guidance and length of text."""
+        settings = self.settings
+        arguments: dict[str, Any] = {
+            "height": settings.height,
+            "width": settings.width,
+            "num_inference_steps": steps,
+            self.guidance_argument: settings.guidance_scale,
+        }
+        if negative_prompt is not None:
+            arguments["negative_prompt"] = negative_prompt
+        if "max_sequence_length" in option_names(self.options_type):
+            arguments["max_sequence_length"] = self.options.max_sequence_length
+        return PipelineCall(arguments=arguments)
+
+    @classmethod
+    def missing_parts(cls, folder: Path) -> tuple[str, ...]:
+        """Return text components the folder lacks although the pipeline's class has no default for them."""
+        index, optional = cls._read_index(folder), getattr(diffusers, cls.pipeline_name)._optional_components
+        absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
+        return tuple(name for name in absent if name not in optional)
 
     @classmethod
     def check_size(cls, folder: Path, settings: PolicySettings) -> None:

@@ -22,6 +22,7 @@ class QwenImage(Flux1):
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     unused_parts = ()
+    guidance_argument = "true_cfg_scale"
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for Qwen-Image: attention and feed-forwards of both streams.
     lora_targets = (

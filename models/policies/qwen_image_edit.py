@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from torch import Tensor
 from transformers.utils import is_torchvision_available
 
 from configs.errors import ConfigError
-from models.policies.base import Part
+from models.policies.base import Part, PipelineCall
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
+
+#: Pixels that the pipeline scales the image to edit to, whatever its caller wants.
+_PIPELINE_AREA = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class QwenImageEditOptions:
 
     max_sequence_length: int = 2048
     """Tokens of text and image together; every prompt is padded to it and masked."""
-    condition_area: int = 1024 * 1024
+    condition_area: int = _PIPELINE_AREA
     """Pixels the image to edit is scaled to, in the shape of what is generated."""
 
 
@@ -68,6 +71,19 @@ class QwenImageEdit(QwenImage):
         unit = self.pipeline.vae_scale_factor * 2
         width, height = self._condition_size()
         return [*super().shapes(), (1, height // unit, width // unit)]
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it pads text as it needs, and scales the image to a megapixel."""
+        call = super().pipeline_call(steps, negative_prompt)
+        arguments = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
+        area = self.options.condition_area
+        differences: tuple[str, ...] = ()
+        if area != _PIPELINE_AREA:
+            differences = (
+                f"The run scaled the image to edit to {area} pixels; {self.pipeline_name} always scales it to "
+                f"{_PIPELINE_AREA}.",
+            )
+        return replace(call, arguments=arguments, image_size=self._condition_size(), differences=differences)
 
     def _encode_one(self, prompt: str, pixels: np.ndarray) -> dict[str, Tensor]:
         pipeline, length = self.pipeline, self.options.max_sequence_length

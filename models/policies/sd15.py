@@ -8,7 +8,7 @@ the Euler step, and DDPO's DDIM step with eta is the sampler ``ddim`` (log-probs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor
 
-from models.policies.base import PolicySettings
+from models.policies.base import PipelineCall, PolicySettings, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.transitions import expand
 
@@ -87,6 +87,12 @@ class SD15(PipelinePolicy):
         epsilon = modules["unet"](noisy.to(latents.dtype), timestep, rows["prompt_embeds"], return_dict=False)[0]
         velocity: Tensor = epsilon - (noisy - b * epsilon) / a
         return velocity
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and DDIM, whichever scheduler the folder names."""
+        # DDIM would clip where the config of another scheduler says nothing of it.
+        ddim = SchedulerChoice(name="DDIMScheduler", options={"clip_sample": False}, from_config=True)
+        return replace(super().pipeline_call(steps, negative_prompt), scheduler=ddim)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ equals ``StableDiffusion3Pipeline.__call__`` bit for bit, guidance included.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.policies.base import PipelineCall
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, read_json
+from models.stand_ins import silent_t5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,27 @@ class SD3(PipelinePolicy):
     def decode(self, latents: Tensor) -> Tensor:
         """Return images as the pipeline's post-processing rounds them."""
         return self.decode_scaled(latents)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; the linear schedule is one of explicit sigmas."""
+        call = super().pipeline_call(steps, negative_prompt)
+        if self.options.schedule != "linear":
+            return call
+        arguments = {name: value for name, value in call.arguments.items() if name != "num_inference_steps"}
+        return replace(call, arguments={**arguments, "sigmas": np.linspace(1.0, 1 / steps, steps).tolist()})
+
+    @classmethod
+    def complete(cls, folder: Path) -> None:
+        """Give a folder without T5 one that says nothing: the pipeline cannot be loaded without."""
+        if "text_encoder_3" not in cls.missing_parts(folder):
+            return
+        path = folder / "model_index.json"
+        index = read_json(path)
+        encoder, tokenizer = silent_t5(read_json(folder / "transformer" / "config.json")["joint_attention_dim"])
+        for name, part in (("text_encoder_3", encoder), ("tokenizer_3", tokenizer)):
+            part.save_pretrained(folder / name)
+            index[name] = ["transformers", type(part).__name__]
+        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

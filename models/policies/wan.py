@@ -7,7 +7,7 @@ flow shift, as every public trainer does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from models.guidance import guided
-from models.policies.base import PolicySettings
+from models.lora_files import save_lora
+from models.policies.base import PipelineCall, PolicySettings, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.qwen_image import decode_standardized
 from models.transitions import expand
@@ -86,9 +87,7 @@ class Wan(PipelinePolicy):
 
     def sigmas(self, steps: int) -> Tensor:
         """Return the Euler grid of the flow shift."""
-        config = self.pipeline.scheduler.config
-        shift = self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0
-        scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps, device=self.settings.device)
         sigmas: Tensor = scheduler.sigmas.clone().float()
         return sigmas
@@ -128,7 +127,7 @@ class Wan(PipelinePolicy):
         """
         for name, module in self.denoisers.items():
             # The pipeline's loader knows one name, and is told where to load to.
-            self._save_lora(folder if name == "transformer" else folder / name, "transformer", module)
+            save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
 
     @classmethod
     def check_size(cls, folder: Path, settings: PolicySettings) -> None:
@@ -153,6 +152,20 @@ class Wan(PipelinePolicy):
                 f"model.path '{folder}' is a Wan 2.2 TI2V model, whose noise level differs from token to token; "
                 f"'{cls.family}' needs one level per sample. Use a Wan 2.1 or Wan 2.2 A14B model."
             )
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and the Euler scheduler: with its own, UniPC, it draws other clips."""
+        call = super().pipeline_call(steps, negative_prompt)
+        arguments = {**call.arguments, "num_frames": self.settings.frames}
+        if self.options.guidance_scale_2 is not None:
+            arguments["guidance_scale_2"] = self.options.guidance_scale_2
+        euler = SchedulerChoice(name="FlowMatchEulerDiscreteScheduler", options={"shift": self._shift})
+        return replace(call, arguments=arguments, scheduler=euler)
+
+    @property
+    def _shift(self) -> float:
+        config = self.pipeline.scheduler.config
+        return float(self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0)
 
     def _early(self, sigma: Tensor) -> Tensor:
         boundary = self.pipeline.config.boundary_ratio

@@ -6,12 +6,14 @@ Guidance is one more here than in the pipeline, where 0 is off, so that 1 is off
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.policies.base import PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 
 
@@ -63,6 +65,12 @@ class ZImage(PipelinePolicy):
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
         """Return positive + (scale - 1) (positive - negative); the pipeline calls scale - 1 its guidance."""
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, with its own count of guidance."""
+        call = super().pipeline_call(steps, negative_prompt)
+        scale = max(0.0, self.settings.guidance_scale - 1)
+        return replace(call, arguments={**call.arguments, self.guidance_argument: scale})
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

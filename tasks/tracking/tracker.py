@@ -86,7 +86,7 @@ class Tracker:
 
     def log_export(self, epoch: int) -> None:
         """Register the exported model; the alias ``champion`` goes to the version with the best held-out reward."""
-        from tasks.export import ExportStage, exported_folder
+        from tasks.export.stage import ExportStage, exported_folder
         from tasks.tracking.models import Export
 
         chain = self.workspace.chain

@@ -1,0 +1,211 @@
+"""The model card: what this is, how it was made, what came of it, and how to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from configs.schema import RewardSection, RunConfig
+from tasks.export.base_model import BaseModel
+from tasks.export.usage import Usage, snippet
+from tasks.figures import Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a card tells besides how to call the model."""
+
+    config: RunConfig
+    """The run's."""
+    epoch: int
+    """Epochs trained."""
+    base: BaseModel
+    """What training started from."""
+    base_artifact: str
+    """``kind/id`` of what the run's store holds of it."""
+    policy: str
+    """``kind/id`` of the trained policy's artifact."""
+    digest: str
+    """Digest of its content."""
+    prompts: str
+    """``kind/id`` of the prompts' artifact, which names them by content."""
+    before: Figures
+    """Figures of the base model."""
+    after: Figures
+    """Figures of this one; nothing when it was not evaluated."""
+    picture: str | None
+    """File with images before and after, relative to the card."""
+
+
+def model_card(about: About, usage: Usage | None) -> str:
+    """Return README.md: YAML front matter and text."""
+    head = yaml.safe_dump(front(about), sort_keys=False, allow_unicode=True, width=1000)
+    parts = [
+        f"---\n{head}---",
+        f"# {_title(about)}",
+        _summary(about),
+        _results(about),
+        _use(about, usage),
+        _origin(about),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def front(about: About) -> dict[str, Any]:
+    """Return the front matter: the Hub's fields, then flowmill's own."""
+    base, config = about.base, about.config
+    stated = {"license": base.license.id, "license_name": base.license.name, "license_link": base.license.link}
+    hub = {"base_model": base.name, "base_model_relation": "adapter" if config.model.lora else "finetune"}
+    return {
+        # A folder's name would lead to whoever has a repository of that name.
+        **(hub if base.source == "hub" else {}),
+        **{key: value for key, value in stated.items() if value is not None},
+        "library_name": "diffusers",
+        "pipeline_tag": _pipeline_tag(config),
+        "tags": ["flowmill", "reinforcement-learning", config.optimize.algorithm.name, *_kind_tags(config)],
+        "flowmill": {
+            "base_model": base.plain(),
+            "algorithm": config.optimize.algorithm.name,
+            "epochs": about.epoch,
+            "prompts": {"train": prompt_set(config.prompts.train), "heldout": prompt_set(config.prompts.heldout)},
+            "prompts_artifact": about.prompts,
+            "rewards": [_plain_reward(section) for section in config.rewards],
+            "policy": about.policy,
+            "digest": about.digest,
+            "before": about.before,
+            "after": about.after,
+        },
+    }
+
+
+def prompt_set(source: str | None) -> str | None:
+    """Return the name of a prompt source: a file's name without its folders, a dataset's id as it is."""
+    if source is None or not source.lower().endswith((".txt", ".jsonl", ".parquet")):
+        return source
+    return source.replace("\\", "/").rpartition("/")[2]
+
+
+def _title(about: About) -> str:
+    name = about.base.name.rpartition("/")[2]
+    return f"{name}, post-trained with {about.config.optimize.algorithm.name}"
+
+
+def _summary(about: About) -> str:
+    config, base = about.config, about.base
+    what = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
+    rewards = ", ".join(f"`{section.slot}` (weight {section.weight:g})" for section in config.rewards)
+    commit = f" at commit `{base.revision}`" if base.revision else ""
+    sources = {
+        "hub": f"[{base.name}](https://huggingface.co/{base.name}){commit}",
+        "folder": f"`{base.name}`, a local model",
+    }
+    named = sources.get(base.source, f"`{base.name}`, a small model that flowmill built")
+    epochs = "1 epoch" if about.epoch == 1 else f"{about.epoch} epochs"
+    averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
+    return (
+        f"{what} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
+        f"`{config.optimize.algorithm.name}` on the prompts of `{prompt_set(config.prompts.train)}`, with the rewards "
+        f"{rewards}.{averaged}"
+    )
+
+
+def _results(about: About) -> str:
+    if not about.after:
+        return f"## Results\n\nThe policy after epoch {about.epoch} was not evaluated."
+    section = about.config.evaluate
+    steps = section.steps or about.config.rollout.steps
+    lines = ["## Results", "", "| prompts | reward | before | after |", "|---|---|---|---|"]
+    for split, slots in about.after.items():
+        for slot, values in slots.items():
+            for figure, value in sorted(values.items(), reverse=True):
+                earlier = about.before.get(split, {}).get(slot, {}).get(figure)
+                shown = "not evaluated" if earlier is None else f"{earlier:.4g}"
+                lines.append(
+                    f"| {_split_name(split)} | {_slot_name(about.config, slot, figure)} | {shown} | {value:.4g} |"
+                )
+    lines += [
+        "",
+        f"Each of {section.samples} samples, {steps} deterministic steps, with the same seeds before and after.",
+    ]
+    if about.picture is not None:
+        lines += ["", f"![Equal prompts and initial noise before training and after]({about.picture})"]
+    return "\n".join(lines)
+
+
+def _use(about: About, usage: Usage | None) -> str:
+    if usage is None:
+        return (
+            "## Use\n\nThe model family is one of your own, whose adapter does not say how plain diffusers is called."
+        )
+    intro = (
+        "Runs as pasted, in this folder, and draws the first image of the evaluation. The arguments are those of "
+        "training: with diffusers' defaults instead, results look untrained. `generation.json` holds the same settings."
+    )
+    lines = ["## Use", "", intro, "", "```python", snippet(usage), "```"]
+    if usage.base is not None and about.base.source != "hub":
+        lines += ["", f"`{usage.base}` is the folder of the base model; {_whereabouts(about)}"]
+    notes = [*usage.call.differences, *_solver_note(about.config), *_dtype_note(usage)]
+    if notes:
+        lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
+    return "\n".join(lines)
+
+
+def _whereabouts(about: About) -> str:
+    if about.base.source == "built":
+        return f"it is `pipeline` in the store's artifact `{about.base_artifact}`. Put it, or a link to it, here."
+    return "put it, or a link to it, here."
+
+
+def _solver_note(config: RunConfig) -> Sequence[str]:
+    if config.evaluate.solver == "euler":
+        return ()
+    return (f"The evaluation used the solver `{config.evaluate.solver}`; this call takes Euler steps.",)
+
+
+def _dtype_note(usage: Usage) -> Sequence[str]:
+    if usage.dtype == "float32":
+        return ()
+    return (f"It decodes in {usage.dtype} and keeps latents in it; the evaluation did both in float32.",)
+
+
+def _origin(about: About) -> str:
+    base = about.base
+    stated = {
+        "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",
+        "other": f"see [{base.license.link}]({base.license.link}), the base model's.",
+    }
+    return "\n".join(
+        [
+            "## Origin",
+            "",
+            f"- License: {stated.get(base.license.id, f'{base.license.id}, as the base model states.')}",
+            f"- Policy: `{about.policy}`, digest `{about.digest}`",
+            f"- Prompts: `{about.prompts}`",
+        ]
+    )
+
+
+def _pipeline_tag(config: RunConfig) -> str:
+    target = "video" if config.model.frames > 1 else "image"
+    return f"{'text' if config.prompts.image is None else 'image'}-to-{target}"
+
+
+def _kind_tags(config: RunConfig) -> list[str]:
+    return ["lora"] if config.model.lora else []
+
+
+def _split_name(split: str) -> str:
+    return {"heldout": "held-out", "train": "training"}.get(split, split)
+
+
+def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
+    judge = slot in {section.slot for section in config.evaluate.judges}
+    return f"`{slot}`{', a judge' if judge else ''}, {figure}"
+
+
+def _plain_reward(section: RewardSection) -> Mapping[str, Any]:
+    label = {} if section.label is None else {"label": section.label}
+    return {"name": section.name, **label, "weight": section.weight}

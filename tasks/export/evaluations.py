@@ -1,0 +1,64 @@
+"""What an export tells of evaluations: the only place of this room that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.schema import REWARDS, read_table
+from tasks.chain import Node, evaluation_nodes
+from tasks.figures import Figures
+from tasks.figures import evaluation_figures as figures_of
+from tasks.rollout import open_trajectory_store
+from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One image or clip of an evaluation."""
+
+    prompt: str
+    """Its prompt."""
+    verdict: str
+    """What the first reward read and gave; empty when it has not scored."""
+    media: np.ndarray
+    """(H, W, 3) or (F, H, W, 3) uint8."""
+
+
+def made_evaluation(workspace: Workspace, epoch: int) -> tuple[Node, ...]:
+    """Return the stages of an epoch's evaluation that have run, whatever the settings; none when it was not evaluated.
+
+    One that has run with other settings is an input too: it is due again before figures are told.
+    """
+    return tuple(node for node in evaluation_nodes(workspace.config, epoch) if workspace.run.made(*node))
+
+
+def evaluation_figures(workspace: Workspace, epoch: int) -> Figures:
+    """Return figures by split and reward; nothing when the epoch was not evaluated."""
+    return figures_of(workspace.chain, epoch)
+
+
+def evaluation_images(workspace: Workspace, epoch: int, split: str, count: int) -> list[Shown]:
+    """Return the first images of a split; none when the epoch was not evaluated."""
+    store, entry = workspace.store, workspace.chain.find(epoch, "evaluate")
+    record = None if entry is None else store.record(entry.ref, split)
+    if entry is None or record is None:
+        return []
+    shard = open_trajectory_store(workspace.config.rollout.store).open(store.files(entry.ref, record))
+    rows = shard.table.select(["sample_id", "prompt"]).slice(0, count).to_pylist()
+    verdicts = _verdicts(workspace, epoch, split)
+    return [
+        Shown(prompt=row["prompt"], verdict=verdicts.get(row["sample_id"], ""), media=shard.media(number))
+        for number, row in enumerate(rows)
+    ]
+
+
+def _verdicts(workspace: Workspace, epoch: int, split: str) -> dict[str, str]:
+    """Return what the first reward read and gave, by sample."""
+    store, entry = workspace.store, workspace.chain.find(epoch, "judge", workspace.config.rewards[0].slot)
+    record = None if entry is None else store.record(entry.ref, split)
+    if entry is None or record is None:
+        return {}
+    rows = read_table(store.files(entry.ref, record), "rewards.parquet", REWARDS).to_pylist()
+    return {row["sample_id"]: f"{row['note']} {row['reward']:.3g}".strip() for row in rows}

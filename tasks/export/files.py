@@ -1,0 +1,72 @@
+"""The model's files: a whole pipeline folder with the trained weights in place, or LoRA files alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import diffusers
+
+from models.policies.base import Policy, SchedulerChoice
+from models.policies.pipeline import read_json
+from tasks.export.base_model import license_files
+
+INDEX = "model_index.json"
+
+
+def write_pipeline(policy: Policy, base: Path, target: Path) -> None:
+    """Write the components that the base's index names, the denoisers as they are now.
+
+    Other files of the base stay behind: a card that is not of these weights, single-file checkpoints of old ones.
+    """
+    target.mkdir(parents=True)
+    listed = read_json(base / INDEX)
+    index = {name: entry if _is_there(base, name, entry) else [None, None] for name, entry in listed.items()}
+    for name, entry in index.items():
+        if isinstance(entry, list) and entry[0] is not None and name not in policy.denoisers:
+            shutil.copytree(base / name, target / name)
+    (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    for name, module in policy.denoisers.items():
+        module.save_pretrained(target / name)
+        # diffusers writes the path it loaded from into the config; the base's own has none.
+        shutil.copy(base / name / "config.json", target / name / "config.json")
+    policy.complete(target)
+    _forget_paths(target)
+    copy_licenses(base, target)
+
+
+def store_scheduler(choice: SchedulerChoice, target: Path) -> None:
+    """Make a scheduler that of an exported pipeline."""
+    make_scheduler(choice, target / "scheduler").save_pretrained(target / "scheduler")
+    index = {**read_json(target / INDEX), "scheduler": ["diffusers", choice.name]}
+    (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:
+    """Return the chosen scheduler; ``own`` is the folder of the pipeline's."""
+    made = getattr(diffusers, choice.name)
+    if not choice.from_config:
+        return made(**choice.options)
+    return made.from_config(read_json(own / "scheduler_config.json"), **choice.options)
+
+
+def copy_licenses(base: Path, target: Path) -> None:
+    """Copy the base model's license files."""
+    for path in license_files(base):
+        shutil.copy(path, target / path.name)
+
+
+def _is_there(base: Path, name: str, entry: Any) -> bool:
+    """Return whether an entry of an index is no component, or one whose folder was not removed."""
+    return not isinstance(entry, list) or entry[0] is None or (base / name).is_dir()
+
+
+def _forget_paths(folder: Path) -> None:
+    """Drop the paths that libraries note in configs of what they loaded from a folder of some machine."""
+    for path in sorted(folder.glob("*/*.json")):
+        data = json.loads(path.read_text())
+        if isinstance(data, dict) and Path(str(data.get("_name_or_path", ""))).is_absolute():
+            del data["_name_or_path"]
+            path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,94 @@
+"""Puts a finished export into a repository on the Hugging Face Hub, in one commit; only ever on command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from configs.errors import PublishError
+from tasks.sources import PIPELINE
+from tasks.workspace import Workspace
+
+#: What the card's snippet calls the folder it lies in.
+HERE = '"."  # this folder'
+_IN_PLACE = "Runs as pasted, in this folder,"
+
+
+def finished_export(workspace: Workspace, epoch: int | None) -> Path:
+    """Return the folder of a run's export.
+
+    Args:
+        workspace: the run.
+        epoch: after which epoch; the last when None.
+
+    Raises:
+        NotCommittedError: there is none, or what there is was made with other settings.
+    """
+    wanted = workspace.config.run.epochs if epoch is None else epoch
+    ref = workspace.chain.require(wanted, "export").ref
+    return workspace.store.folder(ref, workspace.store.shards(ref)[0]) / PIPELINE
+
+
+def publish(folder: Path, repo: str, *, private: bool, token: str | None) -> str:
+    """Make the repository if it is not there, commit every file of an export to it, and return its address.
+
+    Args:
+        folder: of the export.
+        repo: ``owner/name``.
+        private: make a new repository private.
+        token: of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
+
+    Raises:
+        PublishError: there is no token, the Hub refused, or it cannot be reached.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
+
+    if token is None and hub.get_token() is None:
+        raise PublishError(
+            f"'{repo}' cannot be written: you are not logged in to the Hugging Face Hub. Run 'hf auth login', set "
+            "HF_TOKEN, or name the variable that holds a token with --token-env."
+        )
+    card = for_hub((folder / "README.md").read_text(), repo).encode()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    contents = {path.relative_to(folder).as_posix(): path for path in files}
+    operations = [
+        hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=card if name == "README.md" else path)
+        for name, path in contents.items()
+    ]
+    api = hub.HfApi(token=token)
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        api.create_commit(repo, operations, commit_message="Publish a post-trained policy")
+    except HFValidationError:
+        raise PublishError(f"'{repo}' is no name of a repository. Give it as owner/name.") from None
+    except HfHubHTTPError as error:
+        raise PublishError(_refusal(repo, error.response.status_code, str(error))) from None
+    except (HTTPError, OfflineModeIsEnabled) as error:
+        raise PublishError(
+            f"'{repo}' cannot be written: {api.endpoint} does not answer ({type(error).__name__}). Nothing was "
+            "published; check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run the command again."
+        ) from None
+    except ValueError as error:
+        # Of huggingface_hub: the Hub found fault with the card's head.
+        raise PublishError(f"'{repo}' refuses the card: {error}. Nothing was published.") from None
+    return f"{api.endpoint}/{repo}"
+
+
+def for_hub(card: str, repo: str) -> str:
+    """Return a card whose snippet loads the repository instead of the folder it lies in."""
+    return card.replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
+
+
+def _refusal(repo: str, status: int, message: str) -> str:
+    owner = repo.partition("/")[0]
+    if status == 401:
+        return f"'{repo}' cannot be written: the Hub does not know this token. Make a new one, or log in again."
+    if status == 403:
+        return (
+            f"'{repo}' cannot be written: the token may not write to '{owner}', or the repository is of another owner. "
+            "Use a name of your own, or a token with write access there."
+        )
+    if status == 404:
+        return f"'{repo}' cannot be written: it does not exist or is not yours to see. Check the name and the token."
+    return f"'{repo}' cannot be written: the Hub answered {status}: {message.strip().splitlines()[0]}"

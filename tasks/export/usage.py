@@ -1,0 +1,145 @@
+"""How an export is used: the settings as JSON, and as Python that runs where it is pasted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
+
+from models.policies.base import PipelineCall, SchedulerChoice
+from tasks.export.publish import HERE
+
+INPUT = "images/input.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Everything needed to draw what the evaluation drew, with diffusers alone."""
+
+    pipeline: str
+    """Class of the pipeline in diffusers."""
+    base: str | None
+    """Hub id or folder of the model that LoRA files are for; None for a whole pipeline."""
+    revision: str | None
+    """Commit of a hub id."""
+    missing: tuple[str, ...]
+    """Components ``from_pretrained`` must be told the base lacks."""
+    loras: tuple[str, ...]
+    """LoRA files, relative to the export; in a folder of a component's name if not for the first denoiser."""
+    dtype: str
+    """Dtype of the weights."""
+    call: PipelineCall
+    """Arguments and scheduler."""
+    prompt: str
+    """A prompt of the evaluation."""
+    seed: int
+    """Seed of its initial noise there."""
+    conditioned: bool
+    """It starts from an image, of which ``images/input.png`` is one."""
+    fps: int | None
+    """Frames per second of clips; None for images."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        scheduler, call = self.call.scheduler, self.call
+        return {
+            "pipeline": self.pipeline,
+            "base_model": self.base,
+            "base_revision": self.revision,
+            "missing_components": list(self.missing),
+            "lora_files": list(self.loras),
+            "dtype": self.dtype,
+            "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
+            "call": dict(call.arguments),
+            "input_image": {"file": INPUT, "size": call.image_size} if self.conditioned else None,
+            "frames_per_second": self.fps,
+            "prompt": self.prompt,
+            "seed": self.seed,
+            "differences": list(call.differences),
+        }
+
+
+def lora_files(target: Path) -> tuple[str, ...]:
+    """Return the LoRA files below an export, that of its own folder first."""
+    found = (path.relative_to(target).as_posix() for path in target.rglob(LORA_WEIGHT_NAME_SAFE))
+    return tuple(sorted(found, key=lambda name: (name.count("/"), name)))
+
+
+def snippet(usage: Usage) -> str:
+    """Return Python that loads the export and draws the first image of the evaluation."""
+    scheduler = usage.call.scheduler
+    lines = ["import torch", f"from diffusers import {_imports(scheduler)}"]
+    lines += ["from PIL import Image"] * usage.conditioned
+    lines += ["", f"folder = {HERE}", *_loading(usage)]
+    if scheduler is not None:
+        lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
+    lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
+    lines += [f"prompt = {_text(usage.prompt)}", *_image_lines(usage)]
+    lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
+    lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
+    image = "image=image, " if usage.conditioned else ""
+    if usage.fps is None:
+        lines += [f"result = pipe(prompt=prompt, {image}generator=generator, **call).images[0]"]
+        return "\n".join([*lines, 'result.save("result.png")'])
+    lines += [f'frames = pipe(prompt=prompt, {image}generator=generator, output_type="pil", **call).frames[0]']
+    clip = f"save_all=True, append_images=frames[1:], duration={round(1000 / usage.fps)}, lossless=True"
+    return "\n".join([*lines, f'frames[0].save("result.webp", {clip})'])
+
+
+def _loading(usage: Usage) -> list[str]:
+    dtype = f"dtype=torch.{usage.dtype}"
+    if usage.base is None:
+        return [f"pipe = DiffusionPipeline.from_pretrained(folder, {dtype}{_absent(usage.missing)})"]
+    revision = "" if usage.revision is None else f'revision="{usage.revision}", '
+    lines = [
+        f"base = {_text(usage.base)}",
+        f"pipe = DiffusionPipeline.from_pretrained(base, {revision}{dtype}{_absent(usage.missing)})",
+    ]
+    for name in usage.loras:
+        component = name.rpartition("/")[0]
+        # Not subfolder=: of a local folder diffusers 0.42 then takes the file of the same name above it.
+        other = f", load_into_{component}=True" if component else ""
+        lines.append(f'pipe.load_lora_weights(folder, weight_name="{name}"{other})')
+    return lines
+
+
+def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
+    return [
+        f"    {name}={_text(value) if isinstance(value, str) else repr(value)}," for name, value in arguments.items()
+    ]
+
+
+def _text(value: str) -> str:
+    # JSON's strings are Python's, and double-quoted; Python's own choose quotes that need no escaping.
+    return repr(value) if '"' in value else json.dumps(value, ensure_ascii=False)
+
+
+def _absent(names: tuple[str, ...]) -> str:
+    return "".join(f", {name}=None" for name in names)
+
+
+def _image_lines(usage: Usage) -> list[str]:
+    if not usage.conditioned:
+        return []
+    size = usage.call.image_size
+    scaled = "" if size is None else f".resize({size}, Image.Resampling.LANCZOS)"
+    return [f'image = Image.open("{INPUT}").convert("RGB"){scaled}  # the image to start from']
+
+
+def _imports(scheduler: SchedulerChoice | None) -> str:
+    return ", ".join(sorted(["DiffusionPipeline", *([] if scheduler is None else [scheduler.name])]))
+
+
+def _scheduler_code(choice: SchedulerChoice) -> str:
+    options = [f"{name}={value!r}" for name, value in choice.options.items()]
+    if not choice.from_config:
+        return f"{choice.name}({', '.join(options)})"
+    return f"{choice.name}.from_config({', '.join(['pipe.scheduler.config', *options])})"
+
+
+def _plain_scheduler(choice: SchedulerChoice) -> Mapping[str, Any]:
+    return {"class": choice.name, "options": dict(choice.options), "from_config": choice.from_config}
