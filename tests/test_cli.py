@@ -200,7 +200,7 @@ def test_transient_errors_are_retried_and_others_are_not(flowmill: FlowmillComma
     once = ["--set", "run.epochs=1", "--set", "evaluate.judges=[]"]
     skip_first = ["--set", "evaluate.samples=1"]
     result = flowmill("stage", "base", "--run", "none", *arguments[1:])
-    refused(result, "There is no run")
+    refused(result, "There is no store")
     assert flowmill("run", *arguments, *flaky, *once, *skip_first, "--set", "execution.retries=0").returncode == 1
     assert flowmill("run", *arguments, *flaky, *once, *skip_first, "--set", "execution.retries=3").returncode == 0
 
