@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+TEST_PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: run test install install-test lint typecheck format bench clean
@@ -11,7 +12,7 @@ run: install
 	$(BIN)/flowmill run configs/digits.yaml
 
 test: install-test
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
