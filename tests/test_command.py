@@ -292,7 +292,14 @@ def test_a_signal_says_what_stays_and_how_to_go_on(
     variables = environment(COLUMNS="200")
     variables.pop("PREFECT_API_URL", None)
     process = subprocess.Popen(
-        line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        line,
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that started us in the background had Ctrl-C ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
