@@ -174,7 +174,7 @@ class OptimizeSection(Section):
     """Passes over the pairs of an epoch."""
     replay: ReplaySection | None = None
     """Train on trajectories of earlier epochs too."""
-    guidance_gradient: Literal["conditional", "both"] = "conditional"
+    guidance_gradient: Literal["conditional", "both"] = "both"
     """With guidance: differentiate both predictions, which is the gradient of the log-prob that is replayed, or the
     conditional one alone, which is a quarter cheaper and another gradient."""
     ema: EmaSection | None = None

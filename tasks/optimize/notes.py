@@ -19,7 +19,7 @@ def _guidance(config: RunConfig) -> str | None:
     return (
         f"optimize.guidance_gradient 'conditional' is not the gradient of the log-prob that is replayed: with "
         f"model.guidance_scale {scale:g} its slope is about {scale:g} times too large, and its direction another "
-        "(cosine 0.94 on SD3, 0.99 on Qwen-Image). 'both' is exact and takes a backward pass through both halves."
+        "(cosine 0.93 on SD3, 0.99 on Qwen-Image). 'both' is exact and takes a backward pass through both halves."
     )
 
 

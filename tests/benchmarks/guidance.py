@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--gradients", nargs="*", default=SETTINGS, choices=SETTINGS)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=240, help="flow-matching steps of the base")
     parser.add_argument("--set", action="append", default=[], help="further settings of the runs")
