@@ -103,7 +103,7 @@ def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: M
     assert set(states(workspace)) == set(behind)
     lines = explain(workspace.chain, Node(2, "export"))
     assert lines[0] == f"root cause: {node}: made again with --force, and came out different"
-    assert lines[-1] == "export@2 is stale: input optimize@2 changed"
+    assert "export@2 is stale: input optimize@2 changed" in lines
     with pytest.raises(NotCommittedError, match="no advantage for epoch 1 with these settings"):
         execute(workspace, Node(1, "optimize"))
     # What of the old chain still lies there is no figure of this run.
