@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from configs.load import load_config
@@ -27,7 +28,7 @@ def dry_command(config: Path, *, root: str | None, name: str | None, overrides: 
         rows = "" if stage.rows is None else f"{stage.rows:,}"
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
-        table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
+        table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, escape(stage.reason))
     console.print(table)
     if made.conflicts:
         console.print(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import ConfigError
@@ -160,7 +161,7 @@ def _print_side_results(run: dict[str, Any]) -> None:
     table.title_justify = "left"
     for made in run["side_results"]:
         mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
-        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
+        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], escape(made["label"]))
     console.print(table)
 
 
