@@ -127,8 +127,8 @@ NAMED = (
     Named(
         name="Guard doubles the bias",
         path=f"{ALGORITHMS}/objectives.py",
-        before="std * (log_ratio + squared_error(mean, old_mean)",
-        after="std * (log_ratio - squared_error(mean, old_mean)",
+        before="std * (log_ratio + terms * squared_error(mean, old_mean)",
+        after="std * (log_ratio - terms * squared_error(mean, old_mean)",
     ),
     Named(
         name="Flow-DPPO lowers what was rewarded",
