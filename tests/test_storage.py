@@ -194,29 +194,29 @@ def entry(artifact: str, epoch: int = 1, stage: str = "score") -> LineageEntry:
     return LineageEntry(epoch=epoch, stage=stage, slot="", artifact=artifact)
 
 
-def test_lineage_keeps_history_and_shows_the_current(store: ArtifactStore) -> None:
+def test_lineage_keeps_history_in_order(store: ArtifactStore) -> None:
     run = RunFolder(store, "r")
     for artifact in ("rewards/a", "rewards/a", "rewards/b", "rewards/a"):
         run.append(entry(artifact))
     assert [e.artifact for e in run.entries()] == ["rewards/a", "rewards/b", "rewards/a"]
     fresh = RunFolder(store, "r")
-    assert fresh.find(1, "score") == entry("rewards/a")
-    with pytest.raises(NotCommittedError, match="flowmill stage rollout --run r --epoch 3"):
-        fresh.require(3, "rollout")
+    assert fresh.made(*entry("rewards/a").key) == run.entries()
+    assert fresh.made(3, "rollout") == []
+    run.append(entry("rewards/c"))
+    assert fresh.entries() != run.entries()
+    fresh.refresh()
+    assert fresh.entries() == run.entries()
 
 
-def test_run_digest_is_of_content(store: ArtifactStore, tmp_path: Path) -> None:
-    other = ArtifactStore(str(tmp_path / "other"))
-    for each in (store, other):
-        commit(each, "00000")
-        each.seal(REF, shards=["00000"], summary={}, **ORIGIN)
-        RunFolder(each, "r").append(entry(str(REF)))
-    assert RunFolder(store, "r").digest() == RunFolder(other, "r").digest()
-    before = RunFolder(store, "r").digest()
-    commit(store, "0", "more", ArtifactRef("rewards", "b"))
-    store.seal(ArtifactRef("rewards", "b"), shards=["0"], summary={}, **ORIGIN)
-    RunFolder(store, "r").append(entry("rewards/b", epoch=2))
-    assert RunFolder(store, "r").digest() != before
+def test_a_series_keeps_every_record_and_shows_the_newest(store: ArtifactStore) -> None:
+    run = RunFolder(store, "r")
+    assert run.config() is None
+    assert run.create({"config": {"run": {"epochs": 1}}})
+    assert run.config() == {"run": {"epochs": 1}}
+    for epochs in (2, 2, 3, 2):
+        run.add("configs", {"run": {"epochs": epochs}})
+    assert store.root.list("runs/r/configs") == ["0001.json", "0002.json", "0003.json"]
+    assert RunFolder(store, "r").config() == {"run": {"epochs": 2}}
 
 
 def test_embeddings_are_found_by_text_and_grow(store: ArtifactStore) -> None:
