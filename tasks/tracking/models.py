@@ -71,9 +71,7 @@ class Export:
     """``kind/id`` of every policy that is part of the run now."""
 
 
-def register(
-    client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent | None, export: Export
-) -> None:
+def register(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> None:
     """Make an exported model a version of a registered one, and let the alias ``champion`` be at the best version.
 
     Of this run only versions count whose policy is part of it now; of other runs all.
@@ -93,22 +91,17 @@ def register(
             client.set_registered_model_alias(name, "champion", best)
 
 
-def _new_version(
-    client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent | None, export: Export
-) -> Any:
-    tags = {"flowmill.digest": export.digest, "flowmill.epoch": str(export.epoch), "flowmill.run": owner.run}
-    figures, model = "It was not evaluated.", None
-    if evaluation is not None:
-        model = logged_model(client, owner, evaluation)
-        tags |= {
-            "flowmill.heldout_reward": repr(evaluation.reward),
-            "flowmill.policy": evaluation.policy,
-            "flowmill.logged_model": model.model_id,
-        }
-        scores = [f"{point.key.removeprefix('eval/')} {point.value:.3f}" for point in evaluation.points if point.split]
-        figures = f"Evaluation at epoch {export.epoch}: {', '.join(scores)}."
-    if model is None:
-        raise MlflowException(f"epoch {export.epoch} has no evaluation, so there is no model to register")
+def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> Any:
+    model = logged_model(client, owner, evaluation)
+    tags = {
+        "flowmill.digest": export.digest,
+        "flowmill.epoch": str(export.epoch),
+        "flowmill.run": owner.run,
+        "flowmill.heldout_reward": repr(evaluation.reward),
+        "flowmill.policy": evaluation.policy,
+        "flowmill.logged_model": model.model_id,
+    }
+    scores = [f"{point.key.removeprefix('eval/')} {point.value:.3f}" for point in evaluation.points if point.split]
     client.log_model_artifacts(model.model_id, str(export.folder))
     return client.create_model_version(
         name,
@@ -116,7 +109,8 @@ def _new_version(
         run_id=owner.run_id,
         model_id=model.model_id,
         tags=tags,
-        description=f"Run '{owner.run}', epoch {export.epoch}. {figures} Logged model {model.model_id} has the scores.",
+        description=f"Run '{owner.run}', epoch {export.epoch}. Evaluation: {', '.join(scores)}. "
+        f"Logged model {model.model_id} has the scores.",
     )
 
 

@@ -27,7 +27,7 @@ from tasks.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tasks.tracking.models import Owner
+    from tasks.tracking.models import Export, Owner
 
 SERIES = "tracking"
 #: Tags of MLflow's own prefix are not shown among those a person reads.
@@ -85,7 +85,7 @@ class Tracker:
             self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
-        """Register the exported model; the alias ``champion`` goes to the version with the best held-out reward."""
+        """Register the model of an evaluated epoch; the alias ``champion`` goes to the best held-out reward."""
         from tasks.export.stage import ExportStage, exported_folder
         from tasks.tracking.models import Export
 
@@ -99,7 +99,8 @@ class Tracker:
             policies=policies,
         )
         made = content.evaluation_content(chain, epoch)
-        self._jobs.put(lambda: self._register(export, made))
+        if made is not None:
+            self._jobs.put(lambda: self._register(export, made))
 
     def url(self, timeout: float = 60.0) -> str | None:
         """Return where the run is in the MLflow UI: a URL for a server, a path below the UI otherwise."""
@@ -239,7 +240,7 @@ class Tracker:
             chunk, last = list(metrics[start : start + 1000]), start + 1000 >= len(metrics)
             self._client.log_batch(str(self.run_id), metrics=chunk, tags=[tag] if last else [])
 
-    def _register(self, export: Any, made: EvaluationContent | None) -> None:
+    def _register(self, export: Export, made: EvaluationContent) -> None:
         from tasks.tracking.models import register
 
         name = self.workspace.config.tracking.registered_model or f"flowmill-{self.workspace.run.name}"
