@@ -12,7 +12,7 @@ run: install
 	$(BIN)/flowmill run configs/digits.yaml
 
 test: install-test
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test

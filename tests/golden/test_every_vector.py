@@ -9,6 +9,9 @@ import pytest
 
 from tests.golden.vectors import READ, load
 
+#: One process: what these tests read is looked back at by the last of them.
+pytestmark = pytest.mark.xdist_group("golden")
+
 OWN_DRAWS = "every draw here is seeded from run, epoch, prompt, replica and step (tasks/seeds.py)"
 NO_DENSITY = "a step without noise has no log-prob; theirs is the constant 0"
 #: File -> vector -> why nothing is compared with it.
@@ -41,6 +44,8 @@ def test_every_vector_is_compared_or_left_out_for_a_reason(golden_dir: Path, req
     selected = {getattr(item, "originalname", item.name) for item in request.session.items}
     if not defined <= selected:
         pytest.skip("what was read is known only after all of tests/golden: some of its tests are not selected")
+    if hasattr(request.config, "workerinput") and not request.config.getoption("loadgroup"):
+        pytest.skip("what was read is known to one process only: run with --dist loadgroup")
     for file in sorted(path.name for path in golden_dir.glob("*.*") if path.suffix in (".npz", ".json")):
         stored = load(golden_dir, file)[0].keys_of_leaves()
         read = {key for name, key in READ if name == file}

@@ -29,6 +29,9 @@ from tasks.algorithms.base import BehaviorDecay
 from tasks.seeds import epoch_prompts
 from tests.golden.vectors import Vectors, load
 
+#: One process: what these tests read is looked back at by the last of them.
+pytestmark = pytest.mark.xdist_group("golden")
+
 
 def test_window_starts(golden_dir: Path) -> None:
     for case in load(golden_dir, "schedules.json")[0]["flowgrpo_fast_windows"]:

@@ -33,6 +33,9 @@ from tasks.algorithms.opd import OnPolicyDistillation
 from tasks.algorithms.tempflow import TempFlow
 from tests.golden.vectors import Vectors, load
 
+#: One process: what these tests read is looked back at by the last of them.
+pytestmark = pytest.mark.xdist_group("golden")
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 

@@ -23,6 +23,9 @@ from models.solvers import DPMSolver2M, Euler
 from models.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, expand, predictions, step_stds
 from tests.golden.vectors import Vectors, load
 
+#: One process: what these tests read is looked back at by the last of them.
+pytestmark = pytest.mark.xdist_group("golden")
+
 FLOW_GRPO = pytest.mark.parametrize("name", ["flowgrpo_step_sd3.npz", "flowgrpo_step_flux.npz"])
 FLOW_FACTORY = pytest.mark.parametrize("name", ["flowfactory_euler_step.npz", "flowfactory_unipc_step.npz"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
