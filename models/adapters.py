@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import Tensor, nn
 
 from configs.errors import ConfigError, CorruptError
@@ -207,6 +206,8 @@ def _computed_as_trained(module: nn.Module) -> nn.Module:
 
 
 def _add_lora(name: str, module: Any, lora: LoraSpec, seed: int) -> None:
+    from peft import LoraConfig
+
     check_lora_targets(name, module, lora.targets)
     config = LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from torch import nn
+
+from models.libraries import diffusers_class
 
 _DUAL = tuple(range(13))
 _SD35_MEDIUM = {
@@ -122,7 +123,7 @@ def architecture_of(path: str) -> Architecture | None:
 def meta_denoiser(architecture: Architecture) -> nn.Module:
     """Return the denoiser without weights."""
     with torch.device("meta"):
-        module: nn.Module = getattr(diffusers, architecture.denoiser)(**architecture.config)
+        module: nn.Module = diffusers_class(architecture.denoiser)(**architecture.config)
     return module
 
 

@@ -1,6 +1,19 @@
-"""Keeps diffusers and transformers from writing progress bars and notices into our own output."""
+"""The large libraries: imported where a model is loaded, and kept from writing notices into our own output."""
 
 from __future__ import annotations
+
+from typing import Any
+
+
+def diffusers_class(name: str) -> Any:
+    """Return a class of diffusers, imported now.
+
+    Raises:
+        AttributeError: diffusers has no such class.
+    """
+    import diffusers
+
+    return getattr(diffusers, name)
 
 
 def quiet_libraries() -> None:

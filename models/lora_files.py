@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import diffusers
-from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
-from peft import get_peft_model_state_dict
-
 from configs.errors import CorruptError
+from models.libraries import diffusers_class
 
+LORA_FILE = "pytorch_lora_weights.safetensors"
+"""What ``load_lora_weights`` looks for (diffusers' ``LORA_WEIGHT_NAME_SAFE``)."""
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 
@@ -29,10 +28,12 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
         name: what the pipeline's loader calls the module.
         module: with one PEFT adapter, ``default``.
     """
+    from peft import get_peft_model_state_dict
+
     layers = {f"{name}_lora_layers": get_peft_model_state_dict(module)}
     settings = {f"{name}_lora_adapter_metadata": sorted_sets(module.peft_config["default"].to_dict())}
-    getattr(diffusers, pipeline_name).save_lora_weights(folder, **layers, **settings)
-    canonical_header(folder / LORA_WEIGHT_NAME_SAFE)
+    diffusers_class(pipeline_name).save_lora_weights(folder, weight_name=LORA_FILE, **layers, **settings)
+    canonical_header(folder / LORA_FILE)
 
 
 def sorted_sets(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stand-ins for components that a pipeline's class demands and a model does not have.
+"""Stand-ins for components that a pipeline's class demands and a model does not have, or this machine cannot load.
 
 ``DiffusionPipeline.from_pretrained`` refuses a folder whose required component is null, unless it is told so by name;
 a component that is there and says nothing needs no telling.
@@ -6,11 +6,13 @@ a component that is there and says nothing needs no telling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, models, normalizers
-from transformers import T5Config, T5EncoderModel, TokenizersBackend
 
 
 def silent_t5(width: int) -> tuple[Any, Any]:
@@ -19,7 +21,7 @@ def silent_t5(width: int) -> tuple[Any, Any]:
     StableDiffusion3Pipeline without a T5 pads text by ``max_sequence_length`` rows of zeros
     (``_get_t5_prompt_embeds``); this one gives the same rows: it has one token, no layer, and weights 0.
     """
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=1,
         d_model=width,
         d_kv=1,
@@ -31,10 +33,34 @@ def silent_t5(width: int) -> tuple[Any, Any]:
         decoder_start_token_id=0,
     )
     with torch.random.fork_rng(devices=[]):
-        encoder = T5EncoderModel(config).eval()
+        encoder = transformers.T5EncoderModel(config).eval()
     for parameter in encoder.parameters():
         torch.nn.init.zeros_(parameter)
     raw = Tokenizer(models.WordLevel(vocab={"<pad>": 0}, unk_token="<pad>"))
     # Text that is gone cannot be longer than max_sequence_length: the pipeline would warn of it at every call.
     raw.normalizer = normalizers.Replace(Regex(r"[\s\S]+"), "")
-    return encoder, TokenizersBackend(tokenizer_object=raw, pad_token="<pad>", model_max_length=512)
+    return encoder, transformers.TokenizersBackend(tokenizer_object=raw, pad_token="<pad>", model_max_length=512)
+
+
+class TextImageProcessor(transformers.ProcessorMixin):
+    """Qwen's processor for text and images, from the same files."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+        """Join an image processor and a tokenizer; the base class would want the video half too."""
+        self.image_processor = image_processor
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path) -> TextImageProcessor:
+        """Load both from a processor's folder."""
+        images = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+        return cls(images, transformers.AutoTokenizer.from_pretrained(folder))
+
+    def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
+        """Return tokens, with as many image tokens as the image has patches, and the patches."""
+        pictures = self.image_processor(images=images, return_tensors=return_tensors)
+        counts = (pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist()
+        pad = "<|image_pad|>"
+        full = [prompt.replace(pad, pad * count, 1) for prompt, count in zip(text, counts, strict=True)]
+        tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
+        return transformers.BatchFeature({**tokens, **pictures})

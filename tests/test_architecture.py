@@ -69,6 +69,17 @@ def test_light_modules_import_no_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_stages_and_families_are_named_without_their_large_libraries() -> None:
+    code = (
+        "import sys; from configs.registry import resolve; from tasks.stages import STAGES; "
+        "from models.policies import POLICIES; "
+        "[resolve(table, name, what='entry') for table in (STAGES, POLICIES) for name in table]; "
+        "print(*sorted({'diffusers', 'transformers', 'peft', 'mlflow', 'prefect'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert said.split() == [], "status reads the options of all of them, and should not wait for these"
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: next(iter(table.values())).split(":")[0])
 def test_every_table_entry_exists(table: dict[str, str]) -> None:
     for name in table:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from torch import Tensor
 
 from models.policies.base import PipelineCall
@@ -43,6 +42,8 @@ class Flux2(Flux1):
 
     def shift_mu(self, steps: int) -> float:
         """Return FLUX.2's empirical shift, which depends on the number of steps too."""
+        from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+
         return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:

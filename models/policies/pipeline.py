@@ -1,6 +1,8 @@
 """What families share whose prompt encoding, latents and post-processing are a diffusers pipeline's own methods.
 
 A family says which pipeline it is and how its denoiser is called; loading, guidance, sizes and LoRA files are here.
+diffusers is imported by what loads or calls a model, here and in the families: commands that only read what a family
+can do should not wait seconds for it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import diffusers
 import numpy as np
 import torch
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.registry import create, option_names
 from models.guidance import guided
+from models.libraries import diffusers_class
 from models.lora_files import save_lora
 from models.policies.base import Conditioning, Part, PipelineCall, Policy, PolicySettings
 
@@ -107,7 +108,7 @@ class PipelinePolicy(Policy):
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts else dict.fromkeys(cls.denoiser_names)
         absent |= {} if Part.VAE in parts else {"vae": None}
-        pipeline_class = getattr(diffusers, cls.pipeline_name)
+        pipeline_class = diffusers_class(cls.pipeline_name)
         given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
         if settings.device_map is not None:
             given["device_map"] = settings.device_map
@@ -122,7 +123,7 @@ class PipelinePolicy(Policy):
             if name in has and getattr(pipeline, name) is None:
                 # Encoding reads widths from the denoiser's config; a meta copy has the config and no weights.
                 with torch.device("meta"):
-                    module_class = getattr(diffusers, index[name][1])
+                    module_class = diffusers_class(index[name][1])
                     setattr(pipeline, name, module_class.from_config(read_json(folder / name / "config.json")))
         return cls(pipeline, settings, chosen)
 
@@ -141,6 +142,8 @@ class PipelinePolicy(Policy):
 
     def shift_mu(self, steps: int) -> float:
         """Return the dynamic shift for the size of the image."""
+        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
         config = self.pipeline.scheduler.config
         bounds = {
             "base_image_seq_len": 256,
@@ -211,7 +214,7 @@ class PipelinePolicy(Policy):
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
         """Return text components the folder lacks although the pipeline's class has no default for them."""
-        index, optional = cls._read_index(folder), getattr(diffusers, cls.pipeline_name)._optional_components
+        index, optional = cls._read_index(folder), diffusers_class(cls.pipeline_name)._optional_components
         absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
         return tuple(name for name in absent if name not in optional)
 

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 from PIL import Image
 from torch import Tensor
-from transformers.utils import is_torchvision_available
 
 from configs.errors import ConfigError
 from models.policies.base import Part, PipelineCall
@@ -48,8 +45,12 @@ class QwenImageEdit(QwenImage):
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return the processor where transformers cannot load it: its video half, unused here, wants torchvision."""
+        from transformers.utils import is_torchvision_available
+
         if Part.TEXT not in parts or is_torchvision_available():
             return {}
+        from models.stand_ins import TextImageProcessor
+
         return {"processor": TextImageProcessor.load(folder / "processor")}
 
     @torch.no_grad()
@@ -107,6 +108,8 @@ class QwenImageEdit(QwenImage):
         }
 
     def _condition_size(self) -> tuple[int, int]:
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
         width, height, _ = calculate_dimensions(self.options.condition_area, self.settings.width / self.settings.height)
         return width, height
 
@@ -114,27 +117,3 @@ class QwenImageEdit(QwenImage):
         channels = self.pipeline.transformer.config.in_channels // 4
         size, device = (self.settings.height, self.settings.width), self.settings.device
         return self.pipeline.prepare_latents(None, rows, channels, *size, torch.float32, device, generators)[0]
-
-
-class TextImageProcessor(transformers.ProcessorMixin):
-    """Qwen's processor for text and images, from the same files."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
-        """Join an image processor and a tokenizer; the base class would want the video half too."""
-        self.image_processor = image_processor
-        self.tokenizer = tokenizer
-
-    @classmethod
-    def load(cls, folder: Path) -> TextImageProcessor:
-        """Load both from a processor's folder."""
-        images = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
-        return cls(images, transformers.AutoTokenizer.from_pretrained(folder))
-
-    def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        """Return tokens, with as many image tokens as the image has patches, and the patches."""
-        pictures = self.image_processor(images=images, return_tensors=return_tensors)
-        counts = (pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist()
-        pad = "<|image_pad|>"
-        full = [prompt.replace(pad, pad * count, 1) for prompt, count in zip(text, counts, strict=True)]
-        tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
-        return transformers.BatchFeature({**tokens, **pictures})

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DDIMScheduler
 from torch import Tensor
 
 from models.policies.base import PipelineCall, PolicySettings, SchedulerChoice
@@ -49,6 +48,8 @@ class SD15(PipelinePolicy):
 
     def __init__(self, pipeline: Any, settings: PolicySettings, options: SD15Options) -> None:
         """Wrap a loaded pipeline, with DDIM as its scheduler."""
+        from diffusers import DDIMScheduler
+
         super().__init__(pipeline, settings, options)
         pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from models.policies.base import PipelineCall
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, read_json
-from models.stand_ins import silent_t5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +108,8 @@ class SD3(PipelinePolicy):
         """Give a folder without T5 one that says nothing: the pipeline cannot be loaded without."""
         if "text_encoder_3" not in cls.missing_parts(folder):
             return
+        from models.stand_ins import silent_t5
+
         path = folder / "model_index.json"
         index = read_json(path)
         encoder, tokenizer = silent_t5(read_json(folder / "transformer" / "config.json")["joint_attention_dim"])

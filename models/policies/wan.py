@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
@@ -87,6 +86,8 @@ class Wan(PipelinePolicy):
 
     def sigmas(self, steps: int) -> Tensor:
         """Return the Euler grid of the flow shift."""
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps, device=self.settings.device)
         sigmas: Tensor = scheduler.sigmas.clone().float()

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from diffusers.utils import is_ftfy_available
-from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor, nn
 
@@ -33,6 +31,8 @@ class Wan21ImageToVideo(Wan):
         Raises:
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
+        from diffusers.utils import is_ftfy_available
+
         if not is_ftfy_available():
             raise ConfigError(
                 f"model.policy '{self.family}' needs 'ftfy'. Install flowmill with its extra 'video': "
@@ -55,6 +55,8 @@ class Wan21ImageToVideo(Wan):
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 16, f, h, w) float32 noise."""
+        from diffusers.utils.torch_utils import randn_tensor
+
         settings, pipeline = self.settings, self.pipeline
         frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
         side = pipeline.vae_scale_factor_spatial

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import diffusers
-
+from models.libraries import diffusers_class
 from models.policies.base import Policy, SchedulerChoice
 from models.policies.pipeline import read_json
 from tasks.export.base_model import license_files
@@ -46,7 +45,7 @@ def store_scheduler(choice: SchedulerChoice, target: Path) -> None:
 
 def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:
     """Return the chosen scheduler; ``own`` is the folder of the pipeline's."""
-    made = getattr(diffusers, choice.name)
+    made = diffusers_class(choice.name)
     if not choice.from_config:
         return made(**choice.options)
     return made.from_config(read_json(own / "scheduler_config.json"), **choice.options)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
-
+from models.lora_files import LORA_FILE
 from models.policies.base import PipelineCall, SchedulerChoice
 from tasks.export.publish import HERE
 
@@ -65,7 +64,7 @@ class Usage:
 
 def lora_files(target: Path) -> tuple[str, ...]:
     """Return the LoRA files below an export, that of its own folder first."""
-    found = (path.relative_to(target).as_posix() for path in target.rglob(LORA_WEIGHT_NAME_SAFE))
+    found = (path.relative_to(target).as_posix() for path in target.rglob(LORA_FILE))
     return tuple(sorted(found, key=lambda name: (name.count("/"), name)))
 
 
