@@ -167,6 +167,18 @@ def test_first_update_after_correction_is_on_policy(
     assert bool(((batch.importance == 1) == (batch.age == 0)).all())
 
 
+def test_stale_rows_weigh_what_todays_policy_makes_of_them(replayed: TransitionSet) -> None:
+    algorithm: Algorithm = create(ALGORITHMS, "grpo", {"reduce": "mean"}, what="algorithm")
+    units = replayed.units(algorithm.requires)
+    today = Models(trainable=Linear(0.5), kernel=KERNEL)  # type: ignore[arg-type]
+    ratios = algorithm.loss(replayed.batch(units, 18, conditioning()), today).metrics["ratio"]
+    with tempfile.TemporaryFile() as file:
+        corrected(replayed, algorithm.requires, ReplaySection(max_importance=1e9), file)
+    batch = replayed.batch(units, 18, conditioning())
+    stale = batch.age > 0
+    torch.testing.assert_close(batch.importance[stale], ratios[stale], rtol=1e-5, atol=0)
+
+
 def test_rows_of_advantage_zero_are_corrected_where_a_kl_wants_them(replayed: TransitionSet) -> None:
     requires = create(ALGORITHMS, "grpo", {"kl_coef": 0.1}, what="algorithm").requires
     assert len(replayed.stale(requires)) == 4 * 3

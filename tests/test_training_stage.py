@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from configs.schema import RunConfig
 from tasks.algorithms.base import Batch, Models
 from tasks.optimize import stage as training
 from tasks.optimize.rows import Units, micro_batches
+from tasks.sources import policy_folder
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.workspace import Workspace
@@ -85,6 +88,44 @@ def test_a_replayed_epoch_is_an_input(make_config: Make) -> None:
         workspace.policy_ref(1),
         *(chain.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
     )
+
+
+def handed_models(monkeypatch: pytest.MonkeyPatch) -> list[Models]:
+    """Note the models each training stage hands to the loop, as they are before its first update."""
+    handed: list[Models] = []
+    run_updates = training.run_updates
+
+    def noted(state: Any, chosen: Any, models: Models, plan: list[Units], **options: Any) -> None:
+        handed.append(dataclasses.replace(models, behavior=[value.clone() for value in models.behavior]))
+        run_updates(state, chosen, models, plan, **options)
+
+    monkeypatch.setattr(training, "run_updates", noted)
+    return handed
+
+
+def test_the_behavior_policy_is_the_one_that_rolled_out(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed = handed_models(monkeypatch)
+    decaying = "optimize.algorithm={name: nft, options: {decay: {rate: 0.1, maximum: 0.5}}}"
+    workspace = prepare(make_config(decaying, "rollout.plan={name: final}"))
+    for epoch in (1, 2):
+        run_epoch(workspace, epoch)
+    assert [models.on_policy for models in handed] == [True, False]
+    folder = policy_folder(workspace.store, workspace.policy_ref(1))
+    behavior, newest = (list(load_file(folder / f"{name}.safetensors").items()) for name in ("behavior", "policy"))
+    named = [name for name, _ in handed[1].trainable.named_parameters()]
+    for name, value in zip(named, handed[1].behavior, strict=True):
+        assert torch.equal(value, dict(behavior)[name])
+    assert any(not torch.equal(value, dict(newest)[name]) for name, value in behavior)
+
+
+@pytest.mark.parametrize("inner_epochs", [1, 2])
+def test_reference_velocities_are_kept_only_for_a_second_pass(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, inner_epochs: int
+) -> None:
+    handed = handed_models(monkeypatch)
+    kl = "optimize.algorithm.options.kl_coef=0.1"
+    run_epoch(prepare(make_config(kl, f"optimize.inner_epochs={inner_epochs}", "optimize.updates_per_epoch=1")), 1)
+    assert (handed[0].remembered is None) == (inner_epochs == 1)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, []), (2, [2]), (3, [3])])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.schedules import AllSteps
-from models.transitions import ODE, FlowSDE, Gaussian, Grid, gaussian_kl
+from models.transitions import ODE, FlowSDE, Gaussian, Grid, gaussian_kl, log_ratio
 
 ROWS = torch.tensor([1.0, 0.75, 0.5, 0.25], dtype=torch.float64)
 
@@ -89,6 +89,22 @@ def test_kl_agrees_with_torch_and_with_sampling() -> None:
     ratios = new.log_prob(draws) - old.log_prob(draws)
     error = float(ratios.std() / math.sqrt(len(ratios)))
     assert abs(float(ratios.mean() - exact)) < 4 * error
+
+
+def test_the_log_ratio_of_means_is_the_difference_of_log_probs_and_holds_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(4, 4096, generator=generator, dtype=torch.float64)
+    new, std = (
+        old + 1e-4 * torch.randn(4, 4096, generator=generator, dtype=torch.float64),
+        torch.full((4,), 0.4).double(),
+    )
+    value = old + 0.4 * torch.randn(4, 4096, generator=generator, dtype=torch.float64)
+    exact = Gaussian(new, std).log_prob(value) - Gaussian(old, std).log_prob(value)
+    torch.testing.assert_close(log_ratio(Gaussian(new, std), old, value), exact, rtol=1e-9, atol=1e-13)
+    n, o, v, s = (t.float() for t in (new, old, value, std))
+    stable = log_ratio(Gaussian(n, s), o, v).double()
+    subtracted = (Gaussian(n, s).log_prob(v) - Gaussian(o, s).log_prob(v)).double()
+    assert float((stable - exact).abs().max()) < float((subtracted - exact).abs().max())
 
 
 def test_noise_level_must_be_positive() -> None:
