@@ -24,7 +24,7 @@ from tasks.runs import executing, mark_finished
 from tasks.score import ScoreStage
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.tracking import Tracker
+from tasks.tracking.tracker import Tracker
 from tasks.workspace import Workspace
 
 

@@ -27,7 +27,7 @@ from tasks.plans import named_stages
 from tasks.runs import open_run, refuse_while_executing
 from tasks.stage import Shard, Stage, StageRun
 from tasks.stages import DECODING, STAGES
-from tasks.tracking import log_side_evaluations
+from tasks.tracking.tracker import log_side_evaluations
 from tasks.worker import PREFIX
 
 _TRANSIENT = {

@@ -65,14 +65,6 @@ class RunFolder:
         """Write the run's first record; False when the run exists."""
         return self.store.root.create(layout.run_record(self.name), _encode(record))
 
-    def note(self, name: str, data: Mapping[str, Any]) -> bool:
-        """Write a create-once side record of the run; False when it exists."""
-        return self.store.root.create(f"{layout.run(self.name)}/{name}.json", _encode(data))
-
-    def read_note(self, name: str) -> dict[str, Any] | None:
-        """Return a side record, or None."""
-        return self._read(f"{layout.run(self.name)}/{name}.json")
-
     def entries(self) -> list[LineageEntry]:
         """Return every lineage record, oldest number first within an (epoch, stage, slot)."""
         return [self._loaded()[name] for name in sorted(self._loaded())]

@@ -168,8 +168,11 @@ def refuse_while_executing(workspace: Workspace) -> None:
 def mark_finished(workspace: Workspace) -> None:
     """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
     entries = [entry for entry in workspace.chain.entries() if entry.ref.kind != "embeddings"]
-    result = {"artifacts": [entry.artifact for entry in entries], "result": describe_result(workspace)}
-    workspace.run.note(_finished(workspace), result)
+    artifacts = [[*entry.key, entry.artifact] for entry in entries]
+    made = _attempts(workspace.run, artifacts)
+    workspace.run.add(
+        _finished(workspace), {"artifacts": artifacts, "made": made, "result": describe_result(workspace)}
+    )
 
 
 def finished_result(workspace: Workspace) -> dict[str, Any] | None:
@@ -180,11 +183,11 @@ def finished_result(workspace: Workspace) -> dict[str, Any] | None:
     model, run = workspace.config.model, workspace.run
     if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
-    note = run.read_note(_finished(workspace))
+    note = run.newest(_finished(workspace))
     same = asks_for(run.config() or {}) == asks_for(_recorded(workspace.config))
-    if note is None or not same:
+    if note is None or not same or _attempts(run, note["artifacts"]) != note["made"]:
         return None
-    refs = [ArtifactRef.parse(artifact) for artifact in note["artifacts"]]
+    refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(workspace.store.manifest(ref) is not None for ref in refs) else None
 
 
@@ -209,13 +212,18 @@ def _prompts_identity(config: RunConfig) -> str:
 
 
 def _finished(workspace: Workspace) -> str:
-    """Return the name of the note that says a config is finished, as of everything made so far."""
+    """Return the series of records that say a config is finished."""
     wanted = {k: v for k, v in asks_for(_recorded(workspace.config)).items() if k not in _BY_CONTENT}
     path = workspace.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)
-    made: list[list[int | str]] = [[*entry.key, entry.artifact] for entry in workspace.run.entries()]
-    return f"finished-{fingerprint(wanted)[:16]}-{fingerprint(made)[:16]}"
+    return f"finished-{fingerprint(wanted)[:16]}"
+
+
+def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return all that was ever made of what artifacts stand for; what was made beside them does not matter."""
+    works = {(*key, ArtifactRef.parse(artifact).fingerprint) for *key, artifact in artifacts}
+    return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
 
 
 #: Known by what the files hold, not by where they are.

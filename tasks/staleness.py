@@ -80,6 +80,11 @@ def standings(chain: Chain) -> list[Standing]:
     return [standing(chain, node) for node in chain.nodes()]
 
 
+def is_complete(chain: Chain) -> bool:
+    """Return whether every stage of the run is fresh."""
+    return all(each.state is State.FRESH for each in standings(chain))
+
+
 def standing(chain: Chain, node: Node) -> Standing:
     """Return how one stage stands."""
     ref, store = chain.ref(node), chain.workspace.store

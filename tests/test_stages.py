@@ -544,8 +544,12 @@ def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(m
     assert not finished_result(
         Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run)
     )
+    evaluated(workspace, 0, "beside")
+    assert finished_result(workspace) is not None, "what stands beside the run does not matter"
     execute(workspace, "policy", 0, force=True)
     assert finished_result(workspace) is None
+    mark_finished(workspace)
+    assert finished_result(workspace) is not None
 
 
 _BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"

@@ -3,8 +3,3 @@
 ``places``: where a run is tracked. ``content``: what is logged, read from committed artifacts. ``client``: MLflow on a
 store that can be moved. ``models``: evaluated policies and the registry. ``tracker``: the background thread.
 """
-
-from tasks.tracking.places import tracking_folder, tracking_uri
-from tasks.tracking.tracker import Tracker, log_side_evaluations
-
-__all__ = ["Tracker", "log_side_evaluations", "tracking_folder", "tracking_uri"]

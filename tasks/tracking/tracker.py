@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.chain import policy_after
 from tasks.figures import evaluated_epochs
+from tasks.staleness import is_complete
 from tasks.tracking import content
 from tasks.tracking.about import datasets, describe, experiment, link
 from tasks.tracking.content import EpochContent, EvaluationContent, Point
@@ -46,7 +47,8 @@ class Tracker:
             workspace: the run.
             orchestrator: tags that link to the orchestrator's run, such as its id and URL.
             attends: the run is being executed: its state is set, its machine's load recorded, and a new MLflow run
-                begun where the old one does not fit. Otherwise what is new is added to an MLflow run that fits.
+                begun where the old one does not fit. Otherwise, and where nothing is left to do, what is new is added
+                to an MLflow run that fits.
         """
         self.workspace = workspace
         self.uri = tracking_uri(workspace.store.root.uri, workspace.config.tracking.uri)
@@ -55,6 +57,7 @@ class Tracker:
         self.run_id: str | None = None
         self.experiment_id: str | None = None
         self._logged: dict[str, str] = {}
+        self._ended = False
         self._opened: MlflowClient | None = None
         self._monitor: Any = None
         self._attends = attends
@@ -64,8 +67,8 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
         # Read here and now, from what is committed: the thread only talks to MLflow.
-        current = self._current()
-        self._jobs.put(lambda: self._start(current))
+        current, complete = self._current(), is_complete(workspace.chain)
+        self._jobs.put(lambda: self._start(current, complete=complete))
 
     def log_epoch(self, epoch: int) -> None:
         """Log rewards, advantages, optimizer updates and times of a finished epoch."""
@@ -112,13 +115,9 @@ class Tracker:
 
     def close(self, status: str) -> str | None:
         """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
-        if self._attends:
-            text = (
-                content.description(self.workspace, link(self._orchestrator), done=True)
-                if status == "FINISHED"
-                else None
-            )
-            self._jobs.put(lambda: self._end(status, text))
+        done = status == "FINISHED"
+        text = content.description(self.workspace, link(self._orchestrator), done=True) if done else None
+        self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
         return self.failure
@@ -157,13 +156,15 @@ class Tracker:
         evaluated = [content.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
         return [each for each in (*trained, *evaluated, *content.side_contents(chain)) if each is not None]
 
-    def _start(self, current: Sequence[EpochContent | EvaluationContent]) -> None:
+    def _start(self, current: Sequence[EpochContent | EvaluationContent], *, complete: bool) -> None:
         self.experiment_id = experiment(self._client, self.workspace)
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
         fits = all(now.get(key) == identity for key, identity in self._logged.items())
         if known is not None and fits:
             self.run_id = known
+            # Nothing is left to do: what MLflow says of the run, when it ended too, stays as it is.
+            self._attends = self._attends and not (complete and self._ended)
         elif self._attends:
             self._begin_anew(known)
         if self._attends:
@@ -189,6 +190,7 @@ class Tracker:
             return None
         tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
         self._logged = {key: value for _, text in tags for key, value in json.loads(text).items()}
+        self._ended = run.info.status == "FINISHED"
         return str(run.info.run_id)
 
     def _begin_anew(self, old: str | None) -> None:
@@ -257,6 +259,8 @@ class Tracker:
         )
 
     def _end(self, status: str, text: str | None) -> None:
+        if not self._attends:
+            return
         if text is not None:
             self._client.set_tag(str(self.run_id), "mlflow.note.content", text)
         self._client.set_terminated(str(self.run_id), status)
