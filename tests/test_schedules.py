@@ -50,6 +50,13 @@ def test_progressive_windows_slide_and_start_again() -> None:
     assert Window(size=2, mode="fixed", low=3).draw(8, 5, 7).trained == (3, 4)
 
 
+def test_a_window_may_reach_the_end_of_the_schedule_and_no_further() -> None:
+    drawn = {Window(size=2, low=5, high=8).draw(8, seed, 1).trained for seed in range(50)}
+    assert drawn == {(5, 6), (6, 7)}
+    with pytest.raises(ValueError, match=r"does not fit into \[5, 9\) of rollout.steps 8"):
+        Window(size=2, low=5, high=9).draw(8, 0, 1)
+
+
 def test_subsets_are_drawn_from_their_candidates() -> None:
     drawn = {Subset(count=2, candidates=(1, 2, 5)).draw(8, seed, 1).trained for seed in range(100)}
     assert drawn == {(1, 2), (1, 5), (2, 5)}

@@ -23,7 +23,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tasks/optimize/reader.py": ("tests/test_reader.py", "tests/test_batches.py"),
     "tasks/optimize/batches.py": ("tests/test_batches.py", "tests/test_reader.py", "tests/test_replay.py"),
     "tasks/optimize/replay.py": ("tests/test_replay.py", _OF_TRAINING[-1]),
-    "tasks/optimize/loop.py": ("tests/test_updates.py", "tests/test_reader.py", "tests/test_training.py"),
+    "tasks/optimize/loop.py": (
+        "tests/test_updates.py",
+        "tests/test_reader.py",
+        "tests/test_replay.py",
+        "tests/test_training.py",
+    ),
     **{f"tasks/optimize/{name}.py": ("tests/test_training.py",) for name in ("rates", "scaling", "notes")},
     "tasks/optimize": _OF_TRAINING,
 }
@@ -188,6 +193,18 @@ EQUIVALENT = (
         before="std = self.eta * following * torch.sqrt(inner.clamp(min=0))",
         after="std = self.eta * following * torch.sqrt(inner.clamp(min=(-1)))",
         reason="sigmas fall, so it is never below 0; the bound is for kernels that fuse and round otherwise",
+    ),
+    Equivalent(
+        path="tasks/algorithms/objectives.py",
+        before="totals = torch.zeros(int(units.max()) + 1, dtype=values.dtype, device=values.device)",
+        after="totals = torch.zeros(int(units.max()) + 2, dtype=values.dtype, device=values.device)",
+        reason="nobody reads the total of a unit that is not there",
+    ),
+    Equivalent(
+        path="tasks/algorithms/checks.py",
+        before="return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized",
+        after="return kernel.step(torch.zeros(1, 1), torch.zeros(0, 1), grid).normalized",
+        reason="whether a step has a density does not depend on the latents",
     ),
     *[
         Equivalent(path="tasks/optimize/loop.py", before="_AHEAD = 2", after=after, reason="how far reading is ahead")
