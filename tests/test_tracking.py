@@ -139,6 +139,7 @@ def test_evaluated_policies_are_models_that_can_be_ranked(tracked: Workspace) ->
     of_version = next(model for model in models if model.model_id == champion.tags["flowmill.logged_model"])
     assert of_version.name == "small-epoch-1"
     assert of_version.model_id in champion.description
+    assert json.loads(of_version.tags["mlflow.modelVersions"]) == [{"name": "flowmill-small", "version": 1}]
     files = Path(tracked.store.root.uri, "mlflow-artifacts", champion.source.removeprefix("mlflow-artifacts:/"))
     assert (files / "model_index.json").exists()
 
@@ -202,35 +203,35 @@ def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) 
     assert names == ["small-epoch-0"]
 
 
-def test_the_champion_is_the_best_version_of_what_the_run_is_now(
+def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = {0: 0.0, 1: 0.5, 2: 0.4, 3: 0.6}
+    scores = {("small", 1): 0.5, ("small", 2): 0.4, ("small", 3): 0.6, ("other", 1): 0.3, ("third", 1): 0.7}
     original = content.evaluation_content
 
     def scored(chain: Any, epoch: int) -> Any:
         made = original(chain, epoch)
-        return None if made is None else replace(made, reward=scores[epoch])
+        return None if made is None else replace(made, reward=scores[chain.workspace.run.name, epoch])
+
+    def finished(name: str, epochs: int) -> str:
+        workspace = prepare(
+            make_config(f"run.epochs={epochs}", f"run.name={name}", "tracking.registered_model=flowmill-small")
+        )
+        tracker = Tracker(workspace, orchestrator={})
+        for epoch in range(1, epochs + 1):
+            run_epoch(workspace, epoch)
+        evaluated(workspace, epochs)
+        exported(workspace, epochs)
+        tracker.log_export(epochs)
+        assert tracker.close("FINISHED") is None
+        return champion(workspace)
 
     monkeypatch.setattr(content, "evaluation_content", scored)
-    workspace = prepare(make_config("run.epochs=3"))
-    tracker = Tracker(workspace, orchestrator={})
-    champions: list[str] = []
-    for epoch in (1, 2, 3):
-        run_epoch(workspace, epoch)
-        evaluated(workspace, epoch)
-        exported(workspace, epoch)
-        tracker.log_evaluation(epoch)
-        tracker.log_export(epoch)
-        tracker._jobs.put(lambda: champions.append(champion(workspace)))
-    assert tracker.close("FINISHED") is None
-    assert champions == ["1", "1", "3"]
-    # With fewer epochs the third policy is not the run's any more.
-    fewer = prepare(make_config("run.epochs=2"))
-    tracker = Tracker(fewer, orchestrator={})
-    tracker.log_export(2)
-    assert tracker.close("FINISHED") is None
-    assert champion(fewer) == "1"
+    # Longer and worse, longer and better, shorter again: always what the run is now.
+    assert [finished("small", epochs) for epochs in (1, 2, 3, 2)] == ["1", "2", "3", "2"]
+    # The third version is better than both, and nothing a run ends with.
+    # Another run takes the alias if it is better.
+    assert [finished("other", 1), finished("third", 1)] == ["2", "5"]
 
 
 def champion(workspace: Workspace) -> str:

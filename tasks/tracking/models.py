@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from tasks.tracking.content import EvaluationContent
+
+SUPERSEDED = "flowmill.superseded"
+"""Tag of what is no part of its run any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,28 +72,38 @@ class Export:
     """Its files."""
     digest: str
     """Hash of its content."""
-    policies: frozenset[str]
-    """``kind/id`` of every policy that is part of the run now."""
+    policy: str
+    """``kind/id`` of the policy the run ends with as it is now."""
 
 
 def register(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> None:
     """Make an exported model a version of a registered one, and let the alias ``champion`` be at the best version.
 
-    Of this run only versions count whose policy is part of it now; of other runs all.
+    Of each run that shares the registered model, the version counts that it ends with, the others are tagged as
+    superseded: the alias is where it would be had the run never been longer or shorter.
     """
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
-    if all(version.tags.get("flowmill.digest") != export.digest for version in versions):
-        versions.append(_new_version(client, owner, name, evaluation, export))
-    counting = [
-        (float(version.tags.get("flowmill.heldout_reward", "-inf")), -int(version.version))
-        for version in versions
-        if version.tags.get("flowmill.run") != owner.run or version.tags.get("flowmill.policy") in export.policies
+    own = [version for version in versions if version.tags.get("flowmill.run") == owner.run]
+    if all(version.tags.get("flowmill.digest") != export.digest for version in own):
+        own.append(_new_version(client, owner, name, evaluation, export))
+    current = [version for version in own if version.tags.get("flowmill.policy") == export.policy]
+    for version in own:
+        _supersede(client, version, version not in current)
+    others = [version for version in versions if version not in own and SUPERSEDED not in version.tags]
+    # Of equal ones the first.
+    ranked = [
+        (float(each.tags.get("flowmill.heldout_reward", "-inf")), -int(each.version)) for each in current + others
     ]
-    if counting:
-        best = str(-max(counting)[1])
-        if _champion(client, name) != best:
-            client.set_registered_model_alias(name, "champion", best)
+    if ranked and _champion(client, name) != str(-max(ranked)[1]):
+        client.set_registered_model_alias(name, "champion", str(-max(ranked)[1]))
+
+
+def _supersede(client: MlflowClient, version: Any, superseded: bool) -> None:
+    if superseded and SUPERSEDED not in version.tags:
+        client.set_model_version_tag(version.name, version.version, SUPERSEDED, "true")
+    elif not superseded and SUPERSEDED in version.tags:
+        client.delete_model_version_tag(version.name, version.version, SUPERSEDED)
 
 
 def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: EvaluationContent, export: Export) -> Any:
@@ -103,7 +118,7 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
     }
     scores = [f"{point.key.removeprefix('eval/')} {point.value:.3f}" for point in evaluation.points if point.split]
     client.log_model_artifacts(model.model_id, str(export.folder))
-    return client.create_model_version(
+    version = client.create_model_version(
         name,
         source=model.artifact_location,
         run_id=owner.run_id,
@@ -112,6 +127,11 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         description=f"Run '{owner.run}', epoch {export.epoch}. Evaluation: {', '.join(scores)}. "
         f"Logged model {model.model_id} has the scores.",
     )
+    # As mlflow.register_model does: the table of models shows which of them are registered.
+    known = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
+    named = json.dumps([*known, {"name": name, "version": version.version}])
+    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: named})
+    return version
 
 
 def _find(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:

@@ -88,18 +88,17 @@ class Tracker:
             self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
-        """Register the model of an evaluated epoch; the alias ``champion`` goes to the best held-out reward."""
+        """Register the model of an evaluated epoch; ``champion`` is what the run ends with, or a better run's."""
         from tasks.export.stage import ExportStage, exported_folder
         from tasks.tracking.models import Export
 
         chain = self.workspace.chain
         stage = ExportStage(self.workspace, epoch)
-        policies = frozenset(str(chain.ref(policy_after(each))) for each in range(self.workspace.config.run.epochs + 1))
         export = Export(
             epoch=epoch,
             folder=exported_folder(stage),
             digest=self.workspace.store.require(stage.ref).digest,
-            policies=policies,
+            policy=str(chain.ref(policy_after(self.workspace.config.run.epochs))),
         )
         made = content.evaluation_content(chain, epoch)
         if made is not None:
@@ -195,10 +194,10 @@ class Tracker:
 
     def _begin_anew(self, old: str | None) -> None:
         """Begin an MLflow run; one that holds what is not part of the run any more goes to the trash."""
-        from tasks.tracking.models import forget_models
+        from tasks.tracking.models import SUPERSEDED, forget_models
 
         if old is not None:
-            self._client.set_tag(old, "flowmill.superseded", "true")
+            self._client.set_tag(old, SUPERSEDED, "true")
             forget_models(self._client, str(self.experiment_id), old)
             self._client.delete_run(old)
             self.workspace.reporter.message(
