@@ -8,8 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from configs.load import parse_config
@@ -19,7 +23,7 @@ from storage.lineage import RunFolder
 from tasks.launch import die_with_parent
 from tasks.ranks import Ranks, torchrun_ranks
 from tasks.runs import run_name
-from tasks.stage import Stage, StageRun
+from tasks.stage import Shard, Stage, StageRun
 from tasks.stages import DECODING, make_stage
 from tasks.workspace import Workspace
 
@@ -42,14 +46,13 @@ class LineReporter:
 def run_share(stage: Stage, ranks: Ranks) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
     run = StageRun(stage)
-    pending = run.pending()
     if not stage.collective:
-        for shard in pending[ranks.rank :: ranks.world]:
+        for shard in deal(ranks, run.pending):
             run.run_shard(shard)
             _send({"committed": shard.name})
         return
     stage.ranks = ranks
-    for shard in pending:
+    for shard in listed(ranks, run.pending):
         if ranks.first:
             run.run_shard(shard)
             _send({"committed": shard.name})
@@ -57,6 +60,28 @@ def run_share(stage: Stage, ranks: Ranks) -> None:
             with run.store.root.staging() as folder:
                 stage.run(shard, folder)
         ranks.barrier()
+
+
+def deal(ranks: Ranks, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
+    """Yield the shards this rank takes: whoever is free takes the next, so a slow rank idles nobody."""
+    shards = listed(ranks, pending)
+    while (number := _board().add("flowmill/next", 1) - 1) < len(shards):
+        yield shards[number]
+
+
+def listed(ranks: Ranks, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
+    """Return rank 0's list of pending shards on every rank.
+
+    A rank that lists later would miss what others have committed by then, and the ranks would work on different lists.
+    """
+    if ranks.first:
+        _board().set("flowmill/shards", json.dumps([astuple(shard) for shard in pending()]))
+    return [Shard(*shard) for shard in json.loads(_board().get("flowmill/shards"))]
+
+
+def _board() -> Any:
+    """Return the key-value store through which the ranks of this process group have met."""
+    return dist.distributed_c10d._get_default_store()
 
 
 @record

@@ -60,6 +60,36 @@ def test_the_first_failing_rank_is_named(module: Callable[[str], str]) -> None:
         run_torchrun(module(body), [], processes=2, on_line=lambda line: None)
 
 
+@pytest.mark.parametrize(("late", "slow"), [(1, None), (0, None), (None, 0)])
+def test_every_shard_is_taken_once_whoever_is_late_or_slow(
+    module: Callable[[str], str], tmp_path: Path, late: int | None, slow: int | None
+) -> None:
+    body = f"""
+        from pathlib import Path
+        from tasks.ranks import torchrun_ranks
+        from tasks.stage import Shard
+        from tasks.worker import deal
+
+        folder = Path(sys.argv[1])
+        with torchrun_ranks() as ranks:
+            ranks.barrier()
+            time.sleep(3 * (ranks.rank == {late}))
+            pending = lambda: [Shard(f"{{n:03d}}", n, n + 1) for n in range(8) if not (folder / f"{{n:03d}}").exists()]
+            for shard in deal(ranks, pending):
+                time.sleep(1 if ranks.rank == {slow} else 0.01)
+                (folder / shard.name).touch()
+                print("took", ranks.rank, shard.name, flush=True)
+            ranks.barrier()
+    """
+    (tmp_path / "done").mkdir()
+    lines: list[str] = []
+    run_torchrun(module(body), [str(tmp_path / "done")], processes=2, on_line=lines.append)
+    took = [line.split()[1:] for line in lines if line.startswith("took")]
+    assert sorted(name for _, name in took) == [f"{n:03d}" for n in range(8)]
+    if slow is not None:
+        assert len([rank for rank, _ in took if int(rank) == slow]) <= 2, "a slow rank idles nobody"
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
