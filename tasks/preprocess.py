@@ -60,6 +60,7 @@ class EncodeStage(Stage):
     """Encodes the prompts that are not in the cache yet; text encoders are loaded only if there are any."""
 
     name = "encode"
+    version = 2
     kind = "embeddings"
     grows = True
 
@@ -119,7 +120,9 @@ class EncodeStage(Stage):
             batch = list(prompts[start : start + size])
             padded = batch + [batch[-1]] * (size - len(batch))
             encoded = self._policy.encode([prompt.text for prompt in padded], *_images(padded))
-            parts.append({name: rows[: len(batch)].float().cpu() for name, rows in encoded.items()})
+            # NumPy has no bfloat16. Whole numbers stay what they are: as floats, a model's dtype would round them.
+            wide = {name: rows.float() if rows.is_floating_point() else rows for name, rows in encoded.items()}
+            parts.append({name: rows[: len(batch)].cpu() for name, rows in wide.items()})
             self.workspace.reporter.progress(self.name, 0, min(start + size, len(prompts)), len(prompts))
         return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
 

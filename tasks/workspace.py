@@ -287,8 +287,9 @@ class Workspace:
         dtype = getattr(torch, self.config.model.dtype)
 
         def tensors(rows: Sequence[str]) -> dict[str, torch.Tensor]:
-            arrays = self.embeddings.load(rows)
-            return {name: torch.from_numpy(array).to(self.device, dtype) for name, array in arrays.items()}
+            loaded = {name: torch.from_numpy(array) for name, array in self.embeddings.load(rows).items()}
+            # Positions, lengths and masks are whole numbers, which bfloat16 has only up to 256.
+            return {k: v.to(self.device, dtype if v.is_floating_point() else v.dtype) for k, v in loaded.items()}
 
         positive = tensors([prompt.condition for prompt in prompts])
         if not uses_guidance(self.config):

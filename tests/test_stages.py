@@ -25,7 +25,7 @@ from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
+from tasks.workspace import StoredPrompt, Workspace
 from tests.conftest import evaluated, prepare, run_epoch
 from tests.reference import advantages as slow
 
@@ -523,6 +523,18 @@ def test_embeddings_are_computed_once_ever(make_config: Make, tmp_path: Path) ->
     assert sorted(rows) == [2, 11]
     third = prepare(make_config("run.name=same"))
     assert "encode" not in third.ledger.stages()
+
+
+def test_whole_numbers_of_conditioning_are_not_rounded(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cache:
+        def load(self, conditions: list[str]) -> dict[str, np.ndarray]:
+            return {"prompt_embeds": np.ones((1, 2), np.float32), "text_ids": np.arange(512)[None]}
+
+    monkeypatch.setattr(Workspace, "embeddings", Cache())
+    workspace = begin_run(make_config("model.dtype=bfloat16"))
+    rows = workspace.conditioning([StoredPrompt(id="p", text="a cat")]).positive
+    assert rows["prompt_embeds"].dtype == torch.bfloat16
+    assert rows["text_ids"].tolist() == [list(range(512))]
 
 
 def test_a_run_of_this_name_with_other_settings_is_refused(make_config: Make, tmp_path: Path) -> None:

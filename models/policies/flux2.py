@@ -34,11 +34,11 @@ class Flux2(Flux1):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4)."""
+        """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4) int64."""
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
         )
-        return {"prompt_embeds": embeds, "text_ids": ids.float()}
+        return {"prompt_embeds": embeds, "text_ids": ids.long()}
 
     def shift_mu(self, steps: int) -> float:
         """Return FLUX.2's empirical shift, which depends on the number of steps too."""
@@ -53,7 +53,7 @@ class Flux2(Flux1):
             timestep=thousandths(sigma),
             guidance=self.embedded_guidance(latents),
             encoder_hidden_states=rows["prompt_embeds"],
-            txt_ids=rows["text_ids"].long(),
+            txt_ids=rows["text_ids"],
             img_ids=self._ids(len(latents)).to(latents.device),
             return_dict=False,
         )[0]

@@ -35,7 +35,7 @@ class QwenImage(Flux1):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L), both of fixed length.
+        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L) int64, both of fixed length.
 
         Prompts are encoded one by one: padding to the longest of a batch would change the last bits of the others.
         """
@@ -46,7 +46,7 @@ class QwenImage(Flux1):
             mask = torch.ones(row.shape[:2], device=row.device) if mask is None else mask
             missing = length - row.shape[1]
             embeds.append(F.pad(row, (0, 0, 0, missing)))
-            masks.append(F.pad(mask.float(), (0, missing)))
+            masks.append(F.pad(mask.long(), (0, missing)))
         return {"prompt_embeds": torch.cat(embeds), "mask": torch.cat(masks)}
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -61,7 +61,7 @@ class QwenImage(Flux1):
             hidden_states=latents if beside is None else torch.cat([latents, beside.to(latents.dtype)], dim=1),
             timestep=thousandths(sigma),
             encoder_hidden_states=rows["prompt_embeds"],
-            encoder_hidden_states_mask=rows["mask"].long(),
+            encoder_hidden_states_mask=rows["mask"],
             img_shapes=[self.shapes()] * len(latents),
             return_dict=False,
         )[0]

@@ -103,7 +103,7 @@ class QwenImageEdit(QwenImage):
         _, channels, _, rows, columns = latents.shape
         return {
             "prompt_embeds": F.pad(embeds, (0, 0, 0, missing)),
-            "mask": F.pad(mask.float(), (0, missing)),
+            "mask": F.pad(mask.long(), (0, missing)),
             "image_latents": pipeline._pack_latents(latents, 1, channels, rows, columns),
         }
 

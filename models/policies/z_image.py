@@ -39,12 +39,12 @@ class ZImage(PipelinePolicy):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), padded with zeros, and ``length`` (B,)."""
+        """Return ``prompt_embeds`` (B, L, D), padded with zeros, and ``length`` (B,) int64."""
         limit = self.options.max_sequence_length
         rows, _ = self.pipeline.encode_prompt(
             list(prompts), self.settings.device, do_classifier_free_guidance=False, max_sequence_length=limit
         )
-        lengths = torch.tensor([len(row) for row in rows], device=rows[0].device, dtype=torch.float32)
+        lengths = torch.tensor([len(row) for row in rows], device=rows[0].device, dtype=torch.int64)
         padded = [F.pad(row, (0, 0, 0, limit - len(row))) for row in rows]
         return {"prompt_embeds": torch.stack(padded), "length": lengths}
 

@@ -293,6 +293,13 @@ def test_encoding_a_prompt_does_not_depend_on_its_neighbors(load: Load) -> None:
         assert torch.equal(together[name][0], others[name][0])
 
 
+def test_positions_masks_and_lengths_are_whole_numbers(load: Load) -> None:
+    # As floats, the model's dtype would round them: bfloat16 has whole numbers only up to 256.
+    for name, rows in encode(load(), PROMPTS).items():
+        whole = bool((rows == rows.round()).all()) and name != "condition"
+        assert rows.dtype == (torch.int64 if whole else torch.float32), name
+
+
 def test_text_encoders_and_vae_are_loaded_only_when_asked(family: str, load: Load) -> None:
     texts = load(parts=resolve(POLICIES, family, what="policy").encoding_parts)
     assert len(next(iter(encode(texts, ["a cat"]).values()))) == 1
