@@ -177,6 +177,35 @@ def test_updates_that_are_done_are_not_done_again() -> None:
     torch.testing.assert_close(moved(state) - before, -SLOPES[plan(3)[2].rows[:, 0]].mean(0))
 
 
+class TwoParts(Plain):
+    """A trainable with a part that not every update reaches, as one of two transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Parameter(torch.ones(()))
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.theta, self.other]
+
+
+class OtherFirst(Linear):
+    """Reaches the other part in the first update only."""
+
+    def loss(self, batch: Batch, models: Models) -> RowLoss:
+        result = super().loss(batch, models)
+        if not models.on_policy:
+            return result
+        return dataclasses.replace(result, loss=result.loss + models.trainable.parameters()[1])
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_part_without_gradient_is_not_moved_by_its_momentum(updates: int) -> None:
+    trainable: Any = TwoParts()
+    state = TrainerState(trainable, torch.optim.Adam(trainable.parameters(), lr=0.1), None, 0)
+    train(OtherFirst(), updates=updates, state=state, learning_rate=0.1)
+    assert trainable.other.item() == pytest.approx(0.9)
+
+
 def test_long_gradients_are_cut_and_reported_in_full() -> None:
     state, _ = train(Linear(), max_grad_norm=0.5)
     torch.testing.assert_close(moved(state), -0.5 * SLOPES.mean(0) / SLOPES.mean(0).norm(), rtol=1e-4, atol=1e-6)

@@ -18,6 +18,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "models/sampling.py": ("tests/test_sampling.py",),
     "models/branching.py": ("tests/test_sampling.py",),
     "tasks/algorithms/advantages.py": ("tests/test_advantages.py", "tests/golden"),
+    "tasks/algorithms/checks.py": ("tests/test_options.py", "tests/test_replay.py", "tests/test_combinations.py"),
     "tasks/algorithms": ("tests/test_options.py", "tests/test_signs.py", "tests/test_algorithms.py", "tests/golden"),
     "tasks/optimize/rows.py": ("tests/test_reader.py", "tests/test_batches.py"),
     "tasks/optimize/reader.py": ("tests/test_reader.py", "tests/test_batches.py"),
@@ -175,6 +176,7 @@ NAMED = (
     ),
 )
 
+_SPLIT = ".split(torch.bincount(groups, minlength=len(history)).tolist())"
 EQUIVALENT = (
     Equivalent(
         path="tasks/optimize/stage.py",
@@ -182,12 +184,15 @@ EQUIVALENT = (
         after="return records[(-1)].summary",
         reason="the stage has one shard",
     ),
-    Equivalent(
-        path="tasks/optimize/batches.py",
-        before="self._newest = int(self.reader.epochs.max(initial=0))",
-        after="self._newest = int(self.reader.epochs.max(initial=1))",
-        reason="the first epoch with samples is 1",
-    ),
+    *[
+        Equivalent(
+            path="tasks/optimize/batches.py",
+            before="self._newest = int(self.reader.epochs.max(initial=0))",
+            after=f"self._newest = int(self.reader.epochs.max(initial={initial}))",
+            reason="the first epoch with samples is 1",
+        )
+        for initial in ("1", "(-1)")
+    ],
     Equivalent(
         path="models/kernels.py",
         before="std = self.eta * following * torch.sqrt(inner.clamp(min=0))",
@@ -200,11 +205,45 @@ EQUIVALENT = (
         after="totals = torch.zeros(int(units.max()) + 2, dtype=values.dtype, device=values.device)",
         reason="nobody reads the total of a unit that is not there",
     ),
+    *[
+        Equivalent(
+            path="tasks/algorithms/checks.py",
+            before="return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized",
+            after=f"return kernel.step(torch.zeros({latents}), torch.zeros({velocity}), grid).normalized",
+            reason="whether a step has a density does not depend on the latents",
+        )
+        for latents, velocity in (
+            ("1, 1", "0, 1"),
+            ("1, 1", "1, 0"),
+            ("0, 1", "1, 1"),
+            ("1, 0", "1, 1"),
+            ("1, 1", "2, 1"),
+            ("1, 1", "1, 2"),
+            ("2, 1", "1, 1"),
+            ("1, 2", "1, 1"),
+        )
+    ],
+    *[
+        Equivalent(path="tasks/optimize/stage.py", before="version = 2", after=after, reason="a name for the code")
+        for after in ("version = 1", "version = 3")
+    ],
+    *[
+        Equivalent(
+            path="tasks/algorithms/advantages.py",
+            before=f'{start}.scatter_reduce_(0, groups, values, "{kind}")',
+            after=f'{start}.scatter_reduce_((-1), groups, values, "{kind}")',
+            reason="the first dimension of a vector is its last",
+        )
+        for start, kind in (
+            ('low = torch.full_like(count, float("inf"))', "amin"),
+            ('high = torch.full_like(count, float("-inf"))', "amax"),
+        )
+    ],
     Equivalent(
-        path="tasks/algorithms/checks.py",
-        before="return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized",
-        after="return kernel.step(torch.zeros(1, 1), torch.zeros(0, 1), grid).normalized",
-        reason="whether a step has a density does not depend on the latents",
+        path="tasks/algorithms/advantages.py",
+        before=f"members = torch.argsort(groups, stable=True){_SPLIT}",
+        after=f"members = torch.argsort(groups, stable=False){_SPLIT}",
+        reason="torch sorts stably on CPU either way",
     ),
     *[
         Equivalent(path="tasks/optimize/loop.py", before="_AHEAD = 2", after=after, reason="how far reading is ahead")
