@@ -183,6 +183,14 @@ def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]
     assert batch.mean_std.tolist() == [float(batch.mean_std[0])] * 2
 
 
+def test_the_mean_std_of_nothing_is_one(shards: list[TrajectoryShard]) -> None:
+    idle = table().set_column(4, "advantage", pa.array([0.0] * len(NAMES), pa.float32()))
+    rows = TransitionSet(shards, idle, kernel=FlowSDE(0.7), means=False)
+    batch = rows.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, CONDITIONING)
+    assert isinstance(batch, TransitionBatch)
+    assert batch.mean_std.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("shards", ["final"], indirect=True)
 @pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal"])
 @pytest.mark.parametrize("shared", [False, True])

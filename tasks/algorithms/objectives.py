@@ -109,7 +109,7 @@ def nft_loss(
     return (weight * losses[0] + (1 - weight) * losses[1]) / beta
 
 
-def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float = 0.25) -> Tensor:
+def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float) -> Tensor:
     """Return AWM's pseudo log-prob of the flow-matching error m (Flow-Factory ``trainers/awm.py``), in float64.
 
     'uniform' -m; 't' -t m; 't2' -t^2 m; 'huber' -(sqrt(m + 1e-10) - 1e-5) t;

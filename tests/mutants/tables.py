@@ -224,6 +224,25 @@ EQUIVALENT = (
         )
     ],
     *[
+        Equivalent(
+            path="tasks/algorithms/checks.py",
+            before="grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))",
+            after=f"grid = Grid(*(torch.tensor([level]) for level in ({levels})))",
+            reason="nor does it depend on where a step is",
+        )
+        for levels in (
+            *(f"{first}, 0.4, 0.9" for first in (0.0, 0.25, 1.0, 1.5)),
+            *(f"0.5, {second}, 0.9" for second in (0.0, 0.2, 0.8, 1.4)),
+            *(f"0.5, 0.4, {third}" for third in (0.0, 0.45, 1.8, 1.9)),
+        )
+    ],
+    Equivalent(
+        path="tasks/algorithms/objectives.py",
+        before="0, units, advantages, extreme, include_self=False",
+        after="(-1), units, advantages, extreme, include_self=False",
+        reason="the first dimension of a vector is its last",
+    ),
+    *[
         Equivalent(path="tasks/optimize/stage.py", before="version = 2", after=after, reason="a name for the code")
         for after in ("version = 1", "version = 3")
     ],
