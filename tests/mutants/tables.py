@@ -231,9 +231,12 @@ EQUIVALENT = (
             reason="nor does it depend on where a step is",
         )
         for levels in (
-            *(f"{first}, 0.4, 0.9" for first in (0.0, 0.25, 1.0, 1.5)),
-            *(f"0.5, {second}, 0.9" for second in (0.0, 0.2, 0.8, 1.4)),
-            *(f"0.5, 0.4, {third}" for third in (0.0, 0.45, 1.8, 1.9)),
+            "(-0.5), 0.4, 0.9",
+            "1.0, 0.4, 0.9",
+            "0.5, (-0.4), 0.9",
+            "0.5, 0.8, 0.9",
+            "0.5, 0.4, (-0.9)",
+            "0.5, 0.4, 1.8",
         )
     ],
     Equivalent(
