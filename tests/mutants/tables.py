@@ -18,7 +18,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "models/sampling.py": ("tests/test_sampling.py",),
     "models/branching.py": ("tests/test_sampling.py",),
     "tasks/algorithms/advantages.py": ("tests/test_advantages.py", "tests/golden"),
-    "tasks/algorithms/checks.py": ("tests/test_options.py", "tests/test_replay.py", "tests/test_combinations.py"),
+    "tasks/algorithms/checks.py": (
+        "tests/test_options.py",
+        "tests/test_replay.py",
+        "tests/test_advantages.py",
+        "tests/test_combinations.py",
+    ),
     "tasks/algorithms": ("tests/test_options.py", "tests/test_signs.py", "tests/test_algorithms.py", "tests/golden"),
     "tasks/optimize/rows.py": ("tests/test_reader.py", "tests/test_batches.py"),
     "tasks/optimize/reader.py": ("tests/test_reader.py", "tests/test_batches.py"),
@@ -243,6 +248,12 @@ EQUIVALENT = (
         path="tasks/algorithms/objectives.py",
         before="0, units, advantages, extreme, include_self=False",
         after="(-1), units, advantages, extreme, include_self=False",
+        reason="the first dimension of a vector is its last",
+    ),
+    Equivalent(
+        path="tasks/algorithms/objectives.py",
+        before="return totals.index_add(0, units, values)[units]",
+        after="return totals.index_add((-1), units, values)[units]",
         reason="the first dimension of a vector is its last",
     ),
     *[
