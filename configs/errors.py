@@ -58,6 +58,10 @@ class WorkerError(FlowmillError):
     """A process started by torchrun failed; the message names the first failing rank."""
 
 
+class LostRankError(WorkerError):
+    """A process started by torchrun was ended from outside: the same work may succeed when it is started again."""
+
+
 class PublishError(FlowmillError):
     """A repository on the Hugging Face Hub cannot be written as asked."""
 

@@ -237,7 +237,11 @@ class ExecutionSection(Section):
     device: str = "auto"
     """Torch device, or auto: CUDA when there is one."""
     processes: int = Field(1, ge=1)
-    """Processes for rollout and optimize; more than one runs them under torchrun."""
+    """Processes that hold models; more than one stay under torchrun for the whole run and share every stage."""
+    resident_epochs: int | None = Field(None, ge=1)
+    """Start the processes anew after so many epochs; they stay for the whole run when absent."""
+    stall_s: float = Field(1800.0, gt=0)
+    """Seconds after which a process that is silent, or does not move on, is said to hang and the run stops."""
     threads: int = Field(1, ge=1)
     """Torch threads per process on CPU."""
     rollout_batch_size: int = Field(16, ge=1)

@@ -17,15 +17,15 @@ from flows.cancellation import check_cancelled
 from flows.stages import execute, submit, work
 from tasks.chain import evaluation_nodes
 from tasks.check import is_evaluated
-from tasks.export.stage import ExportStage
+from tasks.context import RunContext
 from tasks.figures import evaluation_figures
-from tasks.rollout import RolloutStage
-from tasks.runs import executing, mark_finished
-from tasks.score import ScoreStage
+from tasks.runs import executing, mark_finished, open_run
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
+from tasks.stages.export import ExportStage
+from tasks.stages.rollout import RolloutStage
+from tasks.stages.score import ScoreStage
 from tasks.tracking.tracker import Tracker
-from tasks.workspace import Workspace
 
 
 @flow(name="pipeline", flow_run_name="{name}", persist_result=False, validate_parameters=False)
@@ -49,16 +49,16 @@ def bring_up_to_date(run: str, root: str = "flowmill-store") -> Any:
         run: name of the run.
         root: folder of the store.
     """
-    return carry_out(runtime.workspace(root, run))
+    return carry_out(open_run(root, run, reporter=runtime.reporter()))
 
 
-def carry_out(workspace: Workspace) -> Any:
+def carry_out(context: RunContext) -> Any:
     """Execute a run: hold its lock, train, track, and say how it ended."""
-    with executing(workspace):
-        tracker = Tracker(workspace, orchestrator=flow_run_tags())
+    with executing(context), runtime.opened(context):
+        tracker = Tracker(context, orchestrator=flow_run_tags())
         status = "FAILED"
         try:
-            train(workspace, tracker)
+            train(context, tracker)
             status = "FINISHED"
         except CancelledError as error:
             status = "KILLED"
@@ -68,42 +68,39 @@ def carry_out(workspace: Workspace) -> Any:
             raise
         finally:
             tracker.close(status)
-        mark_finished(workspace)
-    return workspace.chain.digest()
+        mark_finished(context)
+    return context.chain.digest()
 
 
-def train(workspace: Workspace, tracker: Tracker) -> None:
+def train(context: RunContext, tracker: Tracker) -> None:
     """Chain the stages over all epochs."""
-    config = workspace.config
-    prepare(workspace)
-    evaluate(workspace, tracker, epoch=0)
-    tracking_link(workspace.run.name, workspace.store.root.uri, tracker.url())
+    config = context.config
+    prepare(context)
+    evaluate(context, tracker, epoch=0)
+    tracking_link(context.run.name, context.store.root.uri, tracker.url())
     progress = Progress()
     for epoch in range(1, config.run.epochs + 1):
-        rollout_and_score(workspace, epoch)
-        execute(make_stage(workspace, "advantage", epoch))
-        execute(make_stage(workspace, "optimize", epoch))
+        rollout_and_score(context, epoch)
+        execute(make_stage(context, "advantage", epoch))
+        execute(make_stage(context, "optimize", epoch))
         tracker.log_epoch(epoch)
         if is_evaluated(config, epoch):
-            evaluate(workspace, tracker, epoch=epoch)
+            evaluate(context, tracker, epoch=epoch)
         progress.update(epoch, config.run.epochs)
-        workspace.reporter.progress("pipeline", epoch, epoch, config.run.epochs)
-    export(workspace, tracker, epoch=config.run.epochs)
+        context.reporter.progress("pipeline", epoch, epoch, config.run.epochs)
+    export(context, tracker, epoch=config.run.epochs)
 
 
-def prepare(workspace: Workspace) -> None:
+def prepare(context: RunContext) -> None:
     """Base model, embeddings, prompts, first policy."""
     for name in ("base", "encode", "preprocess", "policy"):
-        execute(make_stage(workspace, name, 0))
+        execute(make_stage(context, name, 0))
 
 
-def rollout_and_score(workspace: Workspace, epoch: int) -> None:
+def rollout_and_score(context: RunContext, epoch: int) -> None:
     """Roll out shard by shard, and score each shard while the next one is being rolled out."""
-    stage = RolloutStage(workspace, epoch)
-    rollout = StageRun(stage)
-    scores = [StageRun(ScoreStage(workspace, epoch, section.slot, stage)) for section in workspace.config.rewards]
-    for run in (rollout, *scores):
-        runtime.keep_stage(run.stage)
+    rollout = StageRun(RolloutStage(context, epoch))
+    scores = [StageRun(following(context, section.slot, rollout)) for section in context.config.rewards]
     left = {run.stage.slot: {shard.name: shard for shard in run.pending()} for run in scores if not run.complete}
     futures: list[Any] = []
 
@@ -113,7 +110,7 @@ def rollout_and_score(workspace: Workspace, epoch: int) -> None:
             if shard is not None:
                 futures.append(submit(run, shard))
 
-    for record in workspace.store.records(rollout.ref):
+    for record in context.store.records(rollout.ref):
         score(record.shard)
     if not rollout.complete:
         work(rollout, on_commit=score)
@@ -125,17 +122,24 @@ def rollout_and_score(workspace: Workspace, epoch: int) -> None:
         run.finish()
 
 
-def evaluate(workspace: Workspace, tracker: Tracker, *, epoch: int) -> None:
+def following(context: RunContext, slot: str, rollout: StageRun) -> ScoreStage:
+    """Return the stage that scores a rollout while it goes on."""
+    stage = ScoreStage(context, rollout.stage.epoch, slot)
+    stage.follow(rollout.ref)
+    return stage
+
+
+def evaluate(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the images, and show the figures."""
-    for node in evaluation_nodes(workspace.config, epoch):
-        execute(workspace.chain.stage(node))
+    for node in evaluation_nodes(context.config, epoch):
+        execute(context.chain.stage(node))
     tracker.log_evaluation(epoch)
-    evaluation_table(workspace.run.name, epoch, evaluation_figures(workspace.chain, epoch))
+    evaluation_table(context.run.name, epoch, evaluation_figures(context.chain, epoch))
 
 
-def export(workspace: Workspace, tracker: Tracker, *, epoch: int) -> None:
+def export(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
     """Write the model for diffusers and register it."""
-    execute(ExportStage(workspace, epoch))
+    execute(ExportStage(context, epoch))
     tracker.log_export(epoch)
 
 

@@ -1,17 +1,16 @@
-"""What the flows and tasks of one process share: open workspaces by store and run, and who shows progress."""
+"""What the flows and tasks of one process share: the runs that are open in it, and who shows progress."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from configs.load import load_config
 from configs.schema import RunConfig
+from tasks.context import RunContext
 from tasks.progress import Reporter
 from tasks.runs import begin_run, open_run
-from tasks.stage import Stage
-from tasks.stages import make_stage
-from tasks.workspace import Workspace
 
 
 class LogReporter:
@@ -31,13 +30,12 @@ class LogReporter:
         self._log.info(text)
 
 
-_workspaces: dict[tuple[str, str], Workspace] = {}
-_stages: dict[tuple[str, str, str, int, str], Stage] = {}
+_contexts: dict[tuple[str, str], RunContext] = {}
 _reporter: list[Reporter] = []
 
 
 def use_reporter(reporter: Reporter) -> None:
-    """Show the progress of every workspace opened from here on with this reporter."""
+    """Show the progress of every run opened from here on with this reporter."""
     _reporter[:] = [reporter]
 
 
@@ -60,47 +58,37 @@ def configured(config: str, root: str | None, name: str | None, overrides: Seque
     return load_config(config, extra)
 
 
-def begin(config: RunConfig) -> Workspace:
-    """Return the workspace of a run that is started or continued in this process."""
-    workspace = begin_run(config, reporter=reporter())
-    return remember(workspace)
+def begin(config: RunConfig) -> RunContext:
+    """Return the context of a run that is started or continued in this process; one that is open already stays."""
+    context = begin_run(config, reporter=reporter())
+    return _contexts.get(_key(context), context)
 
 
-def remember(workspace: Workspace) -> Workspace:
-    """Keep a workspace for the tasks of this process; one that is already open stays."""
-    key = (workspace.store.root.uri, workspace.run.name)
-    return _workspaces.setdefault(key, workspace)
+@contextmanager
+def opened(context: RunContext) -> Iterator[RunContext]:
+    """Let the tasks of this process find a run, inside; its ranks and models are released afterwards."""
+    key = _key(context)
+    before = _contexts.get(key)
+    _contexts[key] = context
+    try:
+        yield context
+    finally:
+        context.close()
+        del _contexts[key]
+        if before is not None:
+            _contexts[key] = before
 
 
-def forget(workspace: Workspace) -> None:
-    """Drop a workspace and its models."""
-    _workspaces.pop((workspace.store.root.uri, workspace.run.name), None)
-    for key in [key for key, stage in _stages.items() if stage.workspace is workspace]:
-        del _stages[key]
-
-
-def workspace(root: str, run: str) -> Workspace:
-    """Return the open workspace of a run, opening it from the store in a process that has not yet.
+def context(root: str, run: str) -> RunContext:
+    """Return the open context of a run, opening it from the store in a process that has not yet.
 
     Raises:
         StoreError: there is no such run.
     """
-    if (root, run) not in _workspaces:
-        remember(open_run(root, run, reporter=reporter()))
-    return _workspaces[root, run]
+    if (root, run) not in _contexts:
+        _contexts[root, run] = open_run(root, run, reporter=reporter())
+    return _contexts[root, run]
 
 
-def keep_stage(stage: Stage) -> None:
-    """Keep a stage for the shard tasks of this process; those of earlier epochs are dropped."""
-    for key in [key for key, kept in _stages.items() if kept.name == stage.name and kept.slot == stage.slot]:
-        del _stages[key]
-    _stages[_stage_key(stage)] = stage
-
-
-def find_stage(root: str, run: str, name: str, epoch: int, slot: str) -> Stage:
-    """Return a kept stage, or a new one in a process that has not seen it."""
-    return _stages.get((root, run, name, epoch, slot)) or make_stage(workspace(root, run), name, epoch, slot)
-
-
-def _stage_key(stage: Stage) -> tuple[str, str, str, int, str]:
-    return (stage.workspace.store.root.uri, stage.workspace.run.name, stage.name, stage.epoch, stage.slot)
+def _key(context: RunContext) -> tuple[str, str]:
+    return (context.store.root.uri, context.run.name)

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from configs.errors import FlowmillError
-from tasks.launch import die_with_parent, stop_tree
+from tasks.execution.launch import die_with_parent, stop_tree
 
 
 @contextmanager

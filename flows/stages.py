@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import astuple
 from typing import Any
 
 from prefect import Flow, flow, task
@@ -16,19 +14,17 @@ from prefect.futures import PrefectFuture
 from prefect.tasks import Task, exponential_backoff
 
 from configs.errors import FlowmillError, StoreError
-from configs.load import override_config
 from flows import runtime
 from flows.cancellation import check_cancelled
 from storage.layout import ArtifactRef
 from tasks.chain import Node
 from tasks.describe import describe_artifact
-from tasks.launch import run_torchrun
+from tasks.execution.crew import Listener
 from tasks.plans import named_stages
 from tasks.runs import open_run, refuse_while_executing
 from tasks.stage import Shard, Stage, StageRun
-from tasks.stages import DECODING, STAGES
+from tasks.stages import STAGES
 from tasks.tracking.tracker import log_side_evaluations
-from tasks.worker import PREFIX
 
 _TRANSIENT = {
     errno.EAGAIN,
@@ -56,18 +52,20 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 @task(name="shard", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
 def run_shard(
-    root: str, run: str, stage: str, epoch: int, slot: str, artifact: str, shard: tuple[str, int, int]
+    root: str, run: str, node: tuple[int, str, str], artifact: str, inputs: tuple[str, ...], shard: tuple[str, int, int]
 ) -> str:
-    """Run and commit one shard; our manifests decide what is skipped, so Prefect caches nothing."""
-    found = runtime.find_stage(root, run, stage, epoch, slot)
-    found.adopt(ArtifactRef.parse(artifact))
-    return StageRun(found).run_shard(Shard(*shard)).digest
+    """Run and commit one shard; our manifests decide what is skipped, so Prefect caches nothing.
+
+    Everything is named, nothing is handed over, so that any process that reaches the store can do it.
+    """
+    stage = runtime.context(root, run).chain.stage(Node(*node))
+    stage.adopt(ArtifactRef.parse(artifact), [ArtifactRef.parse(ref) for ref in inputs])
+    return StageRun(stage).run_shard(Shard(*shard)).digest
 
 
 def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
     """Run what is left of a stage, here or under torchrun, and complete its artifact."""
     run = StageRun(stage, force=force)
-    runtime.keep_stage(stage)
     if not run.complete:
         work(run, on_commit=lambda shard: None)
     run.finish()
@@ -76,8 +74,11 @@ def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
 
 def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
     """Run all pending shards of a stage; ``on_commit`` hears the name of each as soon as it is committed."""
-    if run.stage.spreads and run.stage.config.execution.processes > 1:
-        _work_spread(run, on_commit)
+    processes = run.stage.config.execution.processes
+    if run.stage.on_ranks and processes > 1:
+        check_cancelled()
+        name = f"{run.stage.name} e{run.stage.epoch} x{processes}"
+        carry_out.with_options(task_run_name=name)(run, on_commit)
         return
     for shard in run.pending():
         check_cancelled()
@@ -104,49 +105,16 @@ def shard_task(run: StageRun, shard: Shard) -> Task[..., str]:
 def shard_arguments(run: StageRun, shard: Shard) -> tuple[Any, ...]:
     """Return what identifies a shard's work in any process."""
     stage, uri = run.stage, run.store.root.uri
-    key = (uri, stage.workspace.run.name, stage.name, stage.epoch, stage.slot)
-    return (*key, str(run.ref), (shard.name, shard.start, shard.stop))
+    inputs = tuple(str(ref) for ref in stage.inputs())
+    return (uri, stage.context.run.name, tuple(stage.node), str(run.ref), inputs, astuple(shard))
 
 
-@task(name="torchrun", cache_policy=NO_CACHE, persist_result=False)
-def run_ranks(arguments: Sequence[str], processes: int, on_line: Callable[[str], None]) -> None:
-    """Run one stage in several processes."""
-    run_torchrun("tasks.worker", arguments, processes=processes, on_line=on_line)
-
-
-def _work_spread(run: StageRun, on_commit: Callable[[str], None]) -> None:
+@task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
+def carry_out(run: StageRun, on_commit: Callable[[str], None]) -> None:
+    """Have the run's ranks carry out one stage."""
     stage = run.stage
-    config = override_config(stage.config, [f"store.root={run.store.root.uri}"])
-    check_cancelled()
-    with tempfile.TemporaryDirectory(prefix="flowmill-") as folder, stage.workspace.ledger.work(stage.name):
-        path = Path(folder) / "config.json"
-        path.write_text(config.model_dump_json())
-        name = f"{stage.name} e{stage.epoch} x{config.execution.processes}"
-        run_ranks.with_options(task_run_name=name)(
-            [str(path), stage.name, str(stage.epoch), stage.slot, str(run.ref)],
-            config.execution.processes,
-            _listener(stage, on_commit),
-        )
-
-
-def _listener(stage: Stage, on_commit: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what turns the ranks' lines into progress, commits and messages."""
-
-    def listen(line: str) -> None:
-        check_cancelled()
-        if not line.startswith(PREFIX):
-            if line.strip():
-                stage.workspace.reporter.message(f"[{stage.name}] {line}")
-            return
-        data = json.loads(line.removeprefix(PREFIX))
-        if "progress" in data:
-            stage.workspace.reporter.progress(*data["progress"])
-        elif "committed" in data:
-            on_commit(data["committed"])
-        else:
-            stage.workspace.reporter.message(data["message"])
-
-    return listen
+    with stage.context.ledger.work(stage.name):
+        stage.context.crew.carry_out(run, Listener(on_commit=on_commit, on_look=check_cancelled))
 
 
 def stage_flow(name: str) -> Flow[..., list[str]]:
@@ -168,15 +136,13 @@ def stage_flow(name: str) -> Flow[..., list[str]]:
         overrides: Sequence[str] = (),
         evaluation: str = "",
     ) -> list[str]:
-        workspace = open_run(root, run, overrides=overrides, reporter=runtime.reporter(), epoch=epoch)
-        workspace.decodes = name in DECODING
-        workspace = runtime.remember(workspace)
-        refuse_while_executing(workspace)
-        nodes = named_stages(workspace, Node(epoch, name, slot), evaluation=evaluation)
-        made = {node: execute(workspace.chain.stage(node), force=force and node.stage == name) for node in nodes}
-        log_side_evaluations(workspace)
-        runtime.forget(workspace)
-        return [describe_artifact(workspace, node, ref) for node, ref in made.items()]
+        context = open_run(root, run, overrides=overrides, reporter=runtime.reporter(), epoch=epoch)
+        refuse_while_executing(context)
+        with runtime.opened(context):
+            nodes = named_stages(context, Node(epoch, name, slot), evaluation=evaluation)
+            made = {node: execute(context.chain.stage(node), force=force and node.stage == name) for node in nodes}
+        log_side_evaluations(context)
+        return [describe_artifact(context, node, ref) for node, ref in made.items()]
 
     return stage_of_run
 

@@ -108,6 +108,16 @@ class Trainable:
             raise RuntimeError("set_reference() must be called before reference velocities are asked for")
         return self.policy.velocity(latents, sigma, conditioning, self._reference)
 
+    @property
+    def needs_teacher(self) -> bool:
+        """True until a teacher was given."""
+        return self._teacher is None
+
+    @property
+    def frozen(self) -> dict[str, Mapping[str, nn.Module]]:
+        """The modules beside the policy's own, by what they are."""
+        return {"reference": self._reference or {}, "teacher": self._teacher or {}}
+
     def set_teacher(self, denoisers: Mapping[str, nn.Module]) -> None:
         """Give the frozen denoisers of a teacher of the same family; equal weights give equal velocities."""
         same = _computed_as_trained if self.lora is None else _frozen

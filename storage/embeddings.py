@@ -1,32 +1,114 @@
 """The embedding cache: each distinct prompt is encoded once ever per encoder.
 
-``embeddings/<encoder>/`` grows by shards: one safetensors file of stacked tensors plus the keys of its rows. There is
-no manifest; a reader sees the committed shards. A key is a hash of the prompt text.
+``embeddings/<encoder>/`` grows by shards: one ``.npy`` file per tensor, and ``rows.json``, which says of which prompt
+each row is and what its content hashes to. There is no manifest; a reader sees the committed shards. A key is a hash of
+the prompt text. Rows are written batch by batch and read where they lie, so memory does not grow with the number of
+prompts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
+import xxhash
 
 from configs.errors import CorruptError, NotCommittedError
 from configs.fingerprint import fingerprint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
+from storage.roots.base import Blob
 
-TENSORS = "embeddings.safetensors"
-KEYS = "keys.json"
+ROWS = "rows.json"
+#: Files that stay open, and bytes of rows that stay in memory.
+_MAX_OPEN = 16
+_KEPT_BYTES = 256_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Named tensors with one row per prompt."""
+
+    arrays: Mapping[str, np.ndarray]
+    """(N, ...) by name."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """What the bits of an array mean where NumPy has no such dtype: ``bfloat16``, held as uint16."""
 
 
 def embedding_key(text: str) -> str:
     """Return the cache key of a prompt text."""
-    return fingerprint(text)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class EmbeddingWriter:
+    """Writes the files of one shard batch by batch; row i of the whole belongs to the i-th text."""
+
+    def __init__(self, folder: Path, texts: Sequence[str]) -> None:
+        """Begin the files of a shard.
+
+        Args:
+            folder: an empty folder.
+            texts: the texts of all rows that will be added.
+        """
+        self._folder = folder
+        self._keys = [embedding_key(text) for text in texts]
+        self._hashes: list[str] = []
+        self._tensors: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, IO[bytes]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> EmbeddingWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+        if kind is None:
+            index = {"tensors": self._tensors, "keys": self._keys, "hashes": self._hashes}
+            (self._folder / ROWS).write_text(json.dumps(index, sort_keys=True))
+
+    def add(self, rows: Rows) -> None:
+        """Append the rows of the next texts."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in sorted(rows.arrays.items())}
+        for name, array in arrays.items():
+            if name not in self._files:
+                self._begin(name, array, rows.dtypes.get(name, str(array.dtype)))
+            self._files[name].write(array.data.cast("B"))
+        for row in range(len(next(iter(arrays.values())))):
+            self._hashes.append(self._hash({name: array[row] for name, array in arrays.items()}))
+
+    def _begin(self, name: str, array: np.ndarray, dtype: str) -> None:
+        file = self._stack.enter_context((self._folder / f"{name}.npy").open("wb"))
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (len(self._keys), *array.shape[1:])})
+        about = {"dtype": dtype, "stored": array.dtype.str, "shape": list(array.shape[1:]), "offset": file.tell()}
+        self._tensors[name], self._files[name] = about, file
+
+    def _hash(self, row: Mapping[str, np.ndarray]) -> str:
+        digest = xxhash.xxh3_128()
+        for name, array in row.items():
+            digest.update(json.dumps([name, self._tensors[name]["dtype"], list(array.shape)]).encode())
+            digest.update(array.data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What is known of a committed shard."""
+
+    record: ShardRecord
+    tensors: Mapping[str, Mapping[str, Any]]
+    hashes: Sequence[str]
 
 
 class EmbeddingCache:
@@ -36,61 +118,118 @@ class EmbeddingCache:
         """Bind to the cache of one encoder."""
         self.store = store
         self.ref = ref
-        self._where: dict[str, tuple[ShardRecord, int]] = {}
+        self._where: dict[str, tuple[int, int]] = {}
+        self._shards: list[_Shard] = []
         self._seen: set[str] = set()
+        self._open: OrderedDict[tuple[int, str], Blob] = OrderedDict()
+        self._kept: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.RLock()
 
     def missing(self, texts: Sequence[str]) -> list[str]:
         """Return the distinct texts that are not cached, in order of first appearance."""
         self._refresh()
         return [text for text in dict.fromkeys(texts) if embedding_key(text) not in self._where]
 
-    def write(self, folder: Path, texts: Sequence[str], tensors: Mapping[str, np.ndarray]) -> None:
-        """Write one shard's files: row i of every (N, ...) tensor belongs to texts[i]."""
-        arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-        save_file(arrays, folder / TENSORS)
-        (folder / KEYS).write_text(json.dumps([embedding_key(text) for text in texts]))
-
-    def load(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def load(self, texts: Sequence[str]) -> Rows:
         """Return (len(texts), ...) arrays in the order of the texts.
 
         Raises:
             NotCommittedError: a text has not been encoded.
             CorruptError: a shard is damaged or holds other tensors than its neighbors.
         """
-        absent = self.missing(texts)
-        if absent:
-            raise NotCommittedError(
-                f"{len(absent)} prompts have no embedding in {self.ref}, the first is {absent[0]!r}. "
-                "Run 'flowmill stage preprocess' first."
-            )
-        rows: dict[str, Mapping[str, np.ndarray]] = {}
-        wanted = {embedding_key(text): None for text in texts}
-        for record in {self._where[key][0].shard: self._where[key][0] for key in wanted}.values():
-            shard = self._open(record)
-            for key in wanted:
-                if self._where[key][0].shard == record.shard:
-                    rows[key] = {name: tensor[self._where[key][1]] for name, tensor in shard.items()}
-        ordered = [rows[embedding_key(text)] for text in texts]
-        return {name: np.stack([row[name] for row in ordered]) for name in ordered[0]}
+        keys = self._keys(texts)
+        with self._lock:
+            rows = [self._row(key) for key in keys]
+            tensors = self._shards[self._where[keys[0]][0]].tensors
+        if any(row.keys() != tensors.keys() for row in rows):
+            raise CorruptError(f"{self.ref}: its shards hold other tensors than {', '.join(tensors)}.")
+        arrays = {name: np.stack([row[name] for row in rows]) for name in tensors}
+        bits = {
+            name: about["dtype"] for name, about in tensors.items() if str(np.dtype(about["stored"])) != about["dtype"]
+        }
+        return Rows(arrays, bits)
 
     def digest(self, texts: Sequence[str]) -> str:
-        """Return one hash over the embeddings of these texts, however they are spread over shards."""
-        arrays = self.load(sorted(set(texts)))
-        parts = [[name, str(array.dtype), fingerprint(array.tobytes().hex())] for name, array in sorted(arrays.items())]
-        return fingerprint(parts)
+        """Return one hash over the embeddings of these texts, however they are spread over shards; reads no value."""
+        ordered = sorted(set(texts))
+        places = [self._where[key] for key in self._keys(ordered)]
+        return fingerprint([self._shards[shard].hashes[row] for shard, row in places])
 
-    def _open(self, record: ShardRecord) -> dict[str, np.ndarray]:
-        folder = self.store.folder(self.ref, record)
-        try:
-            with safe_open(folder / TENSORS, framework="numpy") as file:
-                return {name: file.get_tensor(name) for name in sorted(file.keys())}
-        except (OSError, ValueError) as error:
-            raise CorruptError(f"{folder / TENSORS} cannot be read: {error}") from None
+    def _keys(self, texts: Sequence[str]) -> list[str]:
+        keys = [embedding_key(text) for text in texts]
+        if any(key not in self._where for key in keys):
+            absent = self.missing(texts)
+            if absent:
+                raise NotCommittedError(
+                    f"{len(absent)} prompts have no embedding in {self.ref}, the first is {absent[0]!r}. "
+                    "Run 'flowmill stage preprocess' first."
+                )
+        return keys
+
+    def _row(self, key: str) -> dict[str, np.ndarray]:
+        """Return the row of a key, from memory if it was used lately."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        number, row = self._where[key]
+        found = {name: self._read(number, name, row) for name in self._shards[number].tensors}
+        self._kept[key] = found
+        self._kept_bytes += _size(found)
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+        return found
+
+    def _read(self, number: int, name: str, row: int) -> np.ndarray:
+        about = self._shards[number].tensors[name]
+        dtype = np.dtype(about["stored"])
+        size = dtype.itemsize * math.prod(about["shape"])
+        data = self._blob(number, name).read(about["offset"] + row * size, size)
+        return np.frombuffer(bytes(data), dtype).reshape(about["shape"])
+
+    def _blob(self, number: int, name: str) -> Blob:
+        if (number, name) not in self._open:
+            files = self.store.files(self.ref, self._shards[number].record)
+            self._open[number, name] = files.blob(f"{name}.npy")
+        self._open.move_to_end((number, name))
+        while len(self._open) > _MAX_OPEN:
+            self._open.popitem(last=False)
+        return self._open[number, name]
 
     def _refresh(self) -> None:
-        for record in self.store.records(self.ref):
-            if record.shard in self._seen:
-                continue
-            keys = json.loads((self.store.folder(self.ref, record) / KEYS).read_text())
-            self._where.update({key: (record, row) for row, key in enumerate(keys)})
-            self._seen.add(record.shard)
+        with self._lock:
+            for name in self.store.committed(self.ref):
+                record = None if name in self._seen else self.store.record(self.ref, name)
+                if record is not None:
+                    self._add(record)
+                    self._seen.add(name)
+
+    def _add(self, record: ShardRecord) -> None:
+        path = self.store.files(self.ref, record).path(ROWS)
+        try:
+            index = json.loads(path.read_text())
+            shard = _Shard(record, dict(sorted(index["tensors"].items())), index["hashes"])
+            keys = list(index["keys"])
+            _check(shard, len(keys))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptError(f"{path} is no table of embedding rows: {error}") from None
+        self._where.update({key: (len(self._shards), row) for row, key in enumerate(keys)})
+        self._shards.append(shard)
+
+
+def _check(shard: _Shard, count: int) -> None:
+    """Check that a table describes arrays: it is data from a store, which may be anybody's.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if len(shard.hashes) != count or not shard.tensors:
+        raise ValueError(f"{len(shard.hashes)} hashes and {len(shard.tensors)} tensors for {count} rows")
+    for name, about in shard.tensors.items():
+        plain = np.dtype(about["stored"]).kind in "biuf" and all(type(n) is int and n >= 0 for n in about["shape"])
+        if not plain or type(about["offset"]) is not int or "/" in name:
+            raise ValueError(f"'{name}' is {about}")
+
+
+def _size(row: Mapping[str, np.ndarray]) -> int:
+    return sum(array.nbytes for array in row.values())

@@ -19,8 +19,8 @@ from storage.lineage import LineageEntry
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
+    from tasks.context import RunContext
     from tasks.stage import Stage
-    from tasks.workspace import Workspace
 
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
 OF = "@"
@@ -46,17 +46,17 @@ def policy_after(epoch: int) -> Node:
 class Chain:
     """The artifacts of one run under one config."""
 
-    def __init__(self, workspace: Workspace, *, run: Chain | None = None, epoch: int = 0) -> None:
-        """Bind to a workspace.
+    def __init__(self, context: RunContext, *, run: Chain | None = None, epoch: int = 0) -> None:
+        """Bind to a context.
 
         Args:
-            workspace: run and config.
-            run: the chain of the run's own config, where ``workspace`` has another for one stage alone. That one reads
+            context: run and config.
+            run: the chain of the run's own config, where ``context`` has another for one stage alone. That one reads
                 from it what the other settings do not touch: everything of other epochs, and of the same epoch what
                 has not been made with them.
             epoch: the epoch of that stage.
         """
-        self.workspace = workspace
+        self.context = context
         self.own = run
         """The chain of the run's own config, where this is another."""
         self._epoch = epoch
@@ -65,7 +65,7 @@ class Chain:
 
     def nodes(self) -> Iterator[Node]:
         """Yield every stage the run consists of, each after those it reads."""
-        return run_nodes(self.workspace.config)
+        return run_nodes(self.context.config)
 
     def ref(self, node: Node) -> ArtifactRef:
         """Return the artifact a stage is expected to make, or has made."""
@@ -107,10 +107,10 @@ class Chain:
         if found is None:
             label = f"{stage} of '{slot}'" if slot else stage
             option = "" if epoch == 0 else f" --epoch {epoch}"
-            state = " with these settings" if self.workspace.run.made(epoch, stage, slot) else ""
+            state = " with these settings" if self.context.run.made(epoch, stage, slot) else ""
             raise NotCommittedError(
-                f"Run '{self.workspace.run.name}' has no {label} for epoch {epoch}{state} yet. "
-                f"Run 'flowmill stage {stage} --run {self.workspace.run.name}{option}' first."
+                f"Run '{self.context.run.name}' has no {label} for epoch {epoch}{state} yet. "
+                f"Run 'flowmill stage {stage} --run {self.context.run.name}{option}' first."
             )
         return found
 
@@ -126,7 +126,7 @@ class Chain:
             if entry.ref.kind == "embeddings":
                 # The cache serves many runs; what this run took from it is hashed in its prompts artifact.
                 continue
-            manifest = self.workspace.store.manifest(entry.ref)
+            manifest = self.context.store.manifest(entry.ref)
             content = manifest.digest if manifest is not None else "incomplete"
             parts.append([*entry.key, content])
         return fingerprint(parts)
@@ -138,14 +138,14 @@ class Chain:
                 self._refs.clear()
 
     def stage(self, node: Node) -> Stage:
-        """Return the stage of a node, bound to this chain's workspace."""
+        """Return the stage of a node, bound to this chain's context."""
         from tasks.stages import make_stage
 
-        return make_stage(self.workspace, node.stage, node.epoch, node.slot)
+        return make_stage(self.context, node.stage, node.epoch, node.slot)
 
     def has(self, node: Node) -> bool:
         """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
-        config, reward = self.workspace.config, node.slot.partition(OF)[0]
+        config, reward = self.context.config, node.slot.partition(OF)[0]
         if node.stage == "score":
             return node.slot in {section.slot for section in config.rewards}
         if node.stage == "judge":
@@ -177,14 +177,14 @@ class Chain:
 
     def _made(self, node: Node, ref: ArtifactRef) -> list[LineageEntry]:
         """Return the records of a stage that are attempts at the same work, oldest first."""
-        return [entry for entry in self.workspace.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
+        return [entry for entry in self.context.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
         """Return the attempt that stands for the newest: the first with the same content."""
         made = [entry.ref for entry in self._made(node, plain)]
         if not made or made[-1] == plain:
             return made[-1] if made else plain
-        store = self.workspace.store
+        store = self.context.store
         newest = store.manifest(made[-1])
         for number in range(1, made[-1].number):
             earlier = store.manifest(plain.attempt(number))

@@ -23,8 +23,7 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.combinations import Combination, check_combination, draw_plans
 from tasks.model_settings import check_model
-from tasks.preprocess import source_prompts
-from tasks.workspace import uses_guidance
+from tasks.prompts import source_prompts, uses_guidance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from configs.errors import ConfigError, StoreError
 from storage.lineage import LineageEntry
-from tasks.advantage import read_advantages, read_rewards
-from tasks.rollout import open_trajectory_store
-from tasks.workspace import Workspace
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
+from tasks.stages.advantage import read_advantages, read_rewards
 
 FORMATS = ("parquet", "datasets", "delta")
 _PLAIN = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "replica", "seed", "policy")
@@ -24,12 +24,12 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def export_run(
-    workspace: Workspace, folder: Path, form: str, *, epochs: Sequence[int], progress: Callable[[int, int], None]
+    context: RunContext, folder: Path, form: str, *, epochs: Sequence[int], progress: Callable[[int, int], None]
 ) -> int:
     """Write one row per sample of a run, one file per epoch; return the number of rows.
 
     Args:
-        workspace: the run.
+        context: the run.
         folder: a folder that does not exist yet.
         form: parquet: plain Parquet files; datasets: the same with an image feature, for ``datasets.load_dataset``;
             delta: a Delta Lake table.
@@ -44,26 +44,26 @@ def export_run(
         raise ConfigError(f"--format '{form}' does not exist; there are {', '.join(FORMATS)}.")
     if folder.exists():
         raise StoreError(f"'{folder}' exists already. Name a folder that does not.")
-    entries = [entry for entry in workspace.chain.entries() if entry.stage == "rollout"]
+    entries = [entry for entry in context.chain.entries() if entry.stage == "rollout"]
     chosen = [entry for entry in entries if not epochs or entry.epoch in epochs]
     if not chosen:
         has = f"it has {entries[0].epoch} to {entries[-1].epoch}" if entries else "it has none"
-        raise StoreError(f"Run '{workspace.run.name}' has no rollouts of these epochs; {has}.")
+        raise StoreError(f"Run '{context.run.name}' has no rollouts of these epochs; {has}.")
     write = _delta_writer(folder) if form == "delta" else _parquet_writer(folder, image=form == "datasets")
     rows = 0
     for done, entry in enumerate(chosen, 1):
-        table = pa.concat_tables(list(_tables(workspace, entry)))
+        table = pa.concat_tables(list(_tables(context, entry)))
         write(entry.epoch, table)
         rows += table.num_rows
         progress(done, len(chosen))
     return rows
 
 
-def _tables(workspace: Workspace, entry: LineageEntry) -> Iterator[pa.Table]:
+def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
     """Yield the joined table of each shard of an epoch."""
-    store = workspace.store
-    opener = open_trajectory_store(workspace.config.rollout.store)
-    scores = _scores(workspace, entry.epoch)
+    store = context.store
+    opener = open_trajectory_store(context.config.rollout.store)
+    scores = _scores(context, entry.epoch)
     for record in store.shards(entry.ref):
         shard = opener.open(store.files(entry.ref, record))
         ids = shard.table.column("sample_id").to_pylist()
@@ -76,10 +76,10 @@ def _tables(workspace: Workspace, entry: LineageEntry) -> Iterator[pa.Table]:
         yield pa.table(columns)
 
 
-def _scores(workspace: Workspace, epoch: int) -> dict[str, dict[str, float]]:
+def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:
     """Return every reward, and the advantage, of an epoch by column name and sample."""
-    store, found = workspace.store, {}
-    for entry in workspace.chain.entries():
+    store, found = context.store, {}
+    for entry in context.chain.entries():
         if entry.epoch != epoch or store.manifest(entry.ref) is None:
             continue
         if entry.stage == "score":

@@ -13,19 +13,19 @@ from tasks.sources import PIPELINE
 
 if TYPE_CHECKING:
     from tasks.chain import Chain, Node
-    from tasks.workspace import Workspace
+    from tasks.context import RunContext
 
 
-def describe_run(workspace: Workspace) -> dict[str, Any]:
+def describe_run(context: RunContext) -> dict[str, Any]:
     """Return config, figures, artifacts and state of a run."""
     from tasks.staleness import standings
 
-    chain, run = workspace.chain, workspace.run
+    chain, run = context.chain, context.run
     entries = chain.entries()
     return {
         "run": run.name,
         "root": run.store.root.uri,
-        "epochs": workspace.config.run.epochs,
+        "epochs": context.config.run.epochs,
         "finished_epochs": max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0),
         "tracking": run.newest("tracking"),
         "evaluations": _evaluations(chain),
@@ -38,20 +38,20 @@ def describe_run(workspace: Workspace) -> dict[str, Any]:
         ],
         "stages": [each.as_dict() for each in standings(chain)],
         "side_results": _side_results(chain),
-        "config": workspace.config.model_dump(mode="json"),
+        "config": context.config.model_dump(mode="json"),
     }
 
 
-def describe_artifact(workspace: Workspace, node: Node, ref: ArtifactRef) -> str:
+def describe_artifact(context: RunContext, node: Node, ref: ArtifactRef) -> str:
     """Return one line about what a stage made, with the mean scores of rewards."""
-    figures = _scores(workspace, ref)
+    figures = _scores(context, ref)
     means = [f"{split} mean {values['mean']:.3f}".strip() for split, values in figures.items()]
     return " ".join([str(node), str(ref), *([f"({', '.join(means)})"] if means else [])])
 
 
-def _scores(workspace: Workspace, ref: ArtifactRef) -> dict[str, Any]:
+def _scores(context: RunContext, ref: ArtifactRef) -> dict[str, Any]:
     """Return the figures of a rewards artifact by prompt list, '' where it has none; of other artifacts nothing."""
-    manifest = workspace.store.manifest(ref) if ref.kind == "rewards" else None
+    manifest = context.store.manifest(ref) if ref.kind == "rewards" else None
     if manifest is None:
         return {}
     return {"": manifest.summary} if "mean" in manifest.summary else dict(manifest.summary)
@@ -62,29 +62,29 @@ def _side_results(chain: Chain) -> list[dict[str, Any]]:
 
     found = []
     for side in side_results(chain):
-        figures = _scores(chain.workspace, side.entry.ref)
+        figures = _scores(chain.context, side.entry.ref)
         found.append({**side.as_dict(), "figures": figures.get("", figures)})
     return found
 
 
-def describe_result(workspace: Workspace) -> dict[str, Any]:
+def describe_result(context: RunContext) -> dict[str, Any]:
     """Return what a finished run is shown by: its evaluations, and where below the root images and model are."""
-    chain, config = workspace.chain, workspace.config
+    chain, config = context.chain, context.config
     evaluations = _evaluations(chain)
     last = max((int(epoch) for epoch in evaluations), default=0)
-    grids = _places(chain.find(last, "judge", config.rewards[0].slot), workspace, GRID)
-    export = _places(chain.find(config.run.epochs, "export"), workspace, PIPELINE)
+    grids = _places(chain.find(last, "judge", config.rewards[0].slot), context, GRID)
+    export = _places(chain.find(config.run.epochs, "export"), context, PIPELINE)
     return {
-        "run": workspace.run.name,
+        "run": context.run.name,
         "evaluations": evaluations,
         "images": grids,
         "export": next(iter(export.values()), None),
     }
 
 
-def _places(entry: LineageEntry | None, workspace: Workspace, name: str) -> dict[str, str]:
+def _places(entry: LineageEntry | None, context: RunContext, name: str) -> dict[str, str]:
     """Return where, below the root, each shard of an artifact holds a file or folder."""
-    records = [] if entry is None else workspace.store.shards(entry.ref)
+    records = [] if entry is None else context.store.shards(entry.ref)
     return {
         record.shard: f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"
         for record in records
@@ -110,12 +110,12 @@ def _named(chain: Chain) -> list[dict[str, Any]]:
 def _rewards(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, dict[str, Any]]:
     rewards: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        manifest = chain.workspace.store.manifest(entry.ref) if entry.stage == "score" else None
+        manifest = chain.context.store.manifest(entry.ref) if entry.stage == "score" else None
         if manifest is not None:
             rewards.setdefault(str(entry.epoch), {})[entry.slot] = dict(manifest.summary)
     return rewards
 
 
 def _advantages(chain: Chain, entries: Sequence[LineageEntry]) -> dict[str, Any]:
-    found = {entry.epoch: chain.workspace.store.manifest(entry.ref) for entry in entries if entry.stage == "advantage"}
+    found = {entry.epoch: chain.context.store.manifest(entry.ref) for entry in entries if entry.stage == "advantage"}
     return {str(epoch): dict(manifest.summary) for epoch, manifest in found.items() if manifest is not None}

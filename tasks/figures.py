@@ -22,16 +22,16 @@ def evaluation_figures(chain: Chain, epoch: int) -> Figures:
 
     The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score.
     """
-    config = chain.workspace.config
+    config = chain.context.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
     found = {slot: chain.find(epoch, "judge", slot) for slot in slots}
-    return _by_split(chain.workspace.store, {slot: entry.ref for slot, entry in found.items() if entry is not None})
+    return _by_split(chain.context.store, {slot: entry.ref for slot, entry in found.items() if entry is not None})
 
 
 def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
     """Return the evaluations beside the run's own: (epoch, name) -> rewards artifacts by reward, the newest of each."""
     found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
-    for entry in chain.workspace.run.entries():
+    for entry in chain.context.run.entries():
         slot, _, name = entry.slot.partition(OF)
         if entry.stage == "judge" and name:
             found.setdefault((entry.epoch, name), {})[slot] = entry.ref
@@ -40,7 +40,7 @@ def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactR
 
 def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
     """Return the scores of an evaluation beside the run's own."""
-    return _by_split(chain.workspace.store, named_evaluations(chain).get((epoch, name), {}))
+    return _by_split(chain.context.store, named_evaluations(chain).get((epoch, name), {}))
 
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:
@@ -57,8 +57,8 @@ def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
 
 def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
     """Return the grids of the run's own evaluation of an epoch, with the scores of its first reward."""
-    entry: LineageEntry | None = chain.find(epoch, "judge", chain.workspace.config.rewards[0].slot)
-    return {} if entry is None else grids(chain.workspace.store, entry.ref)
+    entry: LineageEntry | None = chain.find(epoch, "judge", chain.context.config.rewards[0].slot)
+    return {} if entry is None else grids(chain.context.store, entry.ref)
 
 
 def evaluated_epochs(chain: Chain) -> list[int]:

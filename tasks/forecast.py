@@ -10,9 +10,9 @@ from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from tasks.chain import Chain
 from tasks.check import Cost, check_config
+from tasks.context import RunContext
 from tasks.runs import conflicts, run_name
 from tasks.staleness import Standing, State, standings
-from tasks.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def forecast(config: RunConfig) -> Forecast:
     cost = check_config(config, rewards=False)
     store = ArtifactStore(config.store)
     run = RunFolder(store, run_name(config))
-    chain = Chain(Workspace(store, config, run))
+    chain = Chain(RunContext(store, config, run))
     found = standings(chain)
     names = list(dict.fromkeys(each.node.stage for each in found))
     of_stage = {name: [each for each in found if each.node.stage == name] for name in names}
@@ -88,7 +88,7 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
 
 
 def _seconds(chain: Chain, each: Standing) -> float:
-    records = chain.workspace.store.records(chain.ref(each.node))
+    records = chain.context.store.records(chain.ref(each.node))
     return sum(float(record.producer.get("seconds", 0.0)) for record in records)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from PIL import Image
 
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint
-from configs.schema import PromptsSection
+from configs.schema import PromptsSection, RunConfig
+from models.policies import EMBEDDED_GUIDANCE
 from storage.checksums import hash_file
 
 #: Metadata key of the hash of the image a prompt starts from.
@@ -43,10 +44,60 @@ class Prompt:
         return fingerprint([self.text, dict(self.metadata)])[:16]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrompt:
+    """One row of a prompts artifact."""
+
+    id: str
+    """Group identity."""
+    text: str
+    """The prompt."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns of the source."""
+
+    @property
+    def condition(self) -> str:
+        """What was encoded of it."""
+        return condition_key(self.text, self.metadata)
+
+
 def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     """Return what identifies a prompt's conditioning: its text, and the content of the image it starts from."""
     image = metadata.get(IMAGE)
     return text if image is None else f"{text} [image {image}]"
+
+
+def uses_guidance(config: RunConfig) -> bool:
+    """Return whether guidance takes a negative prompt: when its scale is above 1 and not an input of the model."""
+    return config.model.guidance_scale > 1 and config.model.policy not in EMBEDDED_GUIDANCE
+
+
+def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
+    """Return the prompts the config names, by split: train, heldout, and negative when guidance needs it.
+
+    Raises:
+        PromptError: a source cannot be used, or a held-out prompt is trained on.
+    """
+    section = config.prompts
+    train = read_prompts(section.train, section, where="prompts.train")
+    heldout = read_prompts(section.heldout, section, where="prompts.heldout") if section.heldout else []
+    shared = {prompt.condition for prompt in train} & {prompt.condition for prompt in heldout}
+    if shared:
+        raise PromptError(
+            f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r}. Their "
+            "evaluation would not be of held-out prompts. Remove them from one of the two."
+        )
+    negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
+    return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the negative prompt, with every image to start from where prompts have one."""
+    text = config.model.negative_prompt
+    images = {prompt.metadata[IMAGE]: prompt.image for prompt in prompts if prompt.image is not None}
+    if not images:
+        return [Prompt(text=text)]
+    return [Prompt(text=text, metadata={IMAGE: key}, image=path) for key, path in images.items()]
 
 
 def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:

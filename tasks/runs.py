@@ -15,14 +15,14 @@ from configs.suggest import did_you_mean
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, list_runs
+from tasks.context import RunContext
 from tasks.describe import describe_result
 from tasks.progress import Reporter
-from tasks.prompts import prompts_fingerprint, read_prompts
+from tasks.prompts import prompts_fingerprint, read_prompts, source_prompts
 from tasks.sources import model_identity
-from tasks.workspace import Workspace
 
 
-def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspace:
+def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
     """Create the run a config describes, or bind to it when it exists with the same settings.
 
     The config becomes the run's: with fewer epochs, or another evaluation, it is another chain over the same artifacts.
@@ -32,19 +32,19 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspa
         StoreError: the root cannot be used.
         PromptError: a prompt source cannot be used.
     """
-    workspace = find_run(config, reporter=reporter)
-    if workspace is None:
+    context = find_run(config, reporter=reporter)
+    if context is None:
         store = ArtifactStore(config.store)
         run = RunFolder(store, run_name(config))
         if not run.create(_record(config)):
             # Another process created it since; it is bound to only if it is the same.
             return begin_run(config, reporter=reporter)
-        workspace = Workspace(store, config, run, reporter=reporter)
-    workspace.run.add("configs", _recorded(config))
-    return workspace
+        context = RunContext(store, config, run, reporter=reporter)
+    context.run.add("configs", _recorded(config))
+    return context
 
 
-def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspace | None:
+def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext | None:
     """Bind to the run a config describes if it exists with the same settings; None if it does not exist.
 
     Raises:
@@ -63,7 +63,7 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> Workspac
             + "\n  ".join(changed)
             + "\nGive this one another name with --name; what the two have in common is not computed again."
         )
-    return Workspace(store, config, run, reporter=reporter)
+    return RunContext(store, config, run, reporter=reporter)
 
 
 def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
@@ -90,7 +90,7 @@ def open_run(
     reporter: Reporter | None = None,
     epoch: int = 0,
     reads: bool = False,
-) -> Workspace:
+) -> RunContext:
     """Bind to an existing run with the config it was last started with, and some overrides.
 
     Args:
@@ -99,7 +99,7 @@ def open_run(
         overrides: ``section.key=value`` strings for one stage.
         reporter: shows progress.
         epoch: epoch of that stage.
-        reads: nothing is made; see ``Workspace``.
+        reads: nothing is made; see ``RunContext``.
 
     Raises:
         StoreError: there is no such run, or the root cannot be used.
@@ -109,7 +109,7 @@ def open_run(
     config = override_config(parse_config(stored, where=f"run '{name}'"), [f"store.root={root}", *overrides])
     store = ArtifactStore(config.store)
     run = RunFolder(store, name)
-    return Workspace(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
+    return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
 
 
 def require_run(store: ArtifactStore, name: str) -> RunFolder:
@@ -139,7 +139,7 @@ def run_name(config: RunConfig) -> str:
 
 
 @contextmanager
-def executing(workspace: Workspace) -> Iterator[None]:
+def executing(context: RunContext) -> Iterator[None]:
     """Hold the run's lock, after clearing what killed processes of this machine left half-written.
 
     Raises:
@@ -148,47 +148,45 @@ def executing(workspace: Workspace) -> Iterator[None]:
     """
     from tasks.check import check_config
 
-    check_config(workspace.config, rewards=False)
-    root = workspace.store.root
+    check_config(context.config, rewards=False)
+    root = context.store.root
     root.sweep()
-    with root.lock(workspace.run.lock_path, f"Run '{workspace.run.name}'"):
+    with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
         yield
 
 
-def refuse_while_executing(workspace: Workspace) -> None:
+def refuse_while_executing(context: RunContext) -> None:
     """Check that no process executes the run: a stage of its own would race with it.
 
     Raises:
         RunConflictError: one does.
     """
-    with workspace.store.root.lock(workspace.run.lock_path, f"Run '{workspace.run.name}'"):
+    with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
         pass
 
 
-def mark_finished(workspace: Workspace) -> None:
+def mark_finished(context: RunContext) -> None:
     """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
-    entries = [entry for entry in workspace.chain.entries() if entry.ref.kind != "embeddings"]
+    entries = [entry for entry in context.chain.entries() if entry.ref.kind != "embeddings"]
     artifacts = [[*entry.key, entry.artifact] for entry in entries]
-    made = _attempts(workspace.run, artifacts)
-    workspace.run.add(
-        _finished(workspace), {"artifacts": artifacts, "made": made, "result": describe_result(workspace)}
-    )
+    made = _attempts(context.run, artifacts)
+    context.run.add(_finished(context), {"artifacts": artifacts, "made": made, "result": describe_result(context)})
 
 
-def finished_result(workspace: Workspace) -> dict[str, Any] | None:
+def finished_result(context: RunContext) -> dict[str, Any] | None:
     """Return what came of the run if everything this config asks for is committed, else None; no model is loaded.
 
     A hub id without a revision may stand for another model by now, so such runs are never short-cut.
     """
-    model, run = workspace.config.model, workspace.run
+    model, run = context.config.model, context.run
     if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
-    note = run.newest(_finished(workspace))
-    same = asks_for(run.config() or {}) == asks_for(_recorded(workspace.config))
+    note = run.newest(_finished(context))
+    same = asks_for(run.config() or {}) == asks_for(_recorded(context.config))
     if note is None or not same or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
-    return dict(note["result"]) if all(workspace.store.manifest(ref) is not None for ref in refs) else None
+    return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
 
 
 def _recorded(config: RunConfig) -> dict[str, Any]:
@@ -197,8 +195,6 @@ def _recorded(config: RunConfig) -> dict[str, Any]:
 
 
 def _record(config: RunConfig) -> dict[str, Any]:
-    from tasks.preprocess import source_prompts
-
     identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
     return {"config": _recorded(config), **identity, "schema_version": 2}
 
@@ -211,10 +207,10 @@ def _prompts_identity(config: RunConfig) -> str:
     return prompts_fingerprint(lists)
 
 
-def _finished(workspace: Workspace) -> str:
+def _finished(context: RunContext) -> str:
     """Return the series of records that say a config is finished."""
-    wanted = {k: v for k, v in asks_for(_recorded(workspace.config)).items() if k not in _BY_CONTENT}
-    path = workspace.config.model.path
+    wanted = {k: v for k, v in asks_for(_recorded(context.config)).items() if k not in _BY_CONTENT}
+    path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)
     return f"finished-{fingerprint(wanted)[:16]}"

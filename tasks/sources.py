@@ -96,10 +96,19 @@ def read_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> di
     """
     from safetensors.torch import load_file
 
-    folder = policy_folder(store, ref)
-    chosen = folder / weights.value
-    path = chosen if chosen.exists() else folder / Weights.TRAINED.value
-    return load_file(path) if path.exists() else None
+    chosen = chosen_weights(store, ref, weights)
+    return None if chosen is None else load_file(policy_folder(store, ref) / chosen.value)
+
+
+def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
+    """Return which weights of a policy stand for those asked for; None for the base model itself.
+
+    Raises:
+        NotCommittedError: the policy is not complete.
+    """
+    store.require(ref)
+    names = {file.name for file in store.shards(ref)[0].files}
+    return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
 
 
 def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
@@ -20,8 +20,11 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
 from tasks.chain import Node
-from tasks.ranks import Ranks
-from tasks.workspace import Workspace
+from tasks.context import RunContext
+
+if TYPE_CHECKING:
+    from models.policies.base import Part
+    from tasks.execution.host import ModelHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Output:
 
 
 class Stage(ABC):
-    """One stage of one epoch, bound to a workspace."""
+    """One stage of one epoch, bound to a context."""
 
     name: ClassVar[str]
     """Name in commands, lineage and metrics."""
@@ -57,21 +60,29 @@ class Stage(ABC):
     """Kind of the artifact it makes."""
     grows: ClassVar[bool] = False
     """True for a cache that is never complete and has no manifest."""
+    parts: ClassVar[frozenset[Part]] = frozenset()
+    """Parts of the model it works with; the others may leave the device."""
     collective: ClassVar[bool] = False
-    """Under torchrun: True when all ranks work on each shard together, False when each takes its own shards."""
-    spreads: ClassVar[bool] = False
-    """True when ``execution.processes`` above 1 runs the stage under torchrun."""
+    """On several ranks: True when all work on each shard together, False when each takes its own shards."""
     slot: str = ""
     """Which of several equal stages of the epoch: the reward's name for score and judge, an evaluation's own name."""
 
-    ranks: Ranks = Ranks()
-    """The processes that run a collective stage together."""
-
-    def __init__(self, workspace: Workspace, epoch: int) -> None:
-        """Bind to a workspace and an epoch."""
-        self.workspace = workspace
+    def __init__(self, context: RunContext, epoch: int) -> None:
+        """Bind to a context and an epoch."""
+        self.context = context
         self.epoch = epoch
         self._ref: ArtifactRef | None = None
+        self._inputs: tuple[ArtifactRef, ...] | None = None
+
+    @property
+    def on_ranks(self) -> bool:
+        """True for what holds models and so runs where the ranks are, if there are several."""
+        return bool(self.parts)
+
+    @property
+    def host(self) -> ModelHost:
+        """What holds the models of this process."""
+        return self.context.host
 
     @property
     def node(self) -> Node:
@@ -82,17 +93,17 @@ class Stage(ABC):
     def ref(self) -> ArtifactRef:
         """The artifact this stage makes."""
         if self._ref is None:
-            self._ref = self.workspace.chain.target(self)
+            self._ref = self.context.chain.target(self)
         return self._ref
 
-    def adopt(self, ref: ArtifactRef) -> None:
-        """Make the artifact another process resolved the one of this stage."""
-        self._ref = ref
+    def adopt(self, ref: ArtifactRef, inputs: Sequence[ArtifactRef]) -> None:
+        """Make what another process resolved the artifact of this stage and what it reads."""
+        self._ref, self._inputs = ref, tuple(inputs)
 
     def begin_attempt(self) -> None:
         """Make the next attempt at the same work the artifact of this stage."""
         plain, number = self.ref.attempt(1), 1
-        while self.workspace.store.manifest(plain.attempt(number)) is not None:
+        while self.context.store.manifest(plain.attempt(number)) is not None:
             number += 1
         self._ref = plain.attempt(number)
 
@@ -109,7 +120,7 @@ class Stage(ABC):
     @property
     def config(self) -> RunConfig:
         """The run's config."""
-        return self.workspace.config
+        return self.context.config
 
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
@@ -125,7 +136,9 @@ class Stage(ABC):
         Raises:
             NotCommittedError: one has not been made yet.
         """
-        return tuple(self.workspace.chain.require(*node).ref for node in self.upstream())
+        if self._inputs is None:
+            return tuple(self.context.chain.require(*node).ref for node in self.upstream())
+        return self._inputs
 
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
@@ -134,6 +147,9 @@ class Stage(ABC):
     @abstractmethod
     def run(self, shard: Shard, folder: Path) -> Output:
         """Do the work of one shard and write its files into an empty folder."""
+
+    def committed(self, record: ShardRecord) -> None:  # noqa: B027 - most stages have nothing to do then
+        """Hear in every process that worked on a shard that it is committed."""
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Return figures about the whole artifact for its manifest."""
@@ -158,7 +174,7 @@ class StageRun:
         """
         stage.inputs()
         self.stage = stage
-        self.store = stage.workspace.store
+        self.store = stage.context.store
         self.forced = force
         if force and not stage.grows:
             stage.begin_attempt()
@@ -181,14 +197,31 @@ class StageRun:
         found = self.store.record(self.ref, shard.name)
         if found is not None:
             return found
+        if self.stage.parts:
+            self.stage.host.prepare(self.stage.parts)
         with self.store.root.staging() as folder:
             started = time.time()
-            with self.stage.workspace.ledger.work(self.stage.name):
+            with self.stage.context.ledger.work(self.stage.name):
                 output = self.stage.run(shard, folder)
             producer = {"started": started, "seconds": round(time.time() - started, 4)}
-            return self.store.commit(
+            record = self.store.commit(
                 self.ref, shard.name, folder, rows=output.rows, summary=output.summary, producer=producer
             )
+        self.stage.committed(record)
+        return record
+
+    def join_shard(self, shard: Shard) -> None:
+        """Work on a shard together with the rank that commits it; what this process writes is dropped."""
+        if self.stage.parts:
+            self.stage.host.prepare(self.stage.parts)
+        with self.store.root.staging() as folder:
+            self.stage.run(shard, folder)
+
+    def joined(self, shard: Shard) -> None:
+        """Hear that a shard that was worked on together is committed."""
+        record = self.store.record(self.ref, shard.name)
+        assert record is not None
+        self.stage.committed(record)
 
     def finish(self) -> Manifest | None:
         """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
@@ -203,8 +236,8 @@ class StageRun:
             artifact=str(self.ref),
             forced=self.forced,
         )
-        self.stage.workspace.run.append(entry)
-        self.stage.workspace.chain.note(self.stage)
+        self.stage.context.run.append(entry)
+        self.stage.context.chain.note(self.stage)
         return manifest
 
     def execute(self) -> Manifest | None:

@@ -87,11 +87,11 @@ def is_complete(chain: Chain) -> bool:
 
 def standing(chain: Chain, node: Node) -> Standing:
     """Return how one stage stands."""
-    ref, store = chain.ref(node), chain.workspace.store
+    ref, store = chain.ref(node), chain.context.store
     grows = ref.kind == "embeddings"
     if chain.find(*node) is not None and (grows or store.manifest(ref) is not None):
         return Standing(node=node, state=State.FRESH, artifact=str(ref))
-    made = chain.workspace.run.made(*node)
+    made = chain.context.run.made(*node)
     reusable = not grows and store.manifest(ref) is not None
     if not made:
         return Standing(node=node, state=State.MISSING, artifact=str(ref), reusable=reusable)
@@ -126,7 +126,7 @@ def explain(chain: Chain, node: Node) -> list[str]:
 def side_results(chain: Chain) -> list[Side]:
     """Return what the run's lineage names beside the run itself, each with its label."""
     nodes, found = set(chain.nodes()), []
-    run = chain.workspace.run
+    run = chain.context.run
     for entry in run.entries():
         node = Node(*entry.key)
         label = _label(chain, node, entry, scheduled=node in nodes)
@@ -171,7 +171,7 @@ def _causes(chain: Chain, stage: Stage, entry: LineageEntry) -> Iterator[Cause]:
         yield from (Cause(text=f"input {node} changed", upstream=node) for node in above)
         yield from () if above else (Cause(text="the encoder's settings changed"),)
         return
-    manifest = chain.workspace.store.manifest(entry.ref)
+    manifest = chain.context.store.manifest(entry.ref)
     if manifest is None:
         yield Cause(text=f"{entry.artifact} is not complete any more; its files were damaged or removed")
         return
@@ -201,12 +201,12 @@ def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) ->
     if not chain.has(node):
         return f"reward '{node.slot}' is not in the run's config"
     if not scheduled:
-        epochs = chain.workspace.config.run.epochs
+        epochs = chain.context.config.run.epochs
         return f"beyond run.epochs {epochs}" if node.epoch > epochs else "not scheduled by the run's config"
     ref = chain.ref(node)
     if entry.ref.fingerprint != ref.fingerprint:
         return "; ".join(cause.text for cause in _causes(chain, chain.stage(node), entry)) or "other settings"
-    made = [each for each in chain.workspace.run.made(*node) if each.ref.fingerprint == ref.fingerprint]
+    made = [each for each in chain.context.run.made(*node) if each.ref.fingerprint == ref.fingerprint]
     if entry.ref == ref:
         return None
     return f"attempt {entry.ref.number}, equal to {ref}" if entry == made[-1] else f"attempt {entry.ref.number}, redone"

@@ -12,11 +12,11 @@ from configs.errors import StoreError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
-from tasks.advantage import read_advantages, read_rewards
-from tasks.optimize.stage import OptimizeStage
-from tasks.rollout import open_trajectory_store
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.runs import open_run
-from tasks.workspace import Workspace
+from tasks.stages.advantage import read_advantages, read_rewards
+from tasks.stages.optimize import OptimizeStage
 
 
 def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[str]) -> dict[str, Any]:
@@ -44,14 +44,14 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
     raise StoreError(f"{ref} has no sample '{sample_id}'.")
 
 
-def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
-    entries = workspace.chain.entries()
+def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
+    entries = context.chain.entries()
     epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
     if epoch is None:
         return {"note": "a side result of this run: nothing was trained on it"}
     of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
     rewards = {
-        slot: _row(read_rewards(workspace.store, entry.ref), sample_id)
+        slot: _row(read_rewards(context.store, entry.ref), sample_id)
         for (stage, slot), entry in of_epoch.items()
         if stage == "score"
     }
@@ -59,8 +59,8 @@ def _uses(workspace: Workspace, ref: ArtifactRef, sample_id: str) -> dict[str, A
     return {
         "epoch": epoch,
         "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
-        "advantage": _advantage(workspace.store, advantage, sample_id),
-        "updates": _updates(workspace, entries, epoch, sample_id),
+        "advantage": _advantage(context.store, advantage, sample_id),
+        "updates": _updates(context, entries, epoch, sample_id),
     }
 
 
@@ -69,16 +69,16 @@ def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str)
     return None if row is None else float(row["advantage"])
 
 
-def _updates(workspace: Workspace, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
+def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
     """Return the updates a sample entered: of its own epoch, and of those that replayed it."""
-    replay = workspace.config.optimize.replay
+    replay = context.config.optimize.replay
     reach = epoch + (replay.epochs if replay else 0)
     found = []
     for entry in entries:
         if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:
             continue
-        metrics = workspace.store.require(entry.ref).summary["updates"]
-        for number in OptimizeStage(workspace, entry.epoch).updates_of(sample_id):
+        metrics = context.store.require(entry.ref).summary["updates"]
+        for number in OptimizeStage(context, entry.epoch).updates_of(sample_id):
             update = int(metrics[number]["update"]) if number < len(metrics) else None
             found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
     return found

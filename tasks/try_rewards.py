@@ -12,8 +12,7 @@ from configs.registry import create
 from configs.schema import RewardSection, RunConfig
 from models.rewards import REWARDS
 from models.rewards.base import Origin, Reward, score
-from tasks.preprocess import source_prompts
-from tasks.prompts import Prompt
+from tasks.prompts import Prompt, source_prompts
 
 
 def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> dict[str, Reward]:

@@ -32,15 +32,15 @@ from models.adapters import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from models.transitions import KERNELS
 from tasks import algorithms
-from tasks.advantage import read_advantages
 from tasks.chain import Chain
 from tasks.check import check_config
-from tasks.rollout import algorithm_requirements
+from tasks.components import make_algorithm
+from tasks.context import RunContext
 from tasks.runs import begin_run
 from tasks.sources import Weights
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
+from tasks.stages.advantage import read_advantages
 
 Options = Mapping[str, Any]
 
@@ -163,7 +163,7 @@ class Bench:
         self._advantages = [AdvantageSection.model_validate(options) for options in ADVANTAGES]
         self._held: Trainable | None = None
         self._before: dict[str, torch.Tensor] = {}
-        self._workspaces: dict[str, Workspace] = {}
+        self._contexts: dict[str, RunContext] = {}
         self._live: dict[tuple[str, int], bool] = {}
         self._current: dict[str, int] = {}
 
@@ -197,55 +197,53 @@ class Bench:
     def train(self, case: Case) -> list[str]:
         """Carry out the first update of a combination; return what is wrong with it."""
         config = self.config(case)
-        workspace, live = self._advantage(case, config)
-        stage = make_stage(workspace, "optimize", 1)
+        context, live = self._advantage(case, config)
+        stage = make_stage(context, "optimize", 1)
         with tempfile.TemporaryDirectory(dir=self.scratch) as name:
             output = stage.run(Shard("policy"), Path(name))
             after = load_file(Path(name) / Weights.TRAINED.value)
         (update,) = output.summary["updates"] or [None]
         changed = any(not torch.equal(value, self._before[key]) for key, value in after.items())
-        expected = live or not algorithm_requirements(config).advantages
+        expected = live or not make_algorithm(config).requires.advantages
         return list(_faults(config.optimize.algorithm.name, update, changed=changed, expected=expected))
 
-    def _advantage(self, case: Case, config: RunConfig) -> tuple[Workspace, bool]:
-        """Return the workspace with this combination's advantages current, and whether one is not 0."""
-        workspace, name = self._rollout(case, config)
-        workspace.config = config
+    def _advantage(self, case: Case, config: RunConfig) -> tuple[RunContext, bool]:
+        """Return the context with this combination's advantages current, and whether one is not 0."""
+        context, name = self._rollout(case, config)
+        context.config = config
         if self._current.get(name) != case.advantage:
             # What counts of the run is what its config asks for, and that is another one now.
-            workspace.chain = Chain(workspace)
-            stage = StageRun(make_stage(workspace, "advantage", 1))
+            context.chain = Chain(context)
+            stage = StageRun(make_stage(context, "advantage", 1))
             stage.execute()
-            values = read_advantages(workspace.store, stage.ref).column("advantage").to_numpy()
+            values = read_advantages(context.store, stage.ref).column("advantage").to_numpy()
             self._live[name, case.advantage] = bool((values != 0).any())
             self._current[name] = case.advantage
-        return workspace, self._live[name, case.advantage]
+        return context, self._live[name, case.advantage]
 
-    def _rollout(self, case: Case, config: RunConfig) -> tuple[Workspace, str]:
+    def _rollout(self, case: Case, config: RunConfig) -> tuple[RunContext, str]:
         """Return a run with this combination's rollouts, scored, and its name."""
-        means, penalty = algorithm_requirements(config).old_means, config.advantage.kl_coef > 0
+        means, penalty = make_algorithm(config).requires.old_means, config.advantage.kl_coef > 0
         name = f"{case.sampler}-{case.plan}-{means}-{penalty}"
-        if name not in self._workspaces:
-            self._workspaces[name] = self._fresh(config, len(self._workspaces))
-        return self._workspaces[name], name
+        if name not in self._contexts:
+            self._contexts[name] = self._fresh(config, len(self._contexts))
+        return self._contexts[name], name
 
-    def _fresh(self, config: RunConfig, number: int) -> Workspace:
+    def _fresh(self, config: RunConfig, number: int) -> RunContext:
         run = config.run.model_copy(update={"name": f"run-{number}"})
-        workspace = begin_run(config.model_copy(update={"run": run}))
-        workspace._held = self._held
+        context = begin_run(config.model_copy(update={"run": run}))
+        context.host._trainable = self._held
         for name in ("base", "encode", "preprocess", "policy"):
-            StageRun(make_stage(workspace, name, 0)).execute()
+            StageRun(make_stage(context, name, 0)).execute()
         if self._held is None:
-            self._held = workspace.trainable(workspace.policy_ref(0))
+            self._held = context.host.trainable(context.policy_ref(0))
             self._before = {name: value.clone() for name, value in self._held.state().items()}
-            workspace.give_teacher(self._held, self._teacher)
-        # One teacher serves all; a workspace would load it for each.
-        workspace.give_teacher = lambda trainable, folder: None  # type: ignore[method-assign]
-        workspace.trainable(workspace.policy_ref(0))
-        StageRun(make_stage(workspace, "rollout", 1)).execute()
+            context.host.give_teacher(self._held, self._teacher)
+        context.host.trainable(context.policy_ref(0))
+        StageRun(make_stage(context, "rollout", 1)).execute()
         for section in config.rewards:
-            StageRun(make_stage(workspace, "score", 1, section.slot)).execute()
-        return workspace
+            StageRun(make_stage(context, "score", 1, section.slot)).execute()
+        return context
 
 
 def _component(like: Any, name: str, options: Options) -> Any:

@@ -29,10 +29,10 @@ from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.chain import evaluation_nodes  # noqa: E402
+from tasks.context import RunContext  # noqa: E402
 from tasks.runs import begin_run  # noqa: E402
 from tasks.stage import StageRun  # noqa: E402
 from tasks.stages import make_stage  # noqa: E402
-from tasks.workspace import Workspace  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
 
 torch.set_num_threads(1)
@@ -102,27 +102,27 @@ def make_config(config_file: Path) -> ConfigFactory:
     return make
 
 
-def run_epoch(workspace: Workspace, epoch: int) -> None:
+def run_epoch(context: RunContext, epoch: int) -> None:
     """Run the stages of one epoch here, without Prefect."""
-    StageRun(make_stage(workspace, "rollout", epoch)).execute()
-    for section in workspace.config.rewards:
-        StageRun(make_stage(workspace, "score", epoch, section.slot)).execute()
+    StageRun(make_stage(context, "rollout", epoch)).execute()
+    for section in context.config.rewards:
+        StageRun(make_stage(context, "score", epoch, section.slot)).execute()
     for name in ("advantage", "optimize"):
-        StageRun(make_stage(workspace, name, epoch)).execute()
+        StageRun(make_stage(context, name, epoch)).execute()
 
 
-def evaluated(workspace: Workspace, epoch: int, name: str = "") -> None:
+def evaluated(context: RunContext, epoch: int, name: str = "") -> None:
     """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
-    for node in evaluation_nodes(workspace.config, epoch, name):
-        StageRun(workspace.chain.stage(node)).execute()
+    for node in evaluation_nodes(context.config, epoch, name):
+        StageRun(context.chain.stage(node)).execute()
 
 
-def prepare(config: RunConfig) -> Workspace:
+def prepare(config: RunConfig) -> RunContext:
     """Begin a run and make everything that comes before the first epoch."""
-    workspace = begin_run(config)
+    context = begin_run(config)
     for name in ("base", "encode", "preprocess", "policy"):
-        StageRun(make_stage(workspace, name, 0)).execute()
-    return workspace
+        StageRun(make_stage(context, name, 0)).execute()
+    return context
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from configs.errors import ConfigError, NotCommittedError
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from tasks.chain import Node, run_nodes
+from tasks.context import RunContext
 from tasks.describe import describe_run
 from tasks.figures import evaluation_figures, named_figures
 from tasks.forecast import forecast
@@ -19,7 +20,6 @@ from tasks.runs import begin_run, open_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.staleness import State, due, explain, side_results, standing, standings
-from tasks.workspace import Workspace
 from tests.conftest import evaluated, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
@@ -28,36 +28,36 @@ REWARD = "jpeg_compressibility"
 RESTLESS = "rewards=[{name: 'tests.rewards:Restless'}]"
 
 
-def finish(config: RunConfig) -> Workspace:
+def finish(config: RunConfig) -> RunContext:
     """Run everything a config asks for, here, skipping what is committed."""
-    workspace = begin_run(config)
+    context = begin_run(config)
     for node in run_nodes(config):
-        execute(workspace, node)
-    return workspace
+        execute(context, node)
+    return context
 
 
-def execute(workspace: Workspace, node: Node, *, force: bool = False) -> ArtifactRef:
-    run = StageRun(workspace.chain.stage(node), force=force)
+def execute(context: RunContext, node: Node, *, force: bool = False) -> ArtifactRef:
+    run = StageRun(context.chain.stage(node), force=force)
     run.execute()
     return run.ref
 
 
-def states(workspace: Workspace) -> dict[str, str]:
-    return {str(each.node): each.state.value for each in standings(workspace.chain) if each.state is not State.FRESH}
+def states(context: RunContext) -> dict[str, str]:
+    return {str(each.node): each.state.value for each in standings(context.chain) if each.state is not State.FRESH}
 
 
 def test_nodes_come_after_what_they_read(make_config: Make) -> None:
     config = make_config("run.epochs=3", "evaluate.every=2", "optimize.replay={epochs: 1}")
-    workspace = begin_run(config)
+    context = begin_run(config)
     nodes = list(run_nodes(config))
     assert len(nodes) == len(set(nodes)) == 4 + 2 * 3 + 3 * 4 + 1
     for index, node in enumerate(nodes):
-        assert set(workspace.chain.stage(node).upstream()) <= set(nodes[:index]), node
+        assert set(context.chain.stage(node).upstream()) <= set(nodes[:index]), node
 
 
 def test_a_thousand_epochs_are_planned_without_recursion(make_config: Make) -> None:
-    workspace = begin_run(make_config("run.epochs=1000"))
-    last = workspace.chain.ref(Node(1000, "export"))
+    context = begin_run(make_config("run.epochs=1000"))
+    last = context.chain.ref(Node(1000, "export"))
     assert last.kind == "exports"
     assert last != begin_run(make_config("run.epochs=1000", "run.name=other", "run.seed=1")).chain.ref(
         Node(1000, "export")
@@ -65,51 +65,51 @@ def test_a_thousand_epochs_are_planned_without_recursion(make_config: Make) -> N
 
 
 def test_a_finished_run_is_fresh_and_a_new_one_missing(make_config: Make) -> None:
-    workspace = begin_run(make_config("run.epochs=1"))
-    assert {each.state for each in standings(workspace.chain)} == {State.MISSING}
-    workspace = finish(make_config("run.epochs=1"))
-    assert states(workspace) == {}
-    assert side_results(workspace.chain) == []
-    described = describe_run(workspace)
+    context = begin_run(make_config("run.epochs=1"))
+    assert {each.state for each in standings(context.chain)} == {State.MISSING}
+    context = finish(make_config("run.epochs=1"))
+    assert states(context) == {}
+    assert side_results(context.chain) == []
+    described = describe_run(context)
     assert set(described["evaluations"]) == {"0", "1"}
     assert {stage["state"] for stage in described["stages"]} == {"fresh"}
 
 
 def test_forcing_what_comes_out_equal_makes_nothing_due(make_config: Make) -> None:
-    workspace = finish(make_config("run.epochs=1"))
+    context = finish(make_config("run.epochs=1"))
     node = Node(1, "score", REWARD)
-    before, digest = workspace.chain.ref(node), workspace.chain.digest()
-    again = execute(workspace, node, force=True)
+    before, digest = context.chain.ref(node), context.chain.digest()
+    again = execute(context, node, force=True)
     assert (again.fingerprint, again.number) == (before.fingerprint, 2)
-    assert workspace.chain.ref(node) == before
-    assert workspace.chain.find(*node) is not None
-    assert due(workspace.chain, node) == []
-    assert states(workspace) == {}
-    assert workspace.chain.digest() == digest
-    (side,) = side_results(workspace.chain)
+    assert context.chain.ref(node) == before
+    assert context.chain.find(*node) is not None
+    assert due(context.chain, node) == []
+    assert states(context) == {}
+    assert context.chain.digest() == digest
+    (side,) = side_results(context.chain)
     assert side.label == f"attempt 2, equal to {before}"
 
 
 def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: Make) -> None:
     config = make_config(RESTLESS)
-    workspace = finish(config)
+    context = finish(config)
     node = Node(1, "score", "tests.rewards:Restless")
-    again = execute(workspace, node, force=True)
-    assert workspace.chain.ref(node) == again
-    behind = [str(each.node) for each in due(workspace.chain, node)]
+    again = execute(context, node, force=True)
+    assert context.chain.ref(node) == again
+    behind = [str(each.node) for each in due(context.chain, node)]
     assert behind[:2] == ["advantage@1", "optimize@1"]
     assert {"rollout@2", "evaluate@2", "export@2"} <= set(behind)
     assert not {"rollout@1", "evaluate@0", "base@0"} & set(behind)
-    assert set(states(workspace)) == set(behind)
-    lines = explain(workspace.chain, Node(2, "export"))
+    assert set(states(context)) == set(behind)
+    lines = explain(context.chain, Node(2, "export"))
     assert lines[0] == f"root cause: {node}: made again with --force, and came out different"
     assert "export@2 is stale: input optimize@2 changed" in lines
     with pytest.raises(NotCommittedError, match="no advantage for epoch 1 with these settings"):
-        execute(workspace, Node(1, "optimize"))
+        execute(context, Node(1, "optimize"))
     # What of the old chain still lies there is no figure of this run.
-    assert evaluation_figures(workspace.chain, 2) == {}
+    assert evaluation_figures(context.chain, 2) == {}
     finish(config)
-    assert states(open_run(workspace.store.root.uri, "small")) == {}
+    assert states(open_run(context.store.root.uri, "small")) == {}
 
 
 def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, 
 
 def test_forced_then_fewer_epochs_never_mixes_two_chains(make_config: Make, tmp_path: Path) -> None:
     finish(make_config(RESTLESS))
-    workspace = begin_run(make_config(RESTLESS))
-    execute(workspace, Node(2, "score", "tests.rewards:Restless"), force=True)
+    context = begin_run(make_config(RESTLESS))
+    execute(context, Node(2, "score", "tests.rewards:Restless"), force=True)
     finish(make_config(RESTLESS, "run.epochs=1"))
     again = begin_run(make_config(RESTLESS))
     assert set(evaluation_figures(again.chain, 1)) == {"train", "heldout"}
@@ -155,27 +155,27 @@ def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) ->
 
 
 def test_another_version_of_a_stage_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.advantage import AdvantageStage
+    from tasks.stages.advantage import AdvantageStage
 
-    workspace = finish(make_config("run.epochs=1"))
+    context = finish(make_config("run.epochs=1"))
     monkeypatch.setattr(AdvantageStage, "version", AdvantageStage.version + 1)
-    opened = open_run(workspace.store.root.uri, "small", reads=True)
+    opened = open_run(context.store.root.uri, "small", reads=True)
     cause = f"stage version {AdvantageStage.version - 1} -> {AdvantageStage.version}"
     assert explain(opened.chain, Node(1, "optimize"))[0] == f"root cause: advantage@1: {cause}"
 
 
 def test_a_stage_with_other_settings_stands_beside_the_run(make_config: Make) -> None:
-    workspace = finish(make_config())
-    root, digest = workspace.store.root.uri, workspace.chain.digest()
+    context = finish(make_config())
+    root, digest = context.store.root.uri, context.chain.digest()
     options = ["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"]
     scored = open_run(root, "small", overrides=options, epoch=1)
     ref = execute(scored, Node(1, "score", "kb"))
     # Its rollout is the run's own.
-    manifest = workspace.store.require(ref)
-    assert manifest.inputs == (str(workspace.chain.ref(Node(1, "rollout"))),)
+    manifest = context.store.require(ref)
+    assert manifest.inputs == (str(context.chain.ref(Node(1, "rollout"))),)
     # The next stage with the same settings reads the side result.
     advantages = execute(open_run(root, "small", overrides=options, epoch=1), Node(1, "advantage"))
-    assert workspace.store.require(advantages).inputs == (str(ref),)
+    assert context.store.require(advantages).inputs == (str(ref),)
     after = open_run(root, "small")
     assert after.chain.digest() == digest
     assert states(after) == {}
@@ -186,14 +186,14 @@ def test_a_stage_with_other_settings_stands_beside_the_run(make_config: Make) ->
 
 
 def test_a_rollout_with_other_noise_starts_from_the_runs_policy(make_config: Make) -> None:
-    workspace = finish(make_config())
-    root = workspace.store.root.uri
+    context = finish(make_config())
+    root = context.store.root.uri
     options = ["rollout.sampler.options.noise_level=0.5"]
     first = execute(open_run(root, "small", overrides=options, epoch=1), Node(1, "rollout"))
     second = execute(open_run(root, "small", overrides=options, epoch=2), Node(2, "rollout"))
     # The side result of epoch 1 is not what policy 1 was trained on, so epoch 2 starts from the run's policy 1.
-    assert str(workspace.policy_ref(1)) in workspace.store.require(second).inputs
-    assert first != workspace.chain.ref(Node(1, "rollout"))
+    assert str(context.policy_ref(1)) in context.store.require(second).inputs
+    assert first != context.chain.ref(Node(1, "rollout"))
     # Advantages of other rollouts are never taken for those of these.
     with pytest.raises(NotCommittedError, match="no advantage for epoch 1 with these settings"):
         execute(open_run(root, "small", overrides=options, epoch=1), Node(1, "optimize"))
@@ -205,8 +205,8 @@ def test_a_rollout_with_other_noise_starts_from_the_runs_policy(make_config: Mak
 
 
 def test_an_evaluation_on_other_prompts_has_a_name_of_its_own(make_config: Make, tmp_path: Path) -> None:
-    workspace = finish(make_config("run.epochs=1"))
-    root, before = workspace.store.root.uri, evaluation_figures(workspace.chain, 1)
+    context = finish(make_config("run.epochs=1"))
+    root, before = context.store.root.uri, evaluation_figures(context.chain, 1)
     (tmp_path / "other.txt").write_text('"55"\n"66"\n')
     options = [f"prompts.heldout={tmp_path / 'other.txt'}", "evaluate.samples=2"]
     side = open_run(root, "small", overrides=options, epoch=1)
@@ -233,11 +233,11 @@ def test_a_new_judge_needs_no_sampling_and_a_failing_one_loses_nothing(make_conf
     from configs.errors import FlowmillError
 
     broken = make_config("run.epochs=1", "evaluate.judges=[{name: 'tests.rewards:NotANumber'}]")
-    workspace = prepare(broken)
+    context = prepare(broken)
     with pytest.raises(FlowmillError):
-        evaluated(workspace, 0)
-    assert workspace.chain.find(0, "evaluate") is not None
-    assert workspace.chain.find(0, "judge", REWARD) is not None
+        evaluated(context, 0)
+    assert context.chain.find(0, "evaluate") is not None
+    assert context.chain.find(0, "judge", REWARD) is not None
     mended = begin_run(make_config("run.epochs=1", "evaluate.judges=[{name: 'tests.rewards:Constant', label: c}]"))
     evaluated(mended, 0)
     assert mended.ledger.stages() == ["judge"]
@@ -245,20 +245,20 @@ def test_a_new_judge_needs_no_sampling_and_a_failing_one_loses_nothing(make_conf
 
 
 def test_settings_of_another_run_are_refused_for_a_stage(make_config: Make) -> None:
-    workspace = prepare(make_config())
-    side = open_run(workspace.store.root.uri, "small", overrides=["run.seed=5"], epoch=1)
+    context = prepare(make_config())
+    side = open_run(context.store.root.uri, "small", overrides=["run.seed=5"], epoch=1)
     with pytest.raises(ConfigError, match="no stage of it can have another"):
         named_stages(side, Node(1, "rollout"))
     with pytest.raises(ConfigError, match="stage 'rollout' has none"):
-        named_stages(workspace, Node(1, "rollout"), evaluation="x")
+        named_stages(context, Node(1, "rollout"), evaluation="x")
 
 
 def test_a_forecast_says_what_would_be_computed_and_why(make_config: Make) -> None:
     config = make_config()
     new = {stage.stage: stage for stage in forecast(config).stages}
     assert (new["rollout"].due, new["rollout"].fresh, new["rollout"].reason) == (2, 0, "rollout@1 was not made yet")
-    workspace = prepare(config)
-    run_epoch(workspace, 1)
+    context = prepare(config)
+    run_epoch(context, 1)
     half = {stage.stage: stage for stage in forecast(config).stages}
     assert (half["rollout"].due, half["rollout"].fresh) == (1, 1)
     assert half["rollout"].rows == 4 * 4 * 3
@@ -278,14 +278,14 @@ def test_a_base_model_changed_in_place_is_named(make_config: Make, tiny_base: Pa
     model = tmp_path / "model"
     shutil.copytree(tiny_base, model)
     config = make_config("run.epochs=1", f"model.path={model}")
-    workspace = finish(config)
+    context = finish(config)
     scheduler = model / "scheduler" / "scheduler_config.json"
     scheduler.write_text(scheduler.read_text().replace('"shift": 1', '"shift": 2'))
-    opened = open_run(workspace.store.root.uri, "small", reads=True)
+    opened = open_run(context.store.root.uri, "small", reads=True)
     assert explain(opened.chain, Node(1, "export"))[0].startswith("root cause: base@0: identity.files.scheduler")
     shutil.rmtree(model)
     # Where the model is gone, what the run wrote down is what counts.
-    assert states(open_run(workspace.store.root.uri, "small", reads=True)) == {}
+    assert states(open_run(context.store.root.uri, "small", reads=True)) == {}
 
 
 def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, tmp_path: Path) -> None:
@@ -312,14 +312,14 @@ def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
     from configs.errors import RunConflictError
     from tasks.runs import executing, refuse_while_executing
 
-    workspace = prepare(make_config())
-    refuse_while_executing(workspace)
-    other = open_run(workspace.store.root.uri, "small")
-    with executing(workspace), pytest.raises(RunConflictError, match="being executed by another process"):
+    context = prepare(make_config())
+    refuse_while_executing(context)
+    other = open_run(context.store.root.uri, "small")
+    with executing(context), pytest.raises(RunConflictError, match="being executed by another process"):
         refuse_while_executing(other)
 
 
 def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:
-    workspace = begin_run(make_config())
-    for node in run_nodes(workspace.config):
-        assert make_stage(workspace, node.stage, node.epoch, node.slot).node == node
+    context = begin_run(make_config())
+    for node in run_nodes(context.config):
+        assert make_stage(context, node.stage, node.epoch, node.slot).node == node

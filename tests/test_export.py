@@ -31,16 +31,16 @@ from models.policies.base import Part, PolicySettings
 from models.quickstart.tiny import build_tiny
 from models.rewards.digits import DigitsReward
 from models.stand_ins import silent_t5
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.export.base_model import front_matter, license_of
 from tasks.export.card import prompt_set
 from tasks.export.files import store_scheduler, write_pipeline
-from tasks.export.stage import ExportStage, exported_folder
 from tasks.figures import evaluation_figures
-from tasks.rollout import open_trajectory_store
 from tasks.runs import open_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
+from tasks.stages.export import ExportStage, exported_folder
 from tests import conftest
 from tests.conftest import ROOT, ConfigFactory, prepare, run_epoch
 from tests.contracts.test_policies import TINY
@@ -59,34 +59,34 @@ assert not {"tasks", "models", "configs", "storage", "flows"} & set(sys.modules)
 """
 
 
-def execute(workspace: Workspace, stage: str, epoch: int) -> None:
-    StageRun(make_stage(workspace, stage, epoch)).execute()
+def execute(context: RunContext, stage: str, epoch: int) -> None:
+    StageRun(make_stage(context, stage, epoch)).execute()
 
 
-def trained(config: RunConfig) -> Workspace:
+def trained(config: RunConfig) -> RunContext:
     """Return a run of one epoch, evaluated before and after, and exported."""
-    workspace = prepare(config)
-    conftest.evaluated(workspace, 0)
-    run_epoch(workspace, 1)
-    conftest.evaluated(workspace, 1)
-    execute(workspace, "export", 1)
-    return workspace
+    context = prepare(config)
+    conftest.evaluated(context, 0)
+    run_epoch(context, 1)
+    conftest.evaluated(context, 1)
+    execute(context, "export", 1)
+    return context
 
 
 def untrained(config: RunConfig) -> Path:
     """Return the export of a run before its first epoch."""
-    workspace = prepare(config)
-    execute(workspace, "export", 0)
-    return folder_of(workspace, 0)
+    context = prepare(config)
+    execute(context, "export", 0)
+    return folder_of(context, 0)
 
 
-def folder_of(workspace: Workspace, epoch: int = 1) -> Path:
-    return exported_folder(ExportStage(workspace, epoch))
+def folder_of(context: RunContext, epoch: int = 1) -> Path:
+    return exported_folder(ExportStage(context, epoch))
 
 
-def evaluated(workspace: Workspace, split: str) -> tuple[list[dict[str, Any]], np.ndarray]:
+def evaluated(context: RunContext, split: str) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return prompts and seeds of an evaluation's samples, and their media as float."""
-    store, ref = workspace.store, workspace.chain.require(1, "evaluate").ref
+    store, ref = context.store, context.chain.require(1, "evaluate").ref
     record = next(record for record in store.shards(ref) if record.shard == split)
     shard = open_trajectory_store("webdataset").open(store.files(ref, record))
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
@@ -118,9 +118,9 @@ def follow(folder: Path, place: Path, samples: list[dict[str, Any]], base: Path 
 
 
 def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: ConfigFactory, tmp_path: Path) -> None:
-    workspace = trained(make_config("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2"))
-    folder = folder_of(workspace)
-    samples, ours = evaluated(workspace, "heldout")
+    context = trained(make_config("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2"))
+    folder = folder_of(context)
+    samples, ours = evaluated(context, "heldout")
     made = follow(folder, tmp_path / "place", samples)
     assert np.abs(made - ours).max() <= 1
     prompts, nothing = [sample["prompt"] for sample in samples], [{}] * len(samples)
@@ -148,9 +148,9 @@ def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: Confi
 def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: Path) -> None:
     quiet_libraries()
     overrides = [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1", "optimize.learning_rate=1e-2"]
-    workspace = trained(load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides))
-    samples, ours = evaluated(workspace, "train")
-    made = follow(folder_of(workspace), tmp_path / "place", samples, workspace.base_folder)
+    context = trained(load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides))
+    samples, ours = evaluated(context, "train")
+    made = follow(folder_of(context), tmp_path / "place", samples, context.base_folder)
     assert made.shape == ours.shape
     assert np.abs(made - ours).max() <= 1
 
@@ -328,10 +328,10 @@ def test_the_card_tells_what_the_run_knows(make_config: ConfigFactory, tiny_base
     (named / "LICENSE").write_text("Do as you like.")
     (named / "old.safetensors").write_bytes(b"a checkpoint in one file")
     judges = "evaluate.judges=[{name: jpeg_compressibility, label: second, weight: 0.5}]"
-    workspace = trained(make_config(f"model.path={named}", judges, "optimize.ema={decay: 0.5}"))
-    folder = folder_of(workspace)
+    context = trained(make_config(f"model.path={named}", judges, "optimize.ema={decay: 0.5}"))
+    folder = folder_of(context)
     head, text = front_matter(folder / "README.md"), (folder / "README.md").read_text()
-    policy = workspace.chain.require(1, "optimize").ref
+    policy = context.chain.require(1, "optimize").ref
     assert head["license"] == "mit"
     assert (head["library_name"], head["pipeline_tag"]) == ("diffusers", "text-to-image")
     # The Hub would take a folder's name for the repository of a stranger.
@@ -339,11 +339,11 @@ def test_the_card_tells_what_the_run_knows(make_config: ConfigFactory, tiny_base
     about = head["flowmill"]
     assert about["base_model"] == {"source": "folder", "name": "my-digits", "revision": None, "license": "mit"}
     assert about["prompts"] == {"train": "train.txt", "heldout": "heldout.txt"}
-    assert about["prompts_artifact"] == str(workspace.chain.require(0, "preprocess").ref)
+    assert about["prompts_artifact"] == str(context.chain.require(0, "preprocess").ref)
     assert about["rewards"] == [{"name": "jpeg_compressibility", "weight": 1.0}]
-    assert (about["policy"], about["digest"]) == (str(policy), workspace.store.require(policy).digest)
+    assert (about["policy"], about["digest"]) == (str(policy), context.store.require(policy).digest)
     for key, epoch in (("before", 0), ("after", 1)):
-        assert about[key] == evaluation_figures(workspace.chain, epoch)
+        assert about[key] == evaluation_figures(context.chain, epoch)
     mean = about["after"]["heldout"]["second"]["mean"]
     assert (
         f"| held-out | `second`, a judge, mean | {about['before']['heldout']['second']['mean']:.4g} | {mean:.4g} |"
@@ -356,30 +356,30 @@ def test_the_card_tells_what_the_run_knows(make_config: ConfigFactory, tiny_base
         assert str(tmp_path).encode() not in path.read_bytes(), path
     # Who reads a store that was moved has no base model, and the export is the run's all the same.
     named.rename(tmp_path / "gone")
-    moved = open_run(workspace.store.root.uri, "small", reads=True)
-    assert moved.chain.require(1, "export").ref == make_stage(workspace, "export", 1).ref
+    moved = open_run(context.store.root.uri, "small", reads=True)
+    assert moved.chain.require(1, "export").ref == make_stage(context, "export", 1).ref
 
 
 def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(make_config: ConfigFactory) -> None:
-    workspace = prepare(make_config("model.lora={rank: 2, alpha: 8}"))
-    run_epoch(workspace, 1)
-    execute(workspace, "export", 1)
-    text = (folder_of(workspace) / "README.md").read_text()
+    context = prepare(make_config("model.lora={rank: 2, alpha: 8}"))
+    run_epoch(context, 1)
+    execute(context, "export", 1)
+    text = (folder_of(context) / "README.md").read_text()
     assert "The policy after epoch 1 was not evaluated." in text
-    assert not list((folder_of(workspace) / "images").iterdir())
-    first = workspace.chain.require(1, "export").ref
-    conftest.evaluated(workspace, 1)
-    assert workspace.chain.find(1, "export") is None
-    execute(workspace, "export", 1)
-    second = workspace.chain.require(1, "export").ref
+    assert not list((folder_of(context) / "images").iterdir())
+    first = context.chain.require(1, "export").ref
+    conftest.evaluated(context, 1)
+    assert context.chain.find(1, "export") is None
+    execute(context, "export", 1)
+    second = context.chain.require(1, "export").ref
     assert second != first
-    assert (folder_of(workspace) / "images" / "before-after.png").exists()
-    assert "| not evaluated |" in (folder_of(workspace) / "README.md").read_text()
-    digest = workspace.store.require(second).digest
-    again = StageRun(make_stage(workspace, "export", 1), force=True)
+    assert (folder_of(context) / "images" / "before-after.png").exists()
+    assert "| not evaluated |" in (folder_of(context) / "README.md").read_text()
+    digest = context.store.require(second).digest
+    again = StageRun(make_stage(context, "export", 1), force=True)
     again.execute()
     assert again.ref != second
-    assert workspace.store.require(again.ref).digest == digest
+    assert context.store.require(again.ref).digest == digest
 
 
 def test_where_plain_diffusers_differs_is_said(make_config: ConfigFactory) -> None:

@@ -26,9 +26,9 @@ from models.solvers import Euler
 from models.transitions import ODE
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
+from tasks.context import RunContext
 from tasks.stage import StageRun
 from tasks.stages import TRAINING, make_stage
-from tasks.workspace import Workspace
 from tests.conftest import ROOT, prepare
 
 Make = Callable[..., RunConfig]
@@ -40,9 +40,9 @@ def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
     """Return the hash of what a stage of a tiny preset says changes its result, its inputs aside."""
     config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={tmp_path}", *overrides])
     store = ArtifactStore(config.store)
-    workspace = Workspace(store, config, RunFolder(store, "tiny"))
+    context = RunContext(store, config, RunFolder(store, "tiny"))
     slot = config.rewards[0].slot if stage == "score" else ""
-    return fingerprint(dict(make_stage(workspace, stage, int(stage in TRAINING), slot).options()))
+    return fingerprint(dict(make_stage(context, stage, int(stage in TRAINING), slot).options()))
 
 
 #: (stage, family, what both have, what changes the result).
@@ -272,11 +272,11 @@ def test_embeddings_depend_on_what_their_fingerprint_holds(
 def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
     digests, artifacts = [], []
     for scale in (0, 0.5, 1):
-        workspace = prepare(make_config(f"store.root={tmp_path / str(scale)}", f"model.guidance_scale={scale}"))
-        StageRun(make_stage(workspace, "rollout", 1)).execute()
-        ref = workspace.chain.require(1, "rollout").ref
+        context = prepare(make_config(f"store.root={tmp_path / str(scale)}", f"model.guidance_scale={scale}"))
+        StageRun(make_stage(context, "rollout", 1)).execute()
+        ref = context.chain.require(1, "rollout").ref
         artifacts.append(str(ref))
-        digests.append(workspace.store.require(ref).digest)
+        digests.append(context.store.require(ref).digest)
     assert len(set(artifacts)) == len(set(digests)) == 1
 
 

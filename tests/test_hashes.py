@@ -90,13 +90,13 @@ def test_a_run_from_a_local_folder_is_finished_without_reading_it_until_it_chang
     shutil.copytree(tiny_base, tmp_path / "model")
     for path in (tmp_path / "model").rglob("*.*"):
         write(path, path.read_bytes())
-    workspace = prepare(make_config(f"model.path={tmp_path / 'model'}"))
+    context = prepare(make_config(f"model.path={tmp_path / 'model'}"))
     # What came of it, a run without epochs cannot tell.
-    monkeypatch.setattr("tasks.runs.describe_result", lambda workspace: {"mean": 1})
-    assert finished_result(workspace) is None
-    mark_finished(workspace)
+    monkeypatch.setattr("tasks.runs.describe_result", lambda context: {"mean": 1})
+    assert finished_result(context) is None
+    mark_finished(context)
     read.clear()
-    assert finished_result(workspace) == {"mean": 1}
+    assert finished_result(context) == {"mean": 1}
     assert read == []
     write(tmp_path / "model" / "model_index.json", b"{}")
-    assert finished_result(workspace) is None
+    assert finished_result(context) is None

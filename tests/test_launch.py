@@ -8,16 +8,20 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from configs.errors import WorkerError
+from configs.errors import LostRankError, WorkerError
 from configs.schema import RunConfig
-from tasks.launch import run_torchrun
+from tasks.context import RunContext
+from tasks.execution.crew import Listener
+from tasks.execution.launch import Launched
+from tasks.execution.pulse import Beat, Watch
+from tasks.runs import begin_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tests.conftest import prepare, run_epoch
@@ -43,10 +47,19 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
+def printed(name: str, arguments: list[str]) -> list[str]:
+    """Run a module in two processes to its end; return what it printed."""
+    launched = Launched(name, arguments, processes=2)
+    try:
+        return [line for line in launched.lines(1) if line is not None]
+    finally:
+        launched.stop()
+
+
 def test_lines_come_through(module: Callable[[str], str]) -> None:
-    lines: list[str] = []
-    name = module("print('rank', os.environ['RANK'], sys.argv[1], flush=True)")
-    run_torchrun(name, ["hello"], processes=2, on_line=lines.append)
+    lines = printed(
+        module("sys.stdout.write(' '.join(['rank', os.environ['RANK'], sys.argv[1]]) + chr(10))"), ["hello"]
+    )
     assert sorted(line for line in lines if line.startswith("rank")) == ["rank 0 hello", "rank 1 hello"]
 
 
@@ -57,7 +70,17 @@ def test_the_first_failing_rank_is_named(module: Callable[[str], str]) -> None:
         time.sleep(60)
     """
     with pytest.raises(WorkerError, match="rank 1 failed first: ValueError: nan at update 3"):
-        run_torchrun(module(body), [], processes=2, on_line=lambda line: None)
+        printed(module(body), [])
+
+
+def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
+    body = """
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+    """
+    with pytest.raises(LostRankError, match=r"rank 1 was ended from outside by SIGKILL\. The system does"):
+        printed(module(body), [])
 
 
 @pytest.mark.parametrize(("late", "slow"), [(1, None), (0, None), (None, 0)])
@@ -66,25 +89,26 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(
 ) -> None:
     body = f"""
         from pathlib import Path
-        from tasks.ranks import torchrun_ranks
+        import torch
+        import torch.distributed as dist
+        from tasks.execution.board import Board
+        from tasks.execution.ranks import torchrun_ranks
+        from tasks.execution.worker import deal
         from tasks.stage import Shard
-        from tasks.worker import deal
 
         folder = Path(sys.argv[1])
-        with torchrun_ranks() as ranks:
-            ranks.barrier()
+        with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
+            dist.barrier()
             time.sleep(3 * (ranks.rank == {late}))
             pending = lambda: [Shard(f"{{n:03d}}", n, n + 1) for n in range(8) if not (folder / f"{{n:03d}}").exists()]
-            for shard in deal(ranks, pending):
+            for shard in deal(ranks, Board(), pending):
                 time.sleep(1 if ranks.rank == {slow} else 0.01)
                 (folder / shard.name).touch()
-                print("took", ranks.rank, shard.name, flush=True)
-            ranks.barrier()
+                sys.stdout.write(f"took {{ranks.rank}} {{shard.name}}\\n")
+            dist.barrier()
     """
     (tmp_path / "done").mkdir()
-    lines: list[str] = []
-    run_torchrun(module(body), [str(tmp_path / "done")], processes=2, on_line=lines.append)
-    took = [line.split()[1:] for line in lines if line.startswith("took")]
+    took = [line.split()[1:] for line in printed(module(body), [str(tmp_path / "done")]) if line.startswith("took")]
     assert sorted(name for _, name in took) == [f"{n:03d}" for n in range(8)]
     if slow is not None:
         assert len([rank for rank, _ in took if int(rank) == slow]) <= 2, "a slow rank idles nobody"
@@ -94,26 +118,33 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-def test_an_error_in_the_caller_leaves_no_process(module: Callable[[str], str]) -> None:
-    pids: list[int] = []
+_STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
-    def on_line(line: str) -> None:
-        if line.startswith("pid"):
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_stopping_leaves_no_process(module: Callable[[str], str], stubborn: bool) -> None:
+    ignore = _STUBBORN if stubborn else ""
+    launched = Launched(
+        module(f"{ignore}sys.stdout.write(f'pid {{os.getpid()}}' + chr(10)); time.sleep(60)"), [], processes=2
+    )
+    pids = []
+    for line in launched.lines(1):
+        if line is not None and line.startswith("pid"):
             pids.append(int(line.split()[1]))
         if len(pids) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_torchrun(module("print('pid', os.getpid(), flush=True); time.sleep(60)"), [], processes=2, on_line=on_line)
+            break
+    launched.stop(grace=2)
     assert len(pids) == 2
     assert alive(pids) == []
 
 
-def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_path: Path) -> None:
-    name = module("open(f'{sys.argv[1]}/{os.getpid()}', 'w'); time.sleep(60)")
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_path: Path, stubborn: bool) -> None:
+    ignore = _STUBBORN if stubborn else ""
+    name = module(f"{ignore}open(f'{{sys.argv[1]}}/{{os.getpid()}}', 'w'); time.sleep(60)")
     (tmp_path / "pids").mkdir()
-    call = f"run_torchrun({name!r}, [{str(tmp_path / 'pids')!r}], processes=2, on_line=print)"
-    code = f"from tasks.launch import run_torchrun; {call}"
+    call = f"list(Launched({name!r}, [{str(tmp_path / 'pids')!r}], processes=2).lines(1))"
+    code = f"from tasks.execution.launch import Launched; {call}"
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -124,41 +155,140 @@ def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_pat
     assert len(pids) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 20
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(pids) == []
 
 
-def test_two_processes_equal_one(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
-    from flows.stages import _listener
-    from tasks.worker import PREFIX
+# Who hangs
 
+
+def beat(number: int, *, place: str = "rollout", still: float = 0.0, waiting: bool = False) -> Beat:
+    return Beat(number=number, place=place, still=still, waiting=waiting)
+
+
+def test_a_rank_that_falls_silent_stands_still_or_waits_for_others_is_told_apart() -> None:
+    now = [0.0]
+    watch = Watch(10, world=2, clock=lambda: now[0])
+    watch.heard({0: beat(1), 1: beat(1)})
+    now[0] = 8
+    watch.heard({0: beat(2), 1: beat(1)})
+    assert watch.hanging() is None, "ranks that were only just started are given a minute"
+    now[0] = 11
+    watch.heard({0: beat(3), 1: beat(1, place="shard 2")})
+    assert watch.hanging() == "rank 1 has said nothing for 11 s; it was last at: rollout"
+    watch.heard({0: beat(4), 1: beat(2)})
+    assert watch.hanging() is None
+    watch.heard({0: beat(5, still=30, waiting=True), 1: beat(3, place="update 3", still=12)})
+    assert watch.hanging() == "rank 1 has not moved on for 12 s; it was last at: update 3"
+    watch.heard({0: beat(6, still=30, waiting=True), 1: beat(4, still=12, waiting=True)})
+    assert watch.hanging() == "all ranks wait for each other since 12 s; it was last at: rollout"
+    watch.heard({0: beat(7, still=30, waiting=True), 1: beat(5, still=2)})
+    assert watch.hanging() is None
+    now[0] = 30
+    assert watch.hanging() == "rank 0 has said nothing for 19 s; it was last at: rollout"
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    now = [0.0]
+    watch = Watch(10, world=3, clock=lambda: now[0])
+    now[0] = 55
+    watch.heard({0: beat(1), 2: beat(1)})
+    assert watch.hanging() is None
+    now[0] = 61
+    assert watch.hanging() == "rank 1 has said nothing since it was started 61 s ago"
+
+
+# A run on two ranks
+
+
+def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard: Callable[..., None]) -> StageRun:
+    """Carry out a stage on the run's ranks."""
+    run = StageRun(make_stage(context, name, epoch, slot))
+    listener = Listener(
+        on_commit=heard.get("on_commit", lambda shard: None), on_look=heard.get("on_look", lambda: None)
+    )
+    if run.stage.on_ranks:
+        context.crew.carry_out(run, listener)
+        run.finish()
+    else:
+        run.execute()
+    return run
+
+
+@pytest.fixture
+def two(make_config: Callable[..., RunConfig]) -> Iterator[RunContext]:
+    """A run of two ranks, its first policy made."""
+    extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
+    context = begin_run(make_config("execution.processes=2", *extra))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(context, name, 0)
+    yield context
+    context.close()
+
+
+def test_two_resident_processes_equal_one(
+    two: RunContext, make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
     one = prepare(make_config(f"store.root={tmp_path / 'one'}", *extra))
-    run_epoch(one, 1)
-    two = prepare(make_config("execution.processes=2", *extra))
     committed: list[str] = []
+    for epoch in (1, 2):
+        run_epoch(one, epoch)
+        execute(two, "rollout", epoch, on_commit=committed.append)
+        for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
+            execute(two, name, epoch, slot)
+        execute(two, "optimize", epoch)
+        execute(two, "evaluate", epoch)
+        if epoch == 1:
+            assert sorted(committed) == ["000000-000002", "000002-000004"]
+            assert_same_trajectories(one, two)
+            ours, theirs = weights(one), weights(two)
+            assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
+            base = one.host.base_weights()
+            assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
+            assert all(torch.isfinite(value).all() for value in theirs.values())
+    assert two.crew.starts == 1
+    assert two.crew.loads == [{"denoiser": 1, "vae": 1}] * 2 or {**two.crew.loads[0], **two.crew.loads[1]} == {
+        "denoiser": 1,
+        "vae": 1,
+        "text": 1,
+    }
+    assert two.host.held() == {}, "the process that orchestrates holds no parameter"
 
-    def spread(name: str, slot: str = "") -> None:
-        run = StageRun(make_stage(two, name, 1, slot))
-        path = tmp_path / "config.json"
-        path.write_text(two.config.model_dump_json())
-        arguments = [str(path), name, "1", slot, str(run.ref)]
-        listen = _listener(run.stage, committed.append)
-        run_torchrun(
-            "tasks.worker", arguments, processes=2, on_line=lambda line: listen(line) if PREFIX in line else None
-        )
-        run.finish()
 
-    spread("rollout")
-    assert sorted(committed) == ["000000-000002", "000002-000004"]
-    assert_same_trajectories(one, two)
-    for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
-        StageRun(make_stage(two, name, 1, slot)).execute()
-    spread("optimize")
-    ours, theirs = weights(one), weights(two)
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
-    base = one._base_weights()
-    assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
-    assert all(torch.isfinite(value).all() for value in theirs.values())
+def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> None:
+    told: list[str] = []
+    two.reporter = type("Told", (), {"message": lambda _, text: told.append(text), "progress": lambda *_: None})()
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        assert two.crew._launched is not None
+        ranks = [p for p in psutil.Process(two.crew._launched._process.pid).children(recursive=True)]
+        if len(ranks) == 2 and not killed:
+            killed.append(ranks[-1].pid)
+            ranks[-1].kill()
+
+    execute(two, "rollout", 1, on_look=kill_one)
+    assert len(killed) == 1
+    assert two.crew.starts == 2
+    assert any("was ended from outside by SIGKILL" in text for text in told)
+    assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
+
+
+def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
+    section = two.config.execution.model_copy(update={"stall_s": 4.0})
+    two.config = two.config.model_copy(update={"execution": section})
+    stopped: list[psutil.Process] = []
+
+    def stop_one() -> None:
+        assert two.crew._launched is not None
+        ranks = psutil.Process(two.crew._launched._process.pid).children(recursive=True)
+        if not stopped:
+            stopped.append(ranks[-1])
+            ranks[-1].suspend()
+
+    with pytest.raises(WorkerError, match=r"rollout@1: rank 1 has said nothing for \d+ s; .*raise\s+execution.stall_s"):
+        execute(two, "rollout", 1, on_look=stop_one)
+    assert not stopped[0].is_running()

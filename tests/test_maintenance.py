@@ -20,17 +20,17 @@ from storage.quarantine import quarantine
 from storage.retention import Retention, plan_removals, remove
 from storage.transfer import copy_run
 from storage.verify import find_problems, verify_store
+from tasks.context import RunContext
 from tasks.dataset import export_run
 from tasks.runs import open_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.trace import trace_sample
-from tasks.workspace import Workspace
 from tests.conftest import ConfigFactory, FlowmillCommand, prepare, run_epoch
 
 
 @pytest.fixture
-def workspace(make_config: ConfigFactory) -> Workspace:
+def context(make_config: ConfigFactory) -> RunContext:
     """Two trained epochs, two shards each, of a run named small."""
     made = prepare(make_config())
     for epoch in (1, 2):
@@ -38,9 +38,9 @@ def workspace(make_config: ConfigFactory) -> Workspace:
     return made
 
 
-def folder_of(workspace: Workspace, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
-    ref = workspace.chain.require(epoch, stage, slot).ref
-    return ref, Path(workspace.store.root.uri) / ref.path
+def folder_of(context: RunContext, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
+    ref = context.chain.require(epoch, stage, slot).ref
+    return ref, Path(context.store.root.uri) / ref.path
 
 
 def damage_by_flipping(folder: Path) -> None:
@@ -95,12 +95,12 @@ def damage_by_another_manifest(folder: Path) -> None:
     ],
 )
 def test_damage_is_found_set_aside_and_made_anew(
-    workspace: Workspace, damage: Callable[[Path], None], message: str
+    context: RunContext, damage: Callable[[Path], None], message: str
 ) -> None:
-    expected = workspace.chain.digest()
-    ref, folder = folder_of(workspace, "rollout", 1)
+    expected = context.chain.digest()
+    ref, folder = folder_of(context, "rollout", 1)
     damage(folder)
-    fresh = open_run(workspace.store.root.uri, "small")
+    fresh = open_run(context.store.root.uri, "small")
     problems = find_problems(fresh.store, deep=True)
     assert {problem.ref for problem in problems} == {ref}
     assert any(word in problem.message for problem in problems for word in message.split("|")), [
@@ -112,26 +112,26 @@ def test_damage_is_found_set_aside_and_made_anew(
     for problem in problems:
         quarantine(fresh.store, problem)
     assert not verify_store(fresh.store, deep=True)["problems"]
-    again = open_run(workspace.store.root.uri, "small")
+    again = open_run(context.store.root.uri, "small")
     StageRun(make_stage(again, "rollout", 1)).execute()
     assert again.chain.digest() == expected
     assert verify_store(again.store, deep=True)["problems"] == []
 
 
-def test_orphans_are_named_and_set_aside(workspace: Workspace) -> None:
-    _, folder = folder_of(workspace, "rollout", 1)
+def test_orphans_are_named_and_set_aside(context: RunContext) -> None:
+    _, folder = folder_of(context, "rollout", 1)
     (folder / "000000-000009-0123456789ab").mkdir()
     (folder / "000000-000009-0123456789ab" / "samples.tar").write_bytes(b"left by nobody")
-    (problem,) = find_problems(workspace.store, deep=False)
+    (problem,) = find_problems(context.store, deep=False)
     assert (problem.kind, problem.shard) == ("orphaned", None)
-    quarantine(workspace.store, problem)
-    assert find_problems(workspace.store, deep=True) == []
-    assert list(Path(workspace.store.root.uri, "quarantine").rglob("samples.tar"))
+    quarantine(context.store, problem)
+    assert find_problems(context.store, deep=True) == []
+    assert list(Path(context.store.root.uri, "quarantine").rglob("samples.tar"))
 
 
-def test_files_of_past_epochs_go_and_leave_their_trace(workspace: Workspace) -> None:
-    store, expected = workspace.store, workspace.chain.digest()
-    ref, folder = folder_of(workspace, "rollout", 1)
+def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> None:
+    store, expected = context.store, context.chain.digest()
+    ref, folder = folder_of(context, "rollout", 1)
     (removal,) = plan_removals(store, Retention(keep_epochs=1))
     assert (removal.what, removal.trace) == (str(ref), True)
     assert removal.size > 0
@@ -146,10 +146,10 @@ def test_files_of_past_epochs_go_and_leave_their_trace(workspace: Workspace) -> 
         fresh.store.folder(ref, fresh.store.records(ref)[0])
 
 
-def test_what_another_run_needs_stays(workspace: Workspace, make_config: ConfigFactory) -> None:
+def test_what_another_run_needs_stays(context: RunContext, make_config: ConfigFactory) -> None:
     other = prepare(make_config("run.name=other"))
     run_epoch(other, 1)
-    store = workspace.store
+    store = context.store
     # 'other' is at epoch 1, so the rollout of epoch 1 is its newest.
     assert plan_removals(store, Retention(keep_epochs=1)) == []
     given_up = {removal.what for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0))}
@@ -163,87 +163,87 @@ def test_what_another_run_needs_stays(workspace: Workspace, make_config: ConfigF
     assert all(store.manifest(entry.ref) for entry in other.chain.entries() if entry.ref.kind != "embeddings")
 
 
-def test_unnamed_artifacts_stay_while_they_are_young(workspace: Workspace) -> None:
+def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> None:
     ref = ArtifactRef("rewards", "0" * 32)
-    with workspace.store.root.staging() as folder:
+    with context.store.root.staging() as folder:
         (folder / "x").write_text("x")
-        workspace.store.commit(ref, "0", folder, rows=1, producer={"started": time.time()})
-    assert plan_removals(workspace.store, Retention()) == []
-    (removal,) = plan_removals(workspace.store, Retention(older_than_s=0))
+        context.store.commit(ref, "0", folder, rows=1, producer={"started": time.time()})
+    assert plan_removals(context.store, Retention()) == []
+    (removal,) = plan_removals(context.store, Retention(older_than_s=0))
     assert (removal.what, removal.reason) == (str(ref), "no run names it")
     # A policy that is being trained has a checkpoint and no record yet.
     training = ArtifactRef("policies", "0" * 32)
-    with workspace.store.root.staging() as folder:
+    with context.store.root.staging() as folder:
         (folder / "policy.safetensors").write_text("x")
-        commit_checkpoint(workspace.store, training, 3, folder)
-    assert plan_removals(workspace.store, Retention()) == []
+        commit_checkpoint(context.store, training, 3, folder)
+    assert plan_removals(context.store, Retention()) == []
 
 
-def test_a_copied_run_is_the_same_run(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> None:
     target = ArtifactStore(str(tmp_path / "copy"))
     seen: list[int] = []
-    counts = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: seen.append(done))
+    counts = copy_run(context.store, target, "small", progress=lambda ref, done, total: seen.append(done))
     assert seen == list(range(1, counts["artifacts"] + 1))
-    assert open_run(target.root.uri, "small").chain.digest() == workspace.chain.digest()
+    assert open_run(target.root.uri, "small").chain.digest() == context.chain.digest()
     assert verify_store(target, deep=True)["problems"] == []
-    again = copy_run(workspace.store, target, "small", progress=lambda ref, done, total: None)
+    again = copy_run(context.store, target, "small", progress=lambda ref, done, total: None)
     assert (again["shards"], again["bytes"]) == (0, 0)
     copied = open_run(target.root.uri, "small")
     assert StageRun(make_stage(copied, "rollout", 2)).complete
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_run_is_exported_as_one_table(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_run_is_exported_as_one_table(context: RunContext, tmp_path: Path) -> None:
     import datasets
     import deltalake
     import duckdb
 
     for form in ("parquet", "datasets"):
-        rows = export_run(workspace, tmp_path / form, form, epochs=(), progress=lambda done, total: None)
+        rows = export_run(context, tmp_path / form, form, epochs=(), progress=lambda done, total: None)
         assert rows == 32
     query = f"select epoch, count(*), max(abs(advantage)) > 0 from '{tmp_path}/parquet/*.parquet' group by 1 order by 1"
     assert duckdb.sql(query).fetchall() == [(1, 16, True), (2, 16, True)]
     loaded = datasets.load_dataset(str(tmp_path / "datasets"), split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded[0]["image"].size == (32, 16)
     assert loaded[0]["reward_jpeg_compressibility"] < 0
-    export_run(workspace, tmp_path / "delta", "delta", epochs=[2], progress=lambda done, total: None)
+    export_run(context, tmp_path / "delta", "delta", epochs=[2], progress=lambda done, total: None)
     assert deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table().num_rows == 16
     with pytest.raises(StoreError, match="exists already"):
-        export_run(workspace, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
+        export_run(context, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
     with pytest.raises(StoreError, match="has no rollouts of these epochs; it has 1 to 2"):
-        export_run(workspace, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
+        export_run(context, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
     with pytest.raises(ConfigError, match="--format 'csv' does not exist"):
-        export_run(workspace, tmp_path / "new", "csv", epochs=(), progress=lambda done, total: None)
+        export_run(context, tmp_path / "new", "csv", epochs=(), progress=lambda done, total: None)
 
 
-def test_a_sample_is_followed_to_its_updates(workspace: Workspace) -> None:
-    ref, _ = folder_of(workspace, "rollout", 2)
+def test_a_sample_is_followed_to_its_updates(context: RunContext) -> None:
+    ref, _ = folder_of(context, "rollout", 2)
     entered: dict[int, int] = {}
     advantages: dict[str, float] = {}
-    for record in workspace.store.records(ref):
-        opened = workspace.store.files(ref, record).path("samples.parquet")
+    for record in context.store.records(ref):
+        opened = context.store.files(ref, record).path("samples.parquet")
         for sample in pq.read_table(opened).column("sample_id").to_pylist():
-            trace = trace_sample(workspace.store, ref, sample, ["small"])["runs"]["small"]
+            trace = trace_sample(context.store, ref, sample, ["small"])["runs"]["small"]
             assert trace["epoch"] == 2
             assert set(trace["rewards"]) == {"jpeg_compressibility"}
             advantages[sample] = trace["advantage"]
             for update in trace["updates"]:
-                assert update["policy"] == str(workspace.chain.require(2, "optimize").ref)
+                assert update["policy"] == str(context.chain.require(2, "optimize").ref)
                 entered[update["update"]] = entered.get(update["update"], 0) + 1
             assert bool(trace["updates"]) == (trace["advantage"] != 0)
     assert len(advantages) == 16
     # Two updates per epoch; those of the second epoch go on counting.
     assert sorted(entered) == [3, 4]
     with pytest.raises(StoreError, match="has no sample 'nobody'"):
-        trace_sample(workspace.store, ref, "nobody", [])
+        trace_sample(context.store, ref, "nobody", [])
     with pytest.raises(StoreError, match="holds no samples"):
-        trace_sample(workspace.store, workspace.policy_ref(1), "nobody", [])
+        trace_sample(context.store, context.policy_ref(1), "nobody", [])
 
 
 @pytest.mark.slow
-def test_the_commands(workspace: Workspace, flowmill: FlowmillCommand, tmp_path: Path) -> None:
-    root, expected = workspace.store.root.uri, workspace.chain.digest()
-    _, folder = folder_of(workspace, "rollout", 2)
+def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    root, expected = context.store.root.uri, context.chain.digest()
+    _, folder = folder_of(context, "rollout", 2)
     damage_by_removing_a_file(folder)
     verified = flowmill("store", "verify", "--root", root)
     assert verified.returncode == 1

@@ -12,7 +12,7 @@ from models.architectures import PUBLISHED, architecture_of, lora_parameters, me
 from models.policies import POLICIES
 from models.policies.base import Part, PolicySettings
 from models.quickstart.tiny import build_tiny
-from tasks.memory import advice, estimate_memory
+from tasks.execution.memory import advice, estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
 #: Billions of parameters the models' authors state for all denoisers together.

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from configs.schema import RunConfig
-from tasks.launch import stop_tree
+from tasks.execution.launch import stop_tree
 from tests.conftest import ROOT, prepare
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
 
     from flows.stages import evaluate
 
-    workspace = prepare(make_config())
+    context = prepare(make_config())
     pool, api = "test-pool", scheduling_server["PREFECT_API_URL"]
     with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
@@ -102,7 +102,7 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
             name="every-few-seconds",
             entrypoint="flows/stages.py:evaluate",
             path=str(ROOT),
-            parameters={"run": "small", "root": workspace.store.root.uri},
+            parameters={"run": "small", "root": context.store.root.uri},
             schedules=[
                 DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=15)), active=True)
             ],
@@ -122,8 +122,8 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
             wait_until(lambda: completed(client, deployment), 240)
         finally:
             stop_tree(worker, grace=10)
-    workspace.run.refresh()
-    manifest = workspace.store.require(workspace.chain.require(0, "evaluate").ref)
+    context.run.refresh()
+    manifest = context.store.require(context.chain.require(0, "evaluate").ref)
     assert manifest.rows == 8
 
 

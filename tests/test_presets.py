@@ -21,41 +21,41 @@ from models.policies.base import Part
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from storage.verify import verify_store
-from tasks.export.stage import exported_folder
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.prompts import read_prompts
-from tasks.rollout import open_trajectory_store
 from tasks.seeds import generator
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
+from tasks.stages.export import exported_folder
 from tests import conftest
 from tests.conftest import ROOT, prepare, run_epoch
 
 
 @pytest.fixture(params=sorted(POLICIES))
-def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
+def finished(request: pytest.FixtureRequest, tmp_path: Path) -> RunContext:
     """One trained, evaluated and exported epoch of a family's tiny preset."""
     quiet_libraries()
     preset = ROOT / "configs" / f"tiny_{request.param}.yaml"
     config = load_config(preset, [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1"])
-    workspace = prepare(config)
-    run_epoch(workspace, 1)
-    conftest.evaluated(workspace, 1)
-    StageRun(make_stage(workspace, "export", 1)).execute()
-    return workspace
+    context = prepare(config)
+    run_epoch(context, 1)
+    conftest.evaluated(context, 1)
+    StageRun(make_stage(context, "export", 1)).execute()
+    return context
 
 
-def evaluated(workspace: Workspace) -> list[dict[str, Any]]:
+def evaluated(context: RunContext) -> list[dict[str, Any]]:
     """Return prompt, seed and media of the evaluation's samples."""
-    store, ref = workspace.store, workspace.chain.require(1, "evaluate").ref
+    store, ref = context.store, context.chain.require(1, "evaluate").ref
     shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
-    section = workspace.config.prompts
+    section = context.config.prompts
     images = {prompt.text: prompt.image for prompt in read_prompts(section.train, section, where="prompts.train")}
     return [{**row, "media": shard.media(n), "image": images[row["prompt"]]} for n, row in enumerate(rows)]
 
 
-def test_a_whole_run(finished: Workspace) -> None:
+def test_a_whole_run(finished: RunContext) -> None:
     store, model = finished.store, finished.config.model
     assert verify_store(store, deep=True)["problems"] == []
     summary = store.require(finished.chain.require(1, "optimize").ref).summary
@@ -81,13 +81,13 @@ def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
     for frames in ("first", "clip"):
         rewards = f"rewards=[{{name: jpeg_compressibility, frames: {frames}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
-        workspace = Workspace(store, config, RunFolder(store, config.run.name))
-        found.append(make_stage(workspace, "judge", 0, "jpeg_compressibility").options())
+        context = RunContext(store, config, RunFolder(store, config.run.name))
+        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").options())
     assert found[0] != found[1]
 
 
 def test_the_snippet_of_the_card_draws_the_evaluated_images(
-    finished: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The pipeline scales the image to edit to a megapixel; the preset takes it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"

@@ -31,9 +31,9 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def store(make_config: ConfigFactory) -> ArtifactStore:
     """A store with a run of no epochs, whose export is the base model with fresh LoRA weights."""
-    workspace = prepare(make_config("run.epochs=0", "model.lora={rank: 2, alpha: 8}"))
-    StageRun(make_stage(workspace, "export", 0)).execute()
-    return workspace.store
+    context = prepare(make_config("run.epochs=0", "model.lora={rank: 2, alpha: 8}"))
+    StageRun(make_stage(context, "export", 0)).execute()
+    return context.store
 
 
 def flowmill(store: ArtifactStore, hub: Hub | str, *arguments: str, **given: str) -> subprocess.CompletedProcess[str]:

@@ -25,12 +25,12 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def train(make_config: ConfigFactory, root: str, *overrides: str) -> str:
     """Train two epochs in this process and return the run's digest."""
-    workspace = prepare(make_config(f"store.root={root}", *overrides))
+    context = prepare(make_config(f"store.root={root}", *overrides))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-        evaluated(workspace, epoch)
-    assert verify_store(workspace.store, deep=True)["problems"] == []
-    return workspace.chain.digest()
+        run_epoch(context, epoch)
+        evaluated(context, epoch)
+    assert verify_store(context.store, deep=True)["problems"] == []
+    return context.chain.digest()
 
 
 @pytest.mark.parametrize("store", ["webdataset", "parquet"])
@@ -61,9 +61,9 @@ def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str
     copy_run(there, back, "small", progress=lambda ref, done, total: None)
     assert open_run(back.root.uri, "small").chain.digest() == expected
     # Training goes on there, from what lies on S3 only.
-    workspace = open_run(there.root.uri, "small")
-    run_epoch(workspace, 3)
-    assert workspace.chain.find(3, "optimize") is not None
+    context = open_run(there.root.uri, "small")
+    run_epoch(context, 3)
+    assert context.chain.find(3, "optimize") is not None
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ from configs.schema import RunConfig
 from models.schedules import PLANS, AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
 from models.transitions import KERNELS
 from tasks.check import check_config
-from tasks.rollout import open_trajectory_store
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
 from tests.conftest import prepare, run_epoch
 
 
@@ -162,12 +162,12 @@ def test_branches_leave_at_the_steps_named() -> None:
     assert (steps.trained, steps.stochastic, steps.branches) == ((1, 3), (1, 3), 2)
 
 
-def stored_steps(workspace: Workspace) -> dict[str, dict[str, tuple[tuple[int, ...], int]]]:
+def stored_steps(context: RunContext) -> dict[str, dict[str, tuple[tuple[int, ...], int]]]:
     """Return the trained steps and the number of stored latents of every sample, by prompt."""
-    ref = workspace.chain.require(1, "rollout").ref
+    ref = context.chain.require(1, "rollout").ref
     found: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {}
-    for record in workspace.store.records(ref):
-        shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
+    for record in context.store.records(ref):
+        shard = open_trajectory_store("webdataset").open(context.store.files(ref, record))
         for row, columns in enumerate(shard.table.to_pylist()):
             states = columns["states"]
             assert len(columns["log_probs"]) == len(columns["steps"])
@@ -183,24 +183,24 @@ def stored_steps(workspace: Workspace) -> dict[str, dict[str, tuple[tuple[int, .
 def test_each_sample_trains_its_own_part_of_the_steps(make_config: Callable[..., RunConfig]) -> None:
     config = make_config("rollout.steps=6", "rollout.plan={name: fraction, options: {fraction: 0.5}}")
     check_config(config)
-    workspace = prepare(config)
-    run_epoch(workspace, 1)
-    by_prompt = stored_steps(workspace)
+    context = prepare(config)
+    run_epoch(context, 1)
+    by_prompt = stored_steps(context)
     drawn = [steps for group in by_prompt.values() for steps, _ in group.values()]
     assert {len(steps) for steps in drawn} == {2}
     assert all(step < 5 for steps in drawn for step in steps)
     assert any(len({steps for steps, _ in group.values()}) > 1 for group in by_prompt.values())
     assert all(surplus == 0 for group in by_prompt.values() for _, surplus in group.values())
-    first = workspace.store.require(workspace.policy_ref(1)).summary["updates"][0]
+    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
     # What was stored is what is replayed, whichever steps they were.
     assert first["ratio_mean"] == pytest.approx(1, abs=1e-6)
     assert first["ratio_std"] < 1e-5
 
 
 def test_subsets_that_store_different_numbers_of_latents_share_a_batch(make_config: Callable[..., RunConfig]) -> None:
-    workspace = prepare(make_config("rollout.steps=6", "rollout.plan={name: subset, options: {count: 2}}"))
-    StageRun(make_stage(workspace, "rollout", 1)).execute()
-    by_prompt = stored_steps(workspace)
+    context = prepare(make_config("rollout.steps=6", "rollout.plan={name: subset, options: {count: 2}}"))
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    by_prompt = stored_steps(context)
     drawn = {steps for group in by_prompt.values() for steps, _ in group.values()}
     # Neighbors store three latents, others four.
     assert {second - first == 1 for first, second in drawn} == {True, False}

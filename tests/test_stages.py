@@ -14,47 +14,50 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommittedError, RewardError, RunConflictError
 from configs.schema import RunConfig
+from storage.embeddings import Rows
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
-from tasks.advantage import read_advantages, read_rewards
 from tasks.algorithms import ALGORITHMS
 from tasks.check import check_config
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.describe import describe_run
-from tasks.rollout import RolloutStage, open_trajectory_store
+from tasks.prompts import StoredPrompt
 from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.workspace import StoredPrompt, Workspace
+from tasks.stages.advantage import read_advantages, read_rewards
+from tasks.stages.rollout import RolloutStage
 from tests.conftest import evaluated, prepare, run_epoch
 from tests.reference import advantages as slow
 
 Make = Callable[..., RunConfig]
 
 
-def execute(workspace: Workspace, name: str, epoch: int, slot: str = "", **options: Any) -> ArtifactRef:
-    run = StageRun(make_stage(workspace, name, epoch, slot), **options)
+def execute(context: RunContext, name: str, epoch: int, slot: str = "", **options: Any) -> ArtifactRef:
+    run = StageRun(make_stage(context, name, epoch, slot), **options)
     run.execute()
     return run.ref
 
 
-def trajectories(workspace: Workspace, epoch: int = 1) -> dict[str, tuple[np.ndarray, list[float], np.ndarray]]:
+def trajectories(context: RunContext, epoch: int = 1) -> dict[str, tuple[np.ndarray, list[float], np.ndarray]]:
     """Return latents, log-probs and image of every sample of an epoch."""
-    ref = workspace.chain.require(epoch, "rollout").ref
+    ref = context.chain.require(epoch, "rollout").ref
     found = {}
-    for record in workspace.store.records(ref):
-        shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
+    for record in context.store.records(ref):
+        shard = open_trajectory_store("webdataset").open(context.store.files(ref, record))
         for row, columns in enumerate(shard.table.to_pylist()):
             found[columns["sample_id"]] = (shard.array("latents", row), columns["log_probs"], shard.media(row))
     return found
 
 
-def weights(workspace: Workspace, epoch: int = 1) -> dict[str, torch.Tensor]:
-    folder = policy_folder(workspace.store, workspace.policy_ref(epoch))
+def weights(context: RunContext, epoch: int = 1) -> dict[str, torch.Tensor]:
+    folder = policy_folder(context.store, context.policy_ref(epoch))
     return load_file(folder / "policy.safetensors")
 
 
-def assert_same_trajectories(one: Workspace, other: Workspace) -> None:
+def assert_same_trajectories(one: RunContext, other: RunContext) -> None:
     a, b = trajectories(one), trajectories(other)
     assert a.keys() == b.keys()
     assert len(a) == 16
@@ -64,12 +67,12 @@ def assert_same_trajectories(one: Workspace, other: Workspace) -> None:
 
 
 def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
-    workspace = prepare(make_config())
-    evaluated(workspace, 0)
-    run_epoch(workspace, 1)
-    evaluated(workspace, 1)
-    described = describe_run(workspace)
-    updates = workspace.store.require(workspace.policy_ref(1)).summary["updates"]
+    context = prepare(make_config())
+    evaluated(context, 0)
+    run_epoch(context, 1)
+    evaluated(context, 1)
+    described = describe_run(context)
+    updates = context.store.require(context.policy_ref(1)).summary["updates"]
     assert [update["update"] for update in updates] == [1, 2]
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["ratio_std"] == 0.0
@@ -84,8 +87,8 @@ def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
 @pytest.mark.parametrize("override", ["rollout.groups_per_shard=4", "rollout.groups_per_shard=1"])
 def test_trajectories_do_not_depend_on_shards(make_config: Make, tmp_path: Path, override: str) -> None:
     one, other = prepare(make_config()), prepare(make_config(f"store.root={tmp_path / 'other'}", override))
-    for workspace in (one, other):
-        execute(workspace, "rollout", 1)
+    for context in (one, other):
+        execute(context, "rollout", 1)
     assert one.chain.require(1, "rollout").artifact == other.chain.require(1, "rollout").artifact
     shards = [len(w.store.records(w.chain.require(1, "rollout").ref)) for w in (one, other)]
     assert shards[0] == 2
@@ -96,9 +99,9 @@ def test_trajectories_do_not_depend_on_shards(make_config: Make, tmp_path: Path,
 def test_equal_runs_have_equal_digests_and_another_seed_has_not(make_config: Make, tmp_path: Path) -> None:
     digests = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        workspace = prepare(make_config(f"store.root={tmp_path / name}", f"run.seed={seed}"))
-        run_epoch(workspace, 1)
-        digests.append(workspace.chain.digest())
+        context = prepare(make_config(f"store.root={tmp_path / name}", f"run.seed={seed}"))
+        run_epoch(context, 1)
+        digests.append(context.chain.digest())
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -114,20 +117,20 @@ def test_runs_share_what_they_have_in_common(make_config: Make) -> None:
 
 
 def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
-    workspace = prepare(make_config())
-    run_epoch(workspace, 1)
+    context = prepare(make_config())
+    run_epoch(context, 1)
     other = open_run(
-        workspace.store.root.uri,
+        context.store.root.uri,
         "small",
         overrides=["rewards=[{name: jpeg_compressibility, options: {scale: 1}, label: kb}]"],
     )
     ref = execute(other, "score", 1, "kb")
     assert other.ledger.stages() == ["score"]
-    assert other._held is None
-    before = workspace.chain.require(1, "score", "jpeg_compressibility").ref
-    means = [workspace.store.require(each).summary["mean"] for each in (ref, before)]
+    assert other.host.held() == {}
+    before = context.chain.require(1, "score", "jpeg_compressibility").ref
+    means = [context.store.require(each).summary["mean"] for each in (ref, before)]
     assert means[0] == pytest.approx(500 * means[1], rel=1e-5)
-    assert StageRun(make_stage(open_run(workspace.store.root.uri, "small"), "advantage", 1)).complete
+    assert StageRun(make_stage(open_run(context.store.root.uri, "small"), "advantage", 1)).complete
 
 
 def test_an_interrupted_rollout_goes_on_where_it_stopped(make_config: Make, tmp_path: Path) -> None:
@@ -151,8 +154,8 @@ class Stop(Exception):
     pass
 
 
-def stop_after(workspace: Workspace, update: int) -> None:
-    """Make the workspace's reporter raise after an optimizer update, as a kill would stop it."""
+def stop_after(context: RunContext, update: int) -> None:
+    """Make the context's reporter raise after an optimizer update, as a kill would stop it."""
 
     class Reporter:
         def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
@@ -162,7 +165,7 @@ def stop_after(workspace: Workspace, update: int) -> None:
         def message(self, text: str) -> None:
             pass
 
-    workspace.reporter = Reporter()
+    context.reporter = Reporter()
 
 
 @pytest.mark.parametrize("trained", ["full", "lora", "ema"])
@@ -189,13 +192,13 @@ def test_training_resumes_from_the_checkpoint_within_the_epoch(make_config: Make
 @pytest.mark.parametrize("trained", ["full", "lora"])
 def test_half_precision_forward_with_float32_weights(make_config: Make, trained: str) -> None:
     extra = ["model.lora={rank: 2, alpha: 4}"] if trained == "lora" else []
-    workspace = prepare(make_config("model.dtype=bfloat16", "model.guidance_scale=3", *extra))
-    execute(workspace, "evaluate", 0)
-    run_epoch(workspace, 1)
-    first = workspace.store.require(workspace.policy_ref(1)).summary["updates"][0]
+    context = prepare(make_config("model.dtype=bfloat16", "model.guidance_scale=3", *extra))
+    execute(context, "evaluate", 0)
+    run_epoch(context, 1)
+    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
     assert first["ratio_mean"] == pytest.approx(1.0, abs=1e-3)
     assert first["grad_norm"] > 0
-    assert all(value.dtype == torch.float32 for value in weights(workspace).values())
+    assert all(value.dtype == torch.float32 for value in weights(context).values())
 
 
 FORWARD = "rollout.plan={name: final}"
@@ -230,18 +233,18 @@ def test_every_algorithm_trains_and_equal_runs_are_equal(
     for root in ("a", "b"):
         config = algorithm_run(make_config, name, f"store.root={tmp_path / root}", *teacher)
         check_config(config)
-        workspace = prepare(config)
+        context = prepare(config)
         for epoch in (1, 2):
-            run_epoch(workspace, epoch)
-        digests.append(workspace.chain.digest())
+            run_epoch(context, epoch)
+        digests.append(context.chain.digest())
     assert digests[0] == digests[1]
     for epoch in (1, 2):
-        updates = workspace.store.require(workspace.policy_ref(epoch)).summary["updates"]
+        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
         assert updates, epoch
         assert all(np.isfinite(list(update.values())).all() for update in updates)
         if name != "opd" or epoch == 2:
             assert updates[-1]["grad_norm"] > 0
-    first = workspace.store.require(workspace.policy_ref(1)).summary["updates"][0]
+    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
     if "ratio_mean" in first:
         assert (first["ratio_mean"], first["ratio_std"]) == (1.0, 0.0)
     if name == "opd":
@@ -249,35 +252,35 @@ def test_every_algorithm_trains_and_equal_runs_are_equal(
 
 
 def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> None:
-    workspace = prepare(algorithm_run(make_config, "nft"))
+    context = prepare(algorithm_run(make_config, "nft"))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-    folders = [policy_folder(workspace.store, workspace.policy_ref(epoch)) for epoch in (1, 2)]
+        run_epoch(context, epoch)
+    folders = [policy_folder(context.store, context.policy_ref(epoch)) for epoch in (1, 2)]
     new, behavior = (load_file(folders[0] / f"{name}.safetensors") for name in ("policy", "behavior"))
-    base = {name: value.float() for name, value in workspace._base_weights().items()}
+    base = {name: value.float() for name, value in context.host.base_weights().items()}
     for name in new:
         torch.testing.assert_close(behavior[name], torch.lerp(new[name], base[name], 0.1))
-    held = workspace.trainable(workspace.policy_ref(1), Weights.BEHAVIOR).state()
+    held = context.host.trainable(context.policy_ref(1), Weights.BEHAVIOR).state()
     assert all(torch.equal(held[name], behavior[name]) for name in held)
-    averaged = workspace.trainable(workspace.policy_ref(1), Weights.AVERAGE).state()
+    averaged = context.host.trainable(context.policy_ref(1), Weights.AVERAGE).state()
     assert all(torch.equal(averaged[name], new[name]) for name in averaged)
 
 
 def test_only_the_final_latents_are_stored_where_nothing_else_is_trained(make_config: Make) -> None:
-    workspace = prepare(algorithm_run(make_config, "nft"))
-    execute(workspace, "rollout", 1)
-    stored = trajectories(workspace)
+    context = prepare(algorithm_run(make_config, "nft"))
+    execute(context, "rollout", 1)
+    stored = trajectories(context)
     assert {latents.shape[0] for latents, _, _ in stored.values()} == {1}
     assert all(log_probs == [] for _, log_probs, _ in stored.values())
 
 
 def test_groups_share_their_random_window(make_config: Make) -> None:
-    workspace = prepare(make_config("rollout.steps=6", "rollout.plan={name: window, options: {size: 1}}"))
-    execute(workspace, "rollout", 1)
-    ref = workspace.chain.require(1, "rollout").ref
+    context = prepare(make_config("rollout.steps=6", "rollout.plan={name: window, options: {size: 1}}"))
+    execute(context, "rollout", 1)
+    ref = context.chain.require(1, "rollout").ref
     windows: dict[str, set[tuple[int, ...]]] = {}
-    for record in workspace.store.records(ref):
-        table = open_trajectory_store("webdataset").open(workspace.store.files(ref, record)).table
+    for record in context.store.records(ref):
+        table = open_trajectory_store("webdataset").open(context.store.files(ref, record)).table
         for row in table.to_pylist():
             windows.setdefault(row["prompt_id"], set()).add(tuple(row["steps"]))
     assert {len(drawn) for drawn in windows.values()} == {1}
@@ -294,8 +297,8 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     one = prepare(make_config(*branching))
     other = prepare(make_config(f"store.root={tmp_path / 'other'}", "rollout.groups_per_shard=1", *branching))
     cost = check_config(one.config)
-    for workspace in (one, other):
-        run_epoch(workspace, 1)
+    for context in (one, other):
+        run_epoch(context, 1)
     a, b = trajectories(one), trajectories(other)
     # 4 prompts, 2 trunks, 2 branches at each of 2 steps.
     assert len(a) == cost.samples_per_epoch == 4 * 2 * 2 * 2
@@ -311,12 +314,12 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
 
 
 def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: Make) -> None:
-    workspace = prepare(make_config("optimize.replay={epochs: 1}", "run.epochs=2"))
+    context = prepare(make_config("optimize.replay={epochs: 1}", "run.epochs=2"))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-    manifest = workspace.store.require(workspace.policy_ref(2))
+        run_epoch(context, epoch)
+    manifest = context.store.require(context.policy_ref(2))
     assert len(manifest.inputs) == 5
-    alone = workspace.store.require(workspace.policy_ref(1))
+    alone = context.store.require(context.policy_ref(1))
     rows = [sum(update["rows"] for update in each.summary["updates"]) for each in (alone, manifest)]
     # Samples of advantage 0 are left out, so the epochs differ by a few rows.
     assert rows[1] > 1.8 * rows[0]
@@ -335,10 +338,10 @@ def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path:
     metrics = {}
     for proximal in (True, False):
         replay = f"optimize.replay={{epochs: 1, proximal: {proximal}, level: {level}, max_importance: 1.0001}}"
-        workspace = prepare(make_config(f"store.root={tmp_path / str(proximal)}", replay))
+        context = prepare(make_config(f"store.root={tmp_path / str(proximal)}", replay))
         for epoch in (1, 2):
-            run_epoch(workspace, epoch)
-        metrics[proximal] = workspace.store.require(workspace.policy_ref(2)).summary["updates"][0]
+            run_epoch(context, epoch)
+        metrics[proximal] = context.store.require(context.policy_ref(2)).summary["updates"][0]
     assert metrics[True]["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert abs(metrics[False]["ratio_mean"] - 1) > 1e-6
     assert metrics[True]["importance"] <= 1.0001
@@ -346,17 +349,17 @@ def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path:
 
 
 def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> None:
-    workspace = prepare(make_config("advantage.kl_coef=100", "optimize.learning_rate=1e-2"))
+    context = prepare(make_config("advantage.kl_coef=100", "optimize.learning_rate=1e-2"))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
+        run_epoch(context, epoch)
     kls, penalties = [], []
     for epoch in (1, 2):
-        ref = workspace.chain.require(epoch, "rollout").ref
-        shards = [workspace.store.files(ref, record) for record in workspace.store.records(ref)]
+        ref = context.chain.require(epoch, "rollout").ref
+        shards = [context.store.files(ref, record) for record in context.store.records(ref)]
         tables = [open_trajectory_store("webdataset").open(files).table for files in shards]
         kls.append(np.mean([kl for table in tables for row in table.column("reference_kl").to_pylist() for kl in row]))
-        scored = workspace.store.require(workspace.chain.require(epoch, "score", "jpeg_compressibility").ref)
-        advantage = workspace.store.require(workspace.chain.require(epoch, "advantage").ref)
+        scored = context.store.require(context.chain.require(epoch, "score", "jpeg_compressibility").ref)
+        advantage = context.store.require(context.chain.require(epoch, "advantage").ref)
         penalties.append(scored.summary["mean"] - advantage.summary["reward_mean"])
     assert kls[0] == 0.0
     assert kls[1] > 0.0
@@ -365,7 +368,7 @@ def test_a_kl_in_the_reward_is_that_of_the_stored_steps(make_config: Make) -> No
 
 def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
     # One prompt pass per epoch: every group meets its own past. The penalty dwarfs the rewards.
-    workspace = prepare(
+    context = prepare(
         make_config(
             "advantage={std: running, buffer: 8, min_count: 1, kl_coef: 1e6, floor: max, epsilon: 1e-6, clip: 100}",
             "run.epochs=3",
@@ -376,12 +379,12 @@ def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
     )
     penalized: dict[str, list[float]] = {}
     for epoch in (1, 2, 3):
-        run_epoch(workspace, epoch)
-        ref = workspace.chain.require(epoch, "advantage").ref
-        table = read_advantages(workspace.store, ref)
+        run_epoch(context, epoch)
+        ref = context.chain.require(epoch, "advantage").ref
+        table = read_advantages(context.store, ref)
         for row in table.to_pylist():
             penalized.setdefault(row["group_id"], []).append(row["reward"])
-    inputs = workspace.store.require(ref).inputs
+    inputs = context.store.require(ref).inputs
     assert sum("trajectories" in str(item) for item in inputs) == 3
     assert len(penalized) == 8
     for row in table.to_pylist():
@@ -393,12 +396,12 @@ def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
 def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
     rewards = "rewards=[{name: jpeg_compressibility, weight: 0.5}, {name: 'tests.rewards:Constant', weight: 0.1}]"
     advantage = "advantage={aggregation: gdpo, kl_coef: 1000, epsilon: 1e-6, floor: max, clip: 100}"
-    workspace = prepare(make_config(rewards, advantage, "optimize.learning_rate=1e-2"))
+    context = prepare(make_config(rewards, advantage, "optimize.learning_rate=1e-2"))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-    refs = [workspace.chain.require(2, "score", section.slot).ref for section in workspace.config.rewards]
-    scores = [read_rewards(workspace.store, ref).column("reward").to_pylist() for ref in refs]
-    table = read_advantages(workspace.store, workspace.chain.require(2, "advantage").ref).to_pandas()
+        run_epoch(context, epoch)
+    refs = [context.chain.require(2, "score", section.slot).ref for section in context.config.rewards]
+    scores = [read_rewards(context.store, ref).column("reward").to_pylist() for ref in refs]
+    table = read_advantages(context.store, context.chain.require(2, "advantage").ref).to_pandas()
     penalty = 0.5 * np.array(scores[0]) + 0.1 * np.array(scores[1]) - table.reward.to_numpy()
     assert penalty.min() > 0
     divisor: dict[str, Any] = {"epsilon": 1e-6, "floor": "max", "unbiased": False}
@@ -410,9 +413,9 @@ def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
 
 def test_a_kl_to_the_moving_average(make_config: Make) -> None:
     options = "optimize.algorithm.options={clip_range: 0.01, kl_coef: 0.1, kl_reference: average}"
-    workspace = prepare(make_config(options, "optimize.ema={decay: 0.9}", "optimize.updates_per_epoch=4"))
-    run_epoch(workspace, 1)
-    updates = workspace.store.require(workspace.policy_ref(1)).summary["updates"]
+    context = prepare(make_config(options, "optimize.ema={decay: 0.9}", "optimize.updates_per_epoch=4"))
+    run_epoch(context, 1)
+    updates = context.store.require(context.policy_ref(1)).summary["updates"]
     assert updates[0]["kl"] == 0.0
     assert updates[-1]["kl"] > 0.0
     with pytest.raises(ConfigError, match=r"optimize\.ema is not set"):
@@ -433,84 +436,84 @@ def test_reference_velocities_are_computed_once_per_row_and_epoch(
 
     monkeypatch.setattr(Trainable, "reference_velocity", counted)
     options = ["optimize.algorithm.options.kl_coef=0.1", "optimize.inner_epochs=3", "optimize.updates_per_epoch=1"]
-    workspace = prepare(make_config(*options))
-    run_epoch(workspace, 1)
+    context = prepare(make_config(*options))
+    run_epoch(context, 1)
     # 32 rows in micro-batches of 16, however often the epoch passes over them.
     assert calls == [16, 16]
 
 
 def test_the_optimizer_goes_on_over_epochs(make_config: Make) -> None:
-    workspace = prepare(make_config())
+    context = prepare(make_config())
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-    second = workspace.store.require(workspace.policy_ref(2))
+        run_epoch(context, epoch)
+    second = context.store.require(context.policy_ref(2))
     assert [update["update"] for update in second.summary["updates"]] == [3, 4]
-    moments = load_file(policy_folder(workspace.store, workspace.policy_ref(2)) / "optimizer.safetensors")
+    moments = load_file(policy_folder(context.store, context.policy_ref(2)) / "optimizer.safetensors")
     assert {float(value) for key, value in moments.items() if key.startswith("step/")} == {4.0}
 
 
 def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
     reward = "tests.rewards:Restless"
-    workspace = prepare(make_config(f"rewards=[{{name: '{reward}'}}]"))
-    run_epoch(workspace, 1)
-    first = workspace.chain.require(1, "score", reward).ref
-    second = execute(workspace, "score", 1, reward, force=True)
+    context = prepare(make_config(f"rewards=[{{name: '{reward}'}}]"))
+    run_epoch(context, 1)
+    first = context.chain.require(1, "score", reward).ref
+    second = execute(context, "score", 1, reward, force=True)
     assert (second.fingerprint, second.id) == (first.fingerprint, f"{first.id}-a2")
-    current = workspace.chain.require(1, "score", reward)
+    current = context.chain.require(1, "score", reward)
     assert (current.ref, current.forced) == (second, True)
     # What depends on the new attempt is to be made again; what is above it is not.
-    assert not StageRun(make_stage(workspace, "advantage", 1)).complete
-    assert StageRun(make_stage(workspace, "rollout", 1)).complete
+    assert not StageRun(make_stage(context, "advantage", 1)).complete
+    assert StageRun(make_stage(context, "rollout", 1)).complete
 
 
 def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make) -> None:
-    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:Constant'}]"))
+    context = prepare(make_config("rewards=[{name: 'tests.rewards:Constant'}]"))
     told: list[str] = []
-    workspace.reporter.message = told.append  # type: ignore[method-assign]
-    run_epoch(workspace, 1)
-    assert workspace.store.require(workspace.chain.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
-    assert workspace.store.require(workspace.policy_ref(1)).summary["updates"] == []
+    context.reporter.message = told.append  # type: ignore[method-assign]
+    run_epoch(context, 1)
+    assert context.store.require(context.chain.require(1, "advantage").ref).summary["zero_std_ratio"] == 1.0
+    assert context.store.require(context.policy_ref(1)).summary["updates"] == []
     assert "nothing to learn" in told[-1]
-    run_epoch(workspace, 2)
+    run_epoch(context, 2)
 
 
 def test_a_nan_reward_stops_before_training_and_keeps_the_rollouts(make_config: Make) -> None:
-    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:NotANumber'}]"))
+    context = prepare(make_config("rewards=[{name: 'tests.rewards:NotANumber'}]"))
     with pytest.raises(RewardError, match="not finite"):
-        run_epoch(workspace, 1)
-    assert workspace.chain.require(1, "rollout")
-    assert workspace.chain.find(1, "optimize") is None
+        run_epoch(context, 1)
+    assert context.chain.require(1, "rollout")
+    assert context.chain.find(1, "optimize") is None
 
 
 def test_a_loss_that_is_not_finite_is_never_trained_on(make_config: Make) -> None:
-    workspace = prepare(make_config("optimize.algorithm.options.kl_coef=1e38", "optimize.learning_rate=1e3"))
+    context = prepare(make_config("optimize.algorithm.options.kl_coef=1e38", "optimize.learning_rate=1e3"))
     with pytest.raises(FlowmillError, match="would destroy the policy"):
-        run_epoch(workspace, 1)
-    assert workspace.chain.find(1, "optimize") is None
+        run_epoch(context, 1)
+    assert context.chain.find(1, "optimize") is None
 
 
 def test_advantages_are_those_of_the_rewards(make_config: Make) -> None:
     both = "rewards=[{name: jpeg_compressibility, weight: 2}, {name: 'tests.rewards:Constant', label: c, weight: 3}]"
-    workspace = prepare(make_config(both))
-    run_epoch(workspace, 1)
-    ref = workspace.chain.require(1, "advantage").ref
-    files = workspace.store.files(ref, workspace.store.records(ref)[0])
+    context = prepare(make_config(both))
+    run_epoch(context, 1)
+    ref = context.chain.require(1, "advantage").ref
+    files = context.store.files(ref, context.store.records(ref)[0])
     table = read_table(files, "advantages.parquet", ADVANTAGES).to_pandas()
-    scores = workspace.store.require(workspace.chain.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
+    scores = context.store.require(context.chain.require(1, "score", "jpeg_compressibility").ref).summary["mean"]
     assert table.reward.mean() == pytest.approx(2 * scores + 3 * 0.7, rel=1e-5)
     assert table.groupby("prompt_id").advantage.sum().abs().max() < 1e-4
 
 
 def test_damaged_trajectories_are_never_trained_on(make_config: Make) -> None:
-    workspace = prepare(make_config())
+    context = prepare(make_config())
     for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
-        execute(workspace, name, 1, slot)
-    tar = next((Path(workspace.store.root.uri) / "trajectories").rglob("samples.tar"))
+        execute(context, name, 1, slot)
+    tar = next((Path(context.store.root.uri) / "trajectories").rglob("samples.tar"))
     data = bytearray(tar.read_bytes())
     data[700] ^= 1
     tar.write_bytes(bytes(data))
     with pytest.raises(CorruptError, match=r"samples\.tar has checksum"):
-        execute(open_run(workspace.store.root.uri, "small"), "optimize", 1)
+        execute(open_run(context.store.root.uri, "small"), "optimize", 1)
 
 
 def test_embeddings_are_computed_once_ever(make_config: Make, tmp_path: Path) -> None:
@@ -527,12 +530,12 @@ def test_embeddings_are_computed_once_ever(make_config: Make, tmp_path: Path) ->
 
 def test_whole_numbers_of_conditioning_are_not_rounded(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Cache:
-        def load(self, conditions: list[str]) -> dict[str, np.ndarray]:
-            return {"prompt_embeds": np.ones((1, 2), np.float32), "text_ids": np.arange(512)[None]}
+        def load(self, conditions: list[str]) -> Rows:
+            return Rows({"prompt_embeds": np.ones((1, 2), np.float32), "text_ids": np.arange(512)[None]})
 
-    monkeypatch.setattr(Workspace, "embeddings", Cache())
-    workspace = begin_run(make_config("model.dtype=bfloat16"))
-    rows = workspace.conditioning([StoredPrompt(id="p", text="a cat")]).positive
+    monkeypatch.setattr(RunContext, "embeddings", Cache())
+    context = begin_run(make_config("model.dtype=bfloat16"))
+    rows = context.host.conditioning([StoredPrompt(id="p", text="a cat")]).positive
     assert rows["prompt_embeds"].dtype == torch.bfloat16
     assert rows["text_ids"].tolist() == [list(range(512))]
 
@@ -549,34 +552,34 @@ def test_a_run_of_this_name_with_other_settings_is_refused(make_config: Make, tm
 
 
 def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(make_config: Make) -> None:
-    workspace = prepare(make_config("model.path=null", "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"))
-    assert finished_result(workspace) is None
-    mark_finished(workspace)
-    assert finished_result(workspace) is not None
+    context = prepare(make_config("model.path=null", "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"))
+    assert finished_result(context) is None
+    mark_finished(context)
+    assert finished_result(context) is not None
     assert not finished_result(
-        Workspace(workspace.store, make_config("model.path=null", "run.epochs=3", _BUILD), workspace.run)
+        RunContext(context.store, make_config("model.path=null", "run.epochs=3", _BUILD), context.run)
     )
-    evaluated(workspace, 0, "beside")
-    assert finished_result(workspace) is not None, "what stands beside the run does not matter"
-    execute(workspace, "policy", 0, force=True)
-    assert finished_result(workspace) is None
-    mark_finished(workspace)
-    assert finished_result(workspace) is not None
+    evaluated(context, 0, "beside")
+    assert finished_result(context) is not None, "what stands beside the run does not matter"
+    execute(context, "policy", 0, force=True)
+    assert finished_result(context) is None
+    mark_finished(context)
+    assert finished_result(context) is not None
 
 
 _BUILD = "model.build={name: digits, options: {steps: 1, vae_steps: 1}}"
 
 
 def test_stages_say_what_they_miss(make_config: Make) -> None:
-    workspace = prepare(make_config())
+    context = prepare(make_config())
     with pytest.raises(NotCommittedError, match="flowmill stage rollout --run small --epoch 4"):
-        execute(workspace, "score", 4, "jpeg_compressibility")
+        execute(context, "score", 4, "jpeg_compressibility")
     with pytest.raises(ConfigError, match="leave --epoch out"):
-        make_stage(workspace, "base", 2)
+        make_stage(context, "base", 2)
     with pytest.raises(ConfigError, match="--epoch 1 or later"):
-        make_stage(workspace, "rollout", 0)
+        make_stage(context, "rollout", 0)
     with pytest.raises(ConfigError, match="Did you mean 'rollout'"):
-        make_stage(workspace, "rolout", 1)
+        make_stage(context, "rolout", 1)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -585,21 +588,21 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
 ) -> None:
     from diffusers import StableDiffusion3Pipeline
 
-    from tasks.export.stage import ExportStage, exported_folder
     from tasks.seeds import derive, generator
+    from tasks.stages.export import ExportStage, exported_folder
 
     extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
-    workspace = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))
-    run_epoch(workspace, 1)
-    evaluated(workspace, 1)
-    execute(workspace, "export", 1)
-    folder = exported_folder(ExportStage(workspace, 1))
+    context = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))
+    run_epoch(context, 1)
+    evaluated(context, 1)
+    execute(context, "export", 1)
+    folder = exported_folder(ExportStage(context, 1))
     pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_base if lora else folder)
     if lora:
         pipeline.load_lora_weights(folder)
-    ref = workspace.chain.require(1, "evaluate").ref
-    record = next(record for record in workspace.store.records(ref) if record.shard == "train")
-    shard = open_trajectory_store("webdataset").open(workspace.store.files(ref, record))
+    ref = context.chain.require(1, "evaluate").ref
+    record = next(record for record in context.store.records(ref) if record.shard == "train")
+    shard = open_trajectory_store("webdataset").open(context.store.files(ref, record))
     rows = shard.table.to_pylist()
     assert rows[0]["seed"] == derive(0, "evaluate", rows[0]["prompt_id"], 0)
     images = pipeline(
@@ -614,10 +617,10 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     ).images
     stored = np.stack([shard.media(row) for row in range(8)]).astype(int)
     assert np.abs((images * 255).round() - stored).max() <= 1
-    execute(workspace, "evaluate", 0)
-    base_ref = workspace.chain.require(0, "evaluate").ref
-    base_record = next(r for r in workspace.store.records(base_ref) if r.shard == "train")
-    base = open_trajectory_store("webdataset").open(workspace.store.files(base_ref, base_record))
+    execute(context, "evaluate", 0)
+    base_ref = context.chain.require(0, "evaluate").ref
+    base_record = next(r for r in context.store.records(base_ref) if r.shard == "train")
+    base = open_trajectory_store("webdataset").open(context.store.files(base_ref, base_record))
     assert any(np.any(base.media(row) != shard.media(row)) for row in range(8))
 
 
@@ -625,11 +628,11 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
 def test_no_artifact_holds_a_path_of_this_machine(
     make_config: Make, tmp_path: Path, tiny_base: Path, lora: bool
 ) -> None:
-    workspace = prepare(make_config(*["model.lora={rank: 2, alpha: 8}"] * lora))
-    run_epoch(workspace, 1)
-    evaluated(workspace, 1)
-    execute(workspace, "export", 1)
-    for record in Path(workspace.store.root.uri).rglob("_shards/*.json"):
+    context = prepare(make_config(*["model.lora={rank: 2, alpha: 8}"] * lora))
+    run_epoch(context, 1)
+    evaluated(context, 1)
+    execute(context, "export", 1)
+    for record in Path(context.store.root.uri).rglob("_shards/*.json"):
         for path in (path for path in record.parent.parent.glob(f"{record.stem}-*/**/*") if path.is_file()):
             content = path.read_bytes()
             assert str(tmp_path).encode() not in content, path
@@ -637,15 +640,16 @@ def test_no_artifact_holds_a_path_of_this_machine(
 
 
 def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -> None:
-    from tasks.score import ScoreStage
+    from tasks.stages.score import ScoreStage
 
-    workspace = prepare(make_config())
-    stage = RolloutStage(workspace, 1)
-    rollout, scores = StageRun(stage), StageRun(ScoreStage(workspace, 1, "jpeg_compressibility", stage))
+    context = prepare(make_config())
+    rollout, stage = StageRun(RolloutStage(context, 1)), ScoreStage(context, 1, "jpeg_compressibility")
+    stage.follow(rollout.ref)
+    scores = StageRun(stage)
     first = rollout.pending()[0]
     rollout.run_shard(first)
     scores.run_shard(next(shard for shard in scores.pending() if shard.name == first.name))
-    assert [record.shard for record in workspace.store.records(scores.ref)] == [first.name]
+    assert [record.shard for record in context.store.records(scores.ref)] == [first.name]
     with pytest.raises(FlowmillError, match="cannot be scored yet"):
         scores.run_shard(Shard("000002-000004"))
 
@@ -654,7 +658,7 @@ def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f'"{n:02d}"', "wanted": n}) for n in range(8)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     source = f"prompts.train={tmp_path / 'train.jsonl'}"
-    workspace = prepare(make_config(source, "rewards=[{name: 'tests.rewards:Wanted'}]", "prompts.heldout=null"))
-    run_epoch(workspace, 1)
-    mean = workspace.store.require(workspace.chain.require(1, "score", "tests.rewards:Wanted").ref).summary["mean"]
-    assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(workspace, 1).groups) / 4)
+    context = prepare(make_config(source, "rewards=[{name: 'tests.rewards:Wanted'}]", "prompts.heldout=null"))
+    run_epoch(context, 1)
+    mean = context.store.require(context.chain.require(1, "score", "tests.rewards:Wanted").ref).summary["mean"]
+    assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(context, 1).groups) / 4)

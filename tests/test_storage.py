@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ from configs.errors import CommitLostError, CorruptError, NotCommittedError, Run
 from configs.schema import StoreSection
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
-from storage.embeddings import EmbeddingCache
+from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry, RunFolder
 from storage.roots import open_root
-from storage.roots.local import LocalRoot
+from storage.roots.local import LocalRoot, MappedFile
 from storage.verify import describe_artifact, list_artifacts, verify_store
 
 REF = ArtifactRef("rewards", "f" * 32)
@@ -219,33 +221,103 @@ def test_a_series_keeps_every_record_and_shows_the_newest(store: ArtifactStore) 
     assert RunFolder(store, "r").config() == {"run": {"epochs": 2}}
 
 
+def encode(cache: EmbeddingCache, shard: str, texts: list[str], *batches: Rows) -> None:
+    """Commit a shard of embeddings that were computed in some batches."""
+    with cache.store.root.staging() as folder:
+        with EmbeddingWriter(folder, texts) as writer:
+            for batch in batches:
+                writer.add(batch)
+        cache.store.commit(cache.ref, shard, folder, rows=len(texts))
+
+
 def test_embeddings_are_found_by_text_and_grow(store: ArtifactStore) -> None:
-    ref = ArtifactRef("embeddings", "e")
-    cache = EmbeddingCache(store, ref)
+    cache = EmbeddingCache(store, ArtifactRef("embeddings", "e"))
     assert cache.missing(["a", "b", "a"]) == ["a", "b"]
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for shard, texts, values in (("s1", ["a", "b"], rows), ("s2", ["c"], rows[:1] + 10)):
-        with store.root.staging() as folder:
-            cache.write(folder, texts, {"pooled": values})
-            store.commit(ref, shard, folder, rows=len(texts))
+    lengths = np.array([300, 7])
+    encode(cache, "s1", ["a", "b"], *(Rows({"pooled": rows[i : i + 1], "length": lengths[i : i + 1]}) for i in (0, 1)))
+    encode(cache, "s2", ["c"], Rows({"pooled": rows[:1] + 10, "length": lengths[:1] + 1}))
     assert cache.missing(["a", "c", "d"]) == ["d"]
-    np.testing.assert_array_equal(cache.load(["c", "b", "c"])["pooled"], [rows[0] + 10, rows[1], rows[0] + 10])
+    found = cache.load(["c", "b", "c"])
+    np.testing.assert_array_equal(found.arrays["pooled"], [rows[0] + 10, rows[1], rows[0] + 10])
+    np.testing.assert_array_equal(found.arrays["length"], [301, 7, 301])
+    assert (found.arrays["pooled"].dtype, found.arrays["length"].dtype) == (np.float32, np.int64)
+    assert found.dtypes == {}
     with pytest.raises(NotCommittedError, match="'d'"):
         cache.load(["d"])
+    with pytest.raises(NotCommittedError, match="'d'"):
+        cache.digest(["a", "d"])
 
 
-def test_embedding_digest_does_not_depend_on_shards(tmp_path: Path) -> None:
+def test_embeddings_are_plain_npy_files_and_keep_bits_numpy_has_no_dtype_for(tmp_path: Path) -> None:
+    cache = EmbeddingCache(ArtifactStore(str(tmp_path)), ArtifactRef("embeddings", "e"))
+    bits = np.arange(2**16 - 8, 2**16, dtype=np.uint16).reshape(2, 4)
+    encode(cache, "s", ["a", "b"], Rows({"x": bits}, {"x": "bfloat16"}))
+    found = cache.load(["b"])
+    np.testing.assert_array_equal(found.arrays["x"], bits[1:])
+    assert found.dtypes == {"x": "bfloat16"}
+    (file,) = tmp_path.rglob("x.npy")
+    np.testing.assert_array_equal(np.load(file), bits)
+
+
+def test_embedding_digest_does_not_depend_on_shards_and_changes_with_any_bit(tmp_path: Path) -> None:
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     digests = []
-    for name, shards in (("one", [["a", "b"]]), ("two", [["b"], ["a"]])):
-        store = ArtifactStore(str(tmp_path / name))
-        cache = EmbeddingCache(store, ArtifactRef("embeddings", "e"))
+    for name, shards, change in (("one", [["a", "b"]], 0), ("two", [["b"], ["a"]], 0), ("three", [["a", "b"]], 1e-6)):
+        cache = EmbeddingCache(ArtifactStore(str(tmp_path / name)), ArtifactRef("embeddings", "e"))
         for number, texts in enumerate(shards):
-            with store.root.staging() as folder:
-                cache.write(folder, texts, {"x": rows[["ab".index(text) for text in texts]]})
-                store.commit(cache.ref, str(number), folder, rows=len(texts))
+            encode(cache, str(number), texts, Rows({"x": rows[["ab".index(text) for text in texts]] + change}))
         digests.append(cache.digest(["a", "b"]))
-    assert digests[0] == digests[1]
+    assert digests[0] == digests[1] != digests[2]
+    assert cache.digest(["a"]) != cache.digest(["b"])
+
+
+def test_a_batch_of_embeddings_reads_its_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = EmbeddingCache(ArtifactStore(str(tmp_path)), ArtifactRef("embeddings", "e"))
+    rows = np.random.default_rng(0).random((40, 1 << 18), np.float32)
+    encode(cache, "s", [str(n) for n in range(40)], *(Rows({"x": rows[n : n + 4]}) for n in range(0, 40, 4)))
+    read: list[int] = []
+    original = MappedFile.read
+
+    def counted(self: MappedFile, offset: int, size: int) -> memoryview:
+        read.append(size)
+        return original(self, offset, size)
+
+    monkeypatch.setattr(MappedFile, "read", counted)
+    cache.digest([str(n) for n in range(40)])
+    assert read == []
+    np.testing.assert_array_equal(cache.load(["7", "31", "7"]).arrays["x"], rows[[7, 31, 7]])
+    assert read == [1 << 20] * 2
+    (file,) = tmp_path.rglob("x.npy")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    cache.load(["7", "2"])
+    with pytest.raises(CorruptError, match=r"x\.npy, bytes 41943040 to"):
+        cache.load(["39"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["hashes"].pop(),
+        lambda index: index["tensors"]["x"].update(stored="|O"),
+        lambda index: index["tensors"]["x"].update(shape=[-1]),
+        lambda index: index["tensors"].update({"../x": index["tensors"].pop("x")}),
+        lambda index: index["tensors"].clear(),
+    ],
+)
+def test_a_table_of_embedding_rows_that_is_none_is_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    cache = EmbeddingCache(ArtifactStore(str(tmp_path)), ArtifactRef("embeddings", "e"))
+    with cache.store.root.staging() as folder:
+        with EmbeddingWriter(folder, ["a"]) as writer:
+            writer.add(Rows({"x": np.zeros((1, 2), np.float32)}))
+        index = json.loads((folder / "rows.json").read_text())
+        change(index)
+        (folder / "rows.json").write_text(json.dumps(index))
+        cache.store.commit(cache.ref, "s", folder, rows=1)
+    with pytest.raises(CorruptError, match="is no table of embedding rows"):
+        cache.load(["a"])
 
 
 def test_checkpoints_keep_the_newest_and_notice_damage(store: ArtifactStore) -> None:

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from configs.schema import RunConfig
+from tasks.context import RunContext
 from tasks.figures import evaluation_figures, weighted_reward
 from tasks.runs import open_run
 from tasks.stage import StageRun
@@ -23,7 +24,6 @@ from tasks.stages import make_stage
 from tasks.tracking import content
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
-from tasks.workspace import Workspace
 from tests.conftest import evaluated, prepare, run_epoch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -31,9 +31,9 @@ Make = Callable[..., RunConfig]
 LINKS = {"prefect.flow_run_id": "f-1", "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/f-1"}
 
 
-def client_of(workspace: Workspace) -> tuple[MlflowClient, Any]:
-    client = open_client(workspace.store.root.uri, None)
-    note = workspace.run.newest("tracking")
+def client_of(context: RunContext) -> tuple[MlflowClient, Any]:
+    client = open_client(context.store.root.uri, None)
+    note = context.run.newest("tracking")
     assert note is not None
     return client, client.get_run(note["mlflow_run_id"])
 
@@ -42,36 +42,36 @@ def steps(client: MlflowClient, run: Any, key: str) -> list[int]:
     return sorted(metric.step for metric in client.get_metric_history(run.info.run_id, key))
 
 
-def track(workspace: Workspace, status: str = "FINISHED", **links: str) -> None:
-    tracker = Tracker(workspace, orchestrator=links)
+def track(context: RunContext, status: str = "FINISHED", **links: str) -> None:
+    tracker = Tracker(context, orchestrator=links)
     assert tracker.close(status) is None
 
 
-def exported(workspace: Workspace, epoch: int) -> None:
-    StageRun(make_stage(workspace, "export", epoch)).execute()
+def exported(context: RunContext, epoch: int) -> None:
+    StageRun(make_stage(context, "export", epoch)).execute()
 
 
 @pytest.fixture
-def tracked(make_config: Make) -> Workspace:
+def tracked(make_config: Make) -> RunContext:
     """One epoch, evaluated before and after, exported and tracked."""
-    workspace = prepare(make_config("run.epochs=1"))
-    evaluated(workspace, 0)
-    tracker = Tracker(workspace, orchestrator=LINKS)
+    context = prepare(make_config("run.epochs=1"))
+    evaluated(context, 0)
+    tracker = Tracker(context, orchestrator=LINKS)
     tracker.log_evaluation(0)
-    run_epoch(workspace, 1)
+    run_epoch(context, 1)
     tracker.log_epoch(1)
-    evaluated(workspace, 1)
+    evaluated(context, 1)
     tracker.log_evaluation(1)
-    exported(workspace, 1)
+    exported(context, 1)
     tracker.log_export(1)
     url = tracker.url()
     assert tracker.close("FINISHED") is None
     assert url is not None
     assert url.endswith(f"/runs/{tracker.run_id}?workflowType=machine_learning")
-    return workspace
+    return context
 
 
-def test_a_run_in_mlflow(tracked: Workspace) -> None:
+def test_a_run_in_mlflow(tracked: RunContext) -> None:
     client, run = client_of(tracked)
     assert run.info.status == "FINISHED"
     assert run.data.params["optimize.learning_rate"] == "0.001"
@@ -103,7 +103,7 @@ def test_a_run_in_mlflow(tracked: Workspace) -> None:
     assert "learning_rate: 0.001" in Path(artifacts, "config.yaml").read_text()
 
 
-def test_the_description_says_in_words_what_came_of_it(tracked: Workspace) -> None:
+def test_the_description_says_in_words_what_came_of_it(tracked: RunContext) -> None:
     _, run = client_of(tracked)
     text = run.data.tags["mlflow.note.content"]
     before, after = (evaluation_figures(tracked.chain, epoch) for epoch in (0, 1))
@@ -113,7 +113,7 @@ def test_the_description_says_in_words_what_came_of_it(tracked: Workspace) -> No
     assert LINKS["prefect.flow_run_url"] in text
 
 
-def test_prompts_are_the_datasets_with_a_schema(tracked: Workspace) -> None:
+def test_prompts_are_the_datasets_with_a_schema(tracked: RunContext) -> None:
     _, run = client_of(tracked)
     datasets = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
     assert set(datasets) == {"train", "heldout"}
@@ -121,7 +121,7 @@ def test_prompts_are_the_datasets_with_a_schema(tracked: Workspace) -> None:
     assert {column["name"] for column in json.loads(datasets["train"].schema)["mlflow_colspec"]} >= {"prompt"}
 
 
-def test_evaluated_policies_are_models_that_can_be_ranked(tracked: Workspace) -> None:
+def test_evaluated_policies_are_models_that_can_be_ranked(tracked: RunContext) -> None:
     client, run = client_of(tracked)
     key = "eval/heldout/jpeg_compressibility_mean"
     models = client.search_logged_models(
@@ -144,7 +144,7 @@ def test_evaluated_policies_are_models_that_can_be_ranked(tracked: Workspace) ->
     assert (files / "model_index.json").exists()
 
 
-def test_nothing_new_changes_nothing(tracked: Workspace) -> None:
+def test_nothing_new_changes_nothing(tracked: RunContext) -> None:
     client, before = client_of(tracked)
     tracker = Tracker(tracked, orchestrator={"prefect.flow_run_id": "another"})
     tracker.log_evaluation(1)
@@ -157,18 +157,18 @@ def test_nothing_new_changes_nothing(tracked: Workspace) -> None:
 
 
 def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_config: Make) -> None:
-    workspace = prepare(make_config())
-    evaluated(workspace, 0)
-    run_epoch(workspace, 1)
-    track(workspace, "KILLED", **LINKS)
-    _, first = client_of(workspace)
+    context = prepare(make_config())
+    evaluated(context, 0)
+    run_epoch(context, 1)
+    track(context, "KILLED", **LINKS)
+    _, first = client_of(context)
     assert first.info.status == "KILLED"
-    run_epoch(workspace, 2)  # committed, never logged: as after a kill
-    second = Tracker(workspace, orchestrator={})
+    run_epoch(context, 2)  # committed, never logged: as after a kill
+    second = Tracker(context, orchestrator={})
     second.log_epoch(1)
     second.log_epoch(2)
     assert second.close("FINISHED") is None
-    client, run = client_of(workspace)
+    client, run = client_of(context)
     assert run.info.run_id == first.info.run_id
     assert steps(client, run, "reward/mean") == [1, 2]
     assert steps(client, run, "optimize/loss") == [1, 2, 3, 4]
@@ -177,27 +177,27 @@ def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_conf
 
 
 def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) -> None:
-    workspace = prepare(make_config("rewards=[{name: 'tests.rewards:Restless'}]"))
-    evaluated(workspace, 0)
+    context = prepare(make_config("rewards=[{name: 'tests.rewards:Restless'}]"))
+    evaluated(context, 0)
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
-    track(workspace)
-    client, first = client_of(workspace)
-    StageRun(make_stage(workspace, "score", 2, "tests.rewards:Restless"), force=True).execute()
+        run_epoch(context, epoch)
+    track(context)
+    client, first = client_of(context)
+    StageRun(make_stage(context, "score", 2, "tests.rewards:Restless"), force=True).execute()
     told: list[str] = []
-    workspace.reporter.message = told.append  # type: ignore[method-assign]
-    tracker = Tracker(workspace, orchestrator={})
+    context.reporter.message = told.append  # type: ignore[method-assign]
+    tracker = Tracker(context, orchestrator={})
     for name in ("advantage", "optimize"):
-        StageRun(make_stage(workspace, name, 2)).execute()
+        StageRun(make_stage(context, name, 2)).execute()
     tracker.log_epoch(2)
     assert tracker.close("FINISHED") is None
-    _, second = client_of(workspace)
+    _, second = client_of(context)
     assert second.info.run_id != first.info.run_id
     assert client.get_run(first.info.run_id).info.lifecycle_stage == "deleted"
     assert steps(client, second, "reward/mean") == [1, 2]
     (point,) = (m for m in client.get_metric_history(second.info.run_id, "reward/mean") if m.step == 2)
-    ref = workspace.chain.require(2, "advantage").ref
-    assert point.value == workspace.store.require(ref).summary["reward_mean"]
+    ref = context.chain.require(2, "advantage").ref
+    assert point.value == context.store.require(ref).summary["reward_mean"]
     assert "trash" in told[0]
     names = [model.name for model in client.search_logged_models([second.info.experiment_id])]
     assert names == ["small-epoch-0"]
@@ -211,20 +211,20 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
 
     def scored(chain: Any, epoch: int) -> Any:
         made = original(chain, epoch)
-        return None if made is None else replace(made, reward=scores[chain.workspace.run.name, epoch])
+        return None if made is None else replace(made, reward=scores[chain.context.run.name, epoch])
 
     def finished(name: str, epochs: int) -> str:
-        workspace = prepare(
+        context = prepare(
             make_config(f"run.epochs={epochs}", f"run.name={name}", "tracking.registered_model=flowmill-small")
         )
-        tracker = Tracker(workspace, orchestrator={})
+        tracker = Tracker(context, orchestrator={})
         for epoch in range(1, epochs + 1):
-            run_epoch(workspace, epoch)
-        evaluated(workspace, epochs)
-        exported(workspace, epochs)
+            run_epoch(context, epoch)
+        evaluated(context, epochs)
+        exported(context, epochs)
         tracker.log_export(epochs)
         assert tracker.close("FINISHED") is None
-        return champion(workspace)
+        return champion(context)
 
     monkeypatch.setattr(content, "evaluation_content", scored)
     # Longer and worse, longer and better, shorter again: always what the run is now.
@@ -234,12 +234,12 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
     assert [finished("other", 1), finished("third", 1)] == ["2", "5"]
 
 
-def champion(workspace: Workspace) -> str:
-    client = open_client(workspace.store.root.uri, None)
+def champion(context: RunContext) -> str:
+    client = open_client(context.store.root.uri, None)
     return str(client.get_model_version_by_alias("flowmill-small", "champion").version)
 
 
-def test_the_database_moves_with_its_folder_and_names_no_place(tracked: Workspace, tmp_path: Path) -> None:
+def test_the_database_moves_with_its_folder_and_names_no_place(tracked: RunContext, tmp_path: Path) -> None:
     old, new = Path(tracked.store.root.uri), tmp_path / "moved"
     with sqlite3.connect(old / "mlflow.db") as database:
         dump = "\n".join(database.iterdump())
@@ -259,17 +259,17 @@ def test_the_database_moves_with_its_folder_and_names_no_place(tracked: Workspac
     assert client.get_model_version_by_alias("flowmill-small", "champion")
 
 
-def test_mlflows_global_settings_are_left_alone(tracked: Workspace) -> None:
+def test_mlflows_global_settings_are_left_alone(tracked: RunContext) -> None:
     assert str(tracked.store.root.uri) not in mlflow.get_tracking_uri()
 
 
 def test_an_outage_is_told_and_does_not_stop_training(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    workspace = prepare(make_config("tracking.uri=http://127.0.0.1:9"))
+    context = prepare(make_config("tracking.uri=http://127.0.0.1:9"))
     told: list[str] = []
-    workspace.reporter.message = told.append  # type: ignore[method-assign]
-    tracker = Tracker(workspace, orchestrator={})
-    run_epoch(workspace, 1)
+    context.reporter.message = told.append  # type: ignore[method-assign]
+    tracker = Tracker(context, orchestrator={})
+    run_epoch(context, 1)
     tracker.log_epoch(1)
     assert "9" in str(tracker.close("FINISHED"))
     assert any("Training goes on" in text for text in told)

@@ -28,12 +28,12 @@ from models.sampling import replay
 from models.transitions import FlowSDE, Grid
 from tasks.algorithms.base import Models, TransitionBatch
 from tasks.algorithms.grpo import GRPO
+from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.optimize.notes import training_notes
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import single_rows
 from tasks.optimize.scaling import LossScale, loss_scale
-from tasks.ranks import Ranks
 from tasks.runs import open_run
 from tasks.sources import policy_folder
 from tests.conftest import ROOT, prepare, run_epoch
@@ -198,7 +198,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Begins too high and doubles soon, so that overflow, repetition and growth all happen.
-    monkeypatch.setattr("tasks.optimize.stage.loss_scale", lambda dtype: LossScale(exponent=28))
+    monkeypatch.setattr("tasks.stages.optimize.loss_scale", lambda dtype: LossScale(exponent=28))
     monkeypatch.setattr("tasks.optimize.scaling._PATIENCE", 2)
     whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *HALF))
     broken = prepare(make_config(*HALF))

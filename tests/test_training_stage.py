@@ -12,31 +12,32 @@ from safetensors.torch import load_file
 
 from configs.schema import RunConfig
 from tasks.algorithms.base import Batch, Models
-from tasks.optimize import stage as training
+from tasks.components import make_algorithm
+from tasks.context import RunContext
 from tasks.optimize.rows import Units, micro_batches
 from tasks.sources import policy_folder
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.workspace import Workspace
+from tasks.stages import optimize as training
 from tests.conftest import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
 
-def optimize(workspace: Workspace, epoch: int) -> training.OptimizeStage:
-    made = make_stage(workspace, "optimize", epoch)
+def optimize(context: RunContext, epoch: int) -> training.OptimizeStage:
+    made = make_stage(context, "optimize", epoch)
     assert isinstance(made, training.OptimizeStage)
     return made
 
 
-def collect(workspace: Workspace, epoch: int) -> None:
-    for name, slot in (("rollout", ""), ("score", workspace.config.rewards[0].slot), ("advantage", "")):
-        StageRun(make_stage(workspace, name, epoch, slot)).execute()
+def collect(context: RunContext, epoch: int) -> None:
+    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
+        StageRun(make_stage(context, name, epoch, slot)).execute()
 
 
 def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = "optimize.algorithm={name: awm}"
-    workspace = prepare(
+    context = prepare(
         make_config(
             algorithm, "rollout.plan={name: final}", "optimize.updates_per_epoch=3", "execution.micro_batch_size=4"
         )
@@ -56,36 +57,36 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
 
     monkeypatch.setattr(Models, "behavior_velocity", noted)
     monkeypatch.setattr(training, "run_updates", planned)
-    run_epoch(workspace, 1)
+    run_epoch(context, 1)
     first = len(micro_batches(plans[0][0], 4))
     assert on_policy[:first] == [True] * first
     assert set(on_policy[first:]) == {False}
-    chain, stage = workspace.chain, optimize(workspace, 1)
-    own = (workspace.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
+    chain, stage = context.chain, optimize(context, 1)
+    own = (context.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
-    ids = stage._samples(stage._algorithm().requires).reader.sample_ids.to_pylist()
+    ids = stage._samples(make_algorithm(stage.config).requires).reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
         expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
         assert stage.updates_of(sample) == expected
     assert sum(len(units.rows) for units in plans[0]) > len(ids) / 2
-    collect(workspace, 2)
-    assert optimize(workspace, 2).inputs() == (
-        workspace.policy_ref(1),
+    collect(context, 2)
+    assert optimize(context, 2).inputs() == (
+        context.policy_ref(1),
         chain.require(2, "rollout").ref,
         chain.require(2, "advantage").ref,
     )
     on_policy.clear()
-    StageRun(optimize(workspace, 2)).execute()
+    StageRun(optimize(context, 2)).execute()
     assert on_policy[0]
 
 
 def test_a_replayed_epoch_is_an_input(make_config: Make) -> None:
-    workspace = prepare(make_config("optimize.replay={epochs: 1}", "optimize.updates_per_epoch=1"))
-    run_epoch(workspace, 1)
-    collect(workspace, 2)
-    chain = workspace.chain
-    assert optimize(workspace, 2).inputs() == (
-        workspace.policy_ref(1),
+    context = prepare(make_config("optimize.replay={epochs: 1}", "optimize.updates_per_epoch=1"))
+    run_epoch(context, 1)
+    collect(context, 2)
+    chain = context.chain
+    assert optimize(context, 2).inputs() == (
+        context.policy_ref(1),
         *(chain.require(epoch, name).ref for epoch in (2, 1) for name in ("rollout", "advantage")),
     )
 
@@ -106,11 +107,11 @@ def handed_models(monkeypatch: pytest.MonkeyPatch) -> list[Models]:
 def test_the_behavior_policy_is_the_one_that_rolled_out(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     handed = handed_models(monkeypatch)
     decaying = "optimize.algorithm={name: nft, options: {decay: {rate: 0.1, maximum: 0.5}}}"
-    workspace = prepare(make_config(decaying, "rollout.plan={name: final}"))
+    context = prepare(make_config(decaying, "rollout.plan={name: final}"))
     for epoch in (1, 2):
-        run_epoch(workspace, epoch)
+        run_epoch(context, epoch)
     assert [models.on_policy for models in handed] == [True, False]
-    folder = policy_folder(workspace.store, workspace.policy_ref(1))
+    folder = policy_folder(context.store, context.policy_ref(1))
     behavior, newest = (list(load_file(folder / f"{name}.safetensors").items()) for name in ("behavior", "policy"))
     named = [name for name, _ in handed[1].trainable.named_parameters()]
     for name, value in zip(named, handed[1].behavior, strict=True):
@@ -134,8 +135,8 @@ def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
 ) -> None:
     saved: list[int] = []
     monkeypatch.setattr(training, "commit_checkpoint", lambda store, ref, done, folder: saved.append(done))
-    workspace = prepare(make_config("optimize.updates_per_epoch=4", f"execution.checkpoint_every={every}"))
-    run_epoch(workspace, 1)
+    context = prepare(make_config("optimize.updates_per_epoch=4", f"execution.checkpoint_every={every}"))
+    run_epoch(context, 1)
     assert saved == expected
-    summary = workspace.store.require(workspace.policy_ref(1)).summary
+    summary = context.store.require(context.policy_ref(1)).summary
     assert [entry["update"] for entry in summary["updates"]] == [1, 2, 3, 4]

@@ -16,9 +16,9 @@ from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss
+from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.optimize.rows import Units, plan_updates, single_rows
-from tasks.ranks import Ranks
 from tests.toy import START, transitions, vector
 
 ROWS = 7

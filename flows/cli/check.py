@@ -13,7 +13,7 @@ from flows.cli.console import console, print_json, size
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
-    from tasks.memory import Memory
+    from tasks.execution.memory import Memory
 
 
 def check_command(
@@ -25,7 +25,7 @@ def check_command(
 
     check_names(config, source=path, overrides=overrides)
     from tasks.check import check_config
-    from tasks.memory import estimate_memory
+    from tasks.execution.memory import estimate_memory
     from tasks.optimize.notes import training_notes
     from tasks.sources import changed_files
     from tasks.try_rewards import try_rewards
@@ -84,7 +84,7 @@ def _print_changed(changed: list[str] | None) -> None:
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
-    from tasks.memory import advice
+    from tasks.execution.memory import advice
 
     trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
     console.print(

@@ -19,7 +19,7 @@ from flows.environment import prepare_environment, wants_traceback
 from flows.server import LocalApi, local_api
 
 if TYPE_CHECKING:
-    from tasks.workspace import Workspace
+    from tasks.context import RunContext
 
 
 def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
@@ -61,23 +61,23 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
 
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
-        workspace = runtime.begin(checked)
-        workspace.use_rewards(rewards)
+        context = runtime.begin(checked)
+        context.host.use_rewards(rewards)
         flow = with_score_workers(checked.execution.score_workers)
-        with _progress_noted(workspace):
+        with runtime.opened(context), _progress_noted(context):
             run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
-    print_summary(workspace, describe_result(workspace), quiet=quiet)
+    print_summary(context, describe_result(context), quiet=quiet)
 
 
 @contextlib.contextmanager
-def _progress_noted(workspace: Workspace) -> Iterator[None]:
+def _progress_noted(context: RunContext) -> Iterator[None]:
     """Add to a signal what the run has by now."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
-        done = max((entry.epoch for entry in workspace.run.entries() if entry.stage == "optimize"), default=0)
+        done = max((entry.epoch for entry in context.run.entries() if entry.stage == "optimize"), default=0)
         stop.add_note(
-            f"Run '{workspace.run.name}' in '{workspace.store.root.uri}' has {done} of {workspace.config.run.epochs} "
+            f"Run '{context.run.name}' in '{context.store.root.uri}' has {done} of {context.config.run.epochs} "
             "epochs, and the shards committed since."
         )
         raise

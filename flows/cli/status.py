@@ -79,9 +79,7 @@ def _explain(root: str, name: str, why: str) -> None:
     if not nodes:
         stages = ", ".join(dict.fromkeys(node.stage for node in chain.nodes() if node.epoch == int(epoch)))
         has = (
-            f"At epoch {epoch} it has {stages}."
-            if stages
-            else f"It has epochs 0 to {chain.workspace.config.run.epochs}."
+            f"At epoch {epoch} it has {stages}." if stages else f"It has epochs 0 to {chain.context.config.run.epochs}."
         )
         raise ConfigError(f"--why '{why}': run '{name}' has no such stage. {has}")
     for node in nodes:

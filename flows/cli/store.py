@@ -182,11 +182,11 @@ def export(
     from tasks.dataset import export_run
     from tasks.runs import open_run
 
-    workspace = open_run(existing_root(root), run, reads=True)
+    context = open_run(existing_root(root), run, reads=True)
     with _progress() as bar:
         task = bar.add_task("epochs")
         rows = export_run(
-            workspace, folder, form, epochs=epoch or (), progress=lambda n, of: bar.update(task, completed=n, total=of)
+            context, folder, form, epochs=epoch or (), progress=lambda n, of: bar.update(task, completed=n, total=of)
         )
     console.print(f"{rows} rows in {folder}", markup=False)
 

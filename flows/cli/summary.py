@@ -10,17 +10,17 @@ from rich.table import Table
 
 from configs.errors import NotCommittedError
 from flows.cli.console import console, duration
+from tasks.context import RunContext
 from tasks.progress import Ledger
-from tasks.workspace import Workspace
 
 
-def print_summary(workspace: Workspace, result: Mapping[str, Any], *, quiet: bool) -> None:
+def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool) -> None:
     """Print the result of a finished run, as ``tasks.describe.describe_result`` gives it."""
     _print_rewards(result)
     if quiet:
         return
-    _print_time(workspace.ledger)
-    _print_places(workspace, result)
+    _print_time(context.ledger)
+    _print_places(context, result)
 
 
 def _print_rewards(result: Mapping[str, Any]) -> None:
@@ -59,19 +59,19 @@ def _print_time(ledger: Ledger) -> None:
     )
 
 
-def _print_places(workspace: Workspace, result: Mapping[str, Any]) -> None:
+def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
     from tasks.tracking.places import tracking_uri
 
-    root = workspace.store.root.uri
+    root = context.store.root.uri
     for split, path in result["images"].items():
         place = f"{root}/{path}"
         console.print(f"images ({split}): {_short(place)}", markup=False)
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
         console.print(f"exported model: {_short(place)}", markup=False)
-    note = workspace.run.newest("tracking")
+    note = context.run.newest("tracking")
     if note is not None:
-        uri = tracking_uri(root, workspace.config.tracking.uri)
+        uri = tracking_uri(root, context.config.tracking.uri)
         console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}", markup=False)
         console.print(f"see it: flowmill ui --root {_short(root)}", markup=False)
 

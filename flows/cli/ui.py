@@ -10,7 +10,7 @@ import time
 from configs.errors import FlowmillError
 from flows.cli.console import console, default_root
 from storage.commit import ArtifactStore
-from tasks.launch import die_with_parent, stop_tree
+from tasks.execution.launch import die_with_parent, stop_tree
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"

@@ -172,8 +172,12 @@ class Policy(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
 
-    def release_decoder(self) -> None:  # noqa: B027 - a family may have none
-        """Free the memory of what only ``decode`` needs."""
+    def modules(self) -> dict[str, nn.Module]:
+        """Return every module that is loaded, by its name in the pipeline."""
+        return dict(self.denoisers)
+
+    def move_decoder(self, device: torch.device) -> None:  # noqa: B027 - a family may have none
+        """Move what only ``decode`` needs: off the device while nothing is decoded, and back."""
 
     @abstractmethod
     def save_lora(self, folder: Path) -> None:

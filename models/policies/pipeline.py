@@ -86,10 +86,8 @@ class PipelinePolicy(Policy):
         super().__init__(settings)
         self.pipeline = pipeline
         self.options = options
-        for name in (*self.text_parts, *self.denoiser_names, "vae"):
-            module = getattr(pipeline, name, None)
-            if isinstance(module, nn.Module):
-                module.requires_grad_(False).eval()
+        for module in self.modules().values():
+            module.requires_grad_(False).eval()
         for module in self.denoisers.values():
             self._prepare(module)
 
@@ -247,9 +245,15 @@ class PipelinePolicy(Policy):
         """Return what height and width must be multiples of."""
         return cls.size_unit
 
-    def release_decoder(self) -> None:
-        """Free the autoencoder's weights; its config, which sizes are read from, stays."""
-        self.pipeline.vae.to("meta")
+    def modules(self) -> dict[str, nn.Module]:
+        """Return text encoders, denoisers and autoencoder, as far as they are loaded."""
+        found = {name: getattr(self.pipeline, name, None) for name in (*self.text_parts, *self.denoiser_names, "vae")}
+        return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+    def move_decoder(self, device: torch.device) -> None:
+        """Move the autoencoder; one that ``device_map`` placed stays where it is."""
+        if self.pipeline.vae is not None and self.settings.device_map is None:
+            self.pipeline.vae.to(device)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from configs.errors import RunConflictError, StoreError
 from configs.schema import StoreSection
-from storage.checksums import check_file, check_range, hash_file
+from storage.checksums import check_block, check_file, check_range, check_size, hash_file
 from storage.layout import STAGING
-from storage.roots.base import Blob, FileEntry, Staging, tag
+from storage.roots.base import BLOCK, Blob, FileEntry, Staging, tag
 
 
 class LocalRoot:
@@ -122,8 +122,15 @@ class LocalRoot:
         check_file(self.folder / path / entry.name, entry, where=f"{path}/{entry.name}")
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
-        """Map a committed file, checked once per process."""
-        return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
+        """Map a committed file; a large one is checked block by block, as far as it is read."""
+        where = f"{path}/{entry.name}"
+        with self._lock:
+            known = where in self._checked
+        if known or not entry.blocks:
+            return MappedFile(self.fetch(path, entry), where=where)
+        file = self.folder / where
+        check_size(file.stat().st_size if file.exists() else None, entry, where=where)
+        return MappedFile(file, where=where, entry=entry)
 
     def move(self, path: str, target: str) -> None:
         """Rename an object or folder."""
@@ -173,8 +180,10 @@ class LocalRoot:
 class MappedFile:
     """A file mapped into memory; ranges are views."""
 
-    def __init__(self, path: Path, *, where: str | None = None) -> None:
-        """Map the file."""
+    def __init__(self, path: Path, *, where: str | None = None, entry: FileEntry | None = None) -> None:
+        """Map the file; with an entry, each of its blocks is checked when it is first read."""
+        self._entry = entry
+        self._checked: set[int] = set()
         self._where = where or str(path)
         self.size = path.stat().st_size
         self._view = memoryview(b"")
@@ -186,9 +195,14 @@ class MappedFile:
         """Return a view of a range.
 
         Raises:
-            CorruptError: the range lies outside the file.
+            CorruptError: the range lies outside the file, or its content is not what was committed.
         """
         check_range(offset, size, self.size, where=self._where)
+        if self._entry is not None and size:
+            for number in set(range(offset // BLOCK, (offset + size - 1) // BLOCK + 1)) - self._checked:
+                block = self._view[number * BLOCK : (number + 1) * BLOCK]
+                check_block(block, number, self._entry, where=self._where)
+                self._checked.add(number)
         return self._view[offset : offset + size]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from storage.checksums import hash_file
-from tasks.workspace import Workspace
+from tasks.context import RunContext
 
 #: License files a folder may hold, copied into exports.
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -47,23 +47,23 @@ class BaseModel:
         return {"source": self.source, "name": self.name, "revision": self.revision, "license": self.license.id}
 
 
-def describe_base(workspace: Workspace) -> BaseModel:
+def describe_base(context: RunContext) -> BaseModel:
     """Return the run's base model."""
-    section = workspace.config.model
+    section = context.config.model
     if section.build is not None:
         name = str(section.build.options.get("family", section.build.name))
         return BaseModel(source="built", name=name, revision=None, license=License())
-    identity = workspace.model_identity
+    identity = context.model_identity
     name, path = str(section.path), Path(str(section.path))
     if "commit" not in identity:
         return BaseModel(
-            source="folder", name=path.resolve().name, revision=None, license=license_of(workspace.base_folder)
+            source="folder", name=path.resolve().name, revision=None, license=license_of(context.base_folder)
         )
     if path.is_dir():
         # A snapshot named by its folder in the Hub's cache: .../models--owner--name/snapshots/commit
         cached = path.resolve().parent.parent.name
         name = cached.removeprefix("models--").replace("--", "/") if cached.startswith("models--") else path.name
-    return BaseModel(source="hub", name=name, revision=identity["commit"], license=license_of(workspace.base_folder))
+    return BaseModel(source="hub", name=name, revision=identity["commit"], license=license_of(context.base_folder))
 
 
 def license_of(folder: Path) -> License:

@@ -8,10 +8,10 @@ import numpy as np
 
 from storage.schema import REWARDS, read_table
 from tasks.chain import Node, evaluation_nodes
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.figures import Figures
 from tasks.figures import evaluation_figures as figures_of
-from tasks.rollout import open_trajectory_store
-from tasks.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,37 +26,37 @@ class Shown:
     """(H, W, 3) or (F, H, W, 3) uint8."""
 
 
-def made_evaluation(workspace: Workspace, epoch: int) -> tuple[Node, ...]:
+def made_evaluation(context: RunContext, epoch: int) -> tuple[Node, ...]:
     """Return the stages of an epoch's evaluation that have run, whatever the settings; none when it was not evaluated.
 
     One that has run with other settings is an input too: it is due again before figures are told.
     """
-    return tuple(node for node in evaluation_nodes(workspace.config, epoch) if workspace.run.made(*node))
+    return tuple(node for node in evaluation_nodes(context.config, epoch) if context.run.made(*node))
 
 
-def evaluation_figures(workspace: Workspace, epoch: int) -> Figures:
+def evaluation_figures(context: RunContext, epoch: int) -> Figures:
     """Return figures by split and reward; nothing when the epoch was not evaluated."""
-    return figures_of(workspace.chain, epoch)
+    return figures_of(context.chain, epoch)
 
 
-def evaluation_images(workspace: Workspace, epoch: int, split: str, count: int) -> list[Shown]:
+def evaluation_images(context: RunContext, epoch: int, split: str, count: int) -> list[Shown]:
     """Return the first images of a split; none when the epoch was not evaluated."""
-    store, entry = workspace.store, workspace.chain.find(epoch, "evaluate")
+    store, entry = context.store, context.chain.find(epoch, "evaluate")
     record = None if entry is None else store.record(entry.ref, split)
     if entry is None or record is None:
         return []
-    shard = open_trajectory_store(workspace.config.rollout.store).open(store.files(entry.ref, record))
+    shard = open_trajectory_store(context.config.rollout.store).open(store.files(entry.ref, record))
     rows = shard.table.select(["sample_id", "prompt"]).slice(0, count).to_pylist()
-    verdicts = _verdicts(workspace, epoch, split)
+    verdicts = _verdicts(context, epoch, split)
     return [
         Shown(prompt=row["prompt"], verdict=verdicts.get(row["sample_id"], ""), media=shard.media(number))
         for number, row in enumerate(rows)
     ]
 
 
-def _verdicts(workspace: Workspace, epoch: int, split: str) -> dict[str, str]:
+def _verdicts(context: RunContext, epoch: int, split: str) -> dict[str, str]:
     """Return what the first reward read and gave, by sample."""
-    store, entry = workspace.store, workspace.chain.find(epoch, "judge", workspace.config.rewards[0].slot)
+    store, entry = context.store, context.chain.find(epoch, "judge", context.config.rewards[0].slot)
     record = None if entry is None else store.record(entry.ref, split)
     if entry is None or record is None:
         return {}

@@ -6,27 +6,27 @@ import json
 from pathlib import Path
 
 from configs.errors import PublishError
+from tasks.context import RunContext
 from tasks.sources import PIPELINE
-from tasks.workspace import Workspace
 
 #: What the card's snippet calls the folder it lies in.
 HERE = '"."  # this folder'
 _IN_PLACE = "Runs as pasted, in this folder,"
 
 
-def finished_export(workspace: Workspace, epoch: int | None) -> Path:
+def finished_export(context: RunContext, epoch: int | None) -> Path:
     """Return the folder of a run's export.
 
     Args:
-        workspace: the run.
+        context: the run.
         epoch: after which epoch; the last when None.
 
     Raises:
         NotCommittedError: there is none, or what there is was made with other settings.
     """
-    wanted = workspace.config.run.epochs if epoch is None else epoch
-    ref = workspace.chain.require(wanted, "export").ref
-    return workspace.store.folder(ref, workspace.store.shards(ref)[0]) / PIPELINE
+    wanted = context.config.run.epochs if epoch is None else epoch
+    ref = context.chain.require(wanted, "export").ref
+    return context.store.folder(ref, context.store.shards(ref)[0]) / PIPELINE
 
 
 def publish(folder: Path, repo: str, *, private: bool, token: str | None) -> str:

@@ -19,10 +19,10 @@ from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
 from tasks.algorithms.base import Algorithm, Batch, Models, TransitionBatch
+from tasks.execution.ranks import Ranks
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.scaling import LossScale, unscale
-from tasks.ranks import Ranks
 
 #: Micro-batches that are read before they are needed.
 _AHEAD = 2
@@ -199,17 +199,11 @@ def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str
     if ranks.world == 1:
         return {name: float(value) for name, value in totals.items()}
     device = models.trainable.parameters()[0].device
-    names = _shared_names(list(totals), ranks)
+    # A rank may have had rows that others had not.
+    names = ranks.gather_names(list(totals))
     absent = torch.zeros((), dtype=torch.float64, device=device)
     values = torch.stack([totals.get(name, absent) for name in names])
     return dict(zip(names, ranks.sum(values).tolist(), strict=True))
-
-
-def _shared_names(names: list[str], ranks: Ranks) -> list[str]:
-    """Return the metric names of all ranks, in one order; a rank may have had rows that others had not."""
-    gathered: list[list[str]] = [[] for _ in range(ranks.world)]
-    torch.distributed.all_gather_object(gathered, names)
-    return list(dict.fromkeys(name for each in gathered for name in each))
 
 
 def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:

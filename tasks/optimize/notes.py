@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from configs.schema import RunConfig
 from tasks.optimize.rates import learning_rate
-from tasks.workspace import uses_guidance
+from tasks.prompts import uses_guidance
 
 
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:

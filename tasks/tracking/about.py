@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from configs.load import dump_yaml
 from tasks.chain import Node
+from tasks.context import RunContext
 from tasks.tracking import content
-from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def describe(client: MlflowClient, run_id: str, workspace: Workspace, orchestrator: Mapping[str, str]) -> None:
+def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrator: Mapping[str, str]) -> None:
     """Log what a run is, once: parameters, the whole config, prompts, the code's commit."""
     from mlflow.entities import Param, RunTag
 
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
-    tags = {"flowmill.run": workspace.run.name, **source, **orchestrator}
+    tags = {"flowmill.run": context.run.name, **source, **orchestrator}
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit
-    tags["mlflow.note.content"] = content.description(workspace, link(orchestrator), done=False)
-    params = {} if client.get_run(run_id).data.params else content.parameters(workspace.config)
+    tags["mlflow.note.content"] = content.description(context, link(orchestrator), done=False)
+    params = {} if client.get_run(run_id).data.params else content.parameters(context.config)
     client.log_batch(
         run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
     )
-    client.log_text(run_id, dump_yaml(workspace.config), "config.yaml")
+    client.log_text(run_id, dump_yaml(context.config), "config.yaml")
     if params:
-        client.log_inputs(run_id, _dataset_inputs(workspace))
+        client.log_inputs(run_id, _dataset_inputs(context))
 
 
 def link(orchestrator: Mapping[str, str]) -> str:
@@ -45,11 +45,11 @@ def link(orchestrator: Mapping[str, str]) -> str:
     return f"[{name}]({url})" if url else f"{name}; `flowmill ui` shows it."
 
 
-def experiment(client: MlflowClient, workspace: Workspace) -> str:
+def experiment(client: MlflowClient, context: RunContext) -> str:
     """Return the id of the experiment, which MLflow shows as model training; made if needed."""
     from tasks.tracking.client import RELATIVE
 
-    name, local = workspace.config.tracking.experiment, workspace.config.tracking.uri is None
+    name, local = context.config.tracking.experiment, context.config.tracking.uri is None
     found = client.get_experiment_by_name(name)
     if found is not None and local and not found.artifact_location.startswith(RELATIVE):
         # Of an earlier version, whose locations are absolute: it stays readable where it is.
@@ -62,27 +62,27 @@ def experiment(client: MlflowClient, workspace: Workspace) -> str:
     return str(client.create_experiment(name, artifact_location=location, tags=kind))
 
 
-def datasets(workspace: Workspace) -> dict[str, tuple[str, str]]:
+def datasets(context: RunContext) -> dict[str, tuple[str, str]]:
     """Return name and digest of each prompt list."""
-    prompts = workspace.config.prompts
+    prompts = context.config.prompts
     sources = {"train": prompts.train, "heldout": prompts.heldout}
-    digest = workspace.prompts_identity
+    digest = context.prompts_identity
     return {split: (Path(source).stem, digest[:32]) for split, source in sources.items() if source}
 
 
-def _dataset_inputs(workspace: Workspace) -> list[Any]:
+def _dataset_inputs(context: RunContext) -> list[Any]:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    manifest = workspace.store.manifest(workspace.chain.ref(Node(0, "preprocess")))
+    manifest = context.store.manifest(context.chain.ref(Node(0, "preprocess")))
     columns = [{"type": "string", "name": name, "required": True} for name in ("prompt_id", "prompt", "metadata")]
     found = []
-    for split, (name, digest) in datasets(workspace).items():
+    for split, (name, digest) in datasets(context).items():
         rows = {} if manifest is None else {"num_rows": manifest.summary[split]}
         dataset = Dataset(
             name=name,
             digest=digest,
             source_type="flowmill",
-            source=json.dumps({"artifact": str(workspace.chain.ref(Node(0, "preprocess"))), "split": split}),
+            source=json.dumps({"artifact": str(context.chain.ref(Node(0, "preprocess"))), "split": split}),
             schema=json.dumps({"mlflow_colspec": columns}),
             profile=json.dumps(rows),
         )

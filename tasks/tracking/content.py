@@ -16,10 +16,10 @@ from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.records import Manifest
 from tasks.chain import Chain, Node, evaluation_nodes
-from tasks.evaluate import CLIPS
+from tasks.context import RunContext
 from tasks.figures import Figures, grids, named_evaluations, named_figures, weighted_reward
 from tasks.figures import evaluation_figures as figures_of
-from tasks.workspace import Workspace
+from tasks.stages.evaluate import CLIPS
 
 #: MLflow shows every parameter beside the charts; more than these would hide them.
 MAX_PARAMS = 16
@@ -81,7 +81,7 @@ class EvaluationContent:
 
 def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     """Return what is logged of an epoch; None while its training does not count or is not complete."""
-    store, config = chain.workspace.store, chain.workspace.config
+    store, config = chain.context.store, chain.context.config
     nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in config.rewards)]
     nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
     found = [chain.find(*node) for node in nodes]
@@ -98,7 +98,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
     """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there."""
-    nodes = list(evaluation_nodes(chain.workspace.config, epoch))
+    nodes = list(evaluation_nodes(chain.context.config, epoch))
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None
@@ -110,7 +110,7 @@ def side_contents(chain: Chain) -> list[EvaluationContent]:
     """Return the evaluations beside the run's own."""
     found = []
     for (epoch, name), rewards in named_evaluations(chain).items():
-        images = chain.workspace.run.made(epoch, "evaluate", name)
+        images = chain.context.run.made(epoch, "evaluate", name)
         if images:
             figures = named_figures(chain, epoch, name)
             found.append(_evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures))
@@ -169,16 +169,16 @@ def _what_matters(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def description(workspace: Workspace, link: str, *, done: bool) -> str:
+def description(context: RunContext, link: str, *, done: bool) -> str:
     """Return in words what a run is: of which model, on which prompts, for which reward, and with what result."""
-    config, chain = workspace.config, workspace.chain
-    model, counts = config.model, workspace.store.manifest(chain.ref(Node(0, "preprocess")))
+    config, chain = context.config, context.chain
+    model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
     base = model.path.rstrip("/").split("/")[-1] if model.path else f"the built-in '{model.build and model.build.name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
     prompts = Path(config.prompts.train).name
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
-        f"**{workspace.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
+        f"**{context.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
         f"on {prompts}{size} for {rewards}, {config.run.epochs} epochs.",
     ]
     first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
@@ -195,7 +195,7 @@ def description(workspace: Workspace, link: str, *, done: bool) -> str:
 def _evaluation(
     chain: Chain, epoch: int, name: str, images: ArtifactRef, rewards: list[ArtifactRef], figures: Figures
 ) -> EvaluationContent:
-    store = chain.workspace.store
+    store = chain.context.store
     prefix = f"eval-{name}" if name else "eval"
     points = [
         Point(key=f"{prefix}/{split}/{slot}_{figure}", value=value, step=epoch, split=split)
@@ -214,7 +214,7 @@ def _evaluation(
         points=tuple(points),
         images=grids(store, rewards[0]),
         clips={split: folder for split, folder in folders.items() if folder.exists()},
-        reward=weighted_reward(chain.workspace.config, figures) if not name else 0.0,
+        reward=weighted_reward(chain.context.config, figures) if not name else 0.0,
     )
 
 
@@ -236,4 +236,4 @@ def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:
 
 
 def _seconds(chain: Chain, ref: ArtifactRef) -> float:
-    return sum(float(record.producer.get("seconds", 0.0)) for record in chain.workspace.store.records(ref))
+    return sum(float(record.producer.get("seconds", 0.0)) for record in chain.context.store.records(ref))

@@ -17,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tasks.chain import policy_after
+from tasks.context import RunContext
 from tasks.figures import evaluated_epochs
 from tasks.staleness import is_complete
 from tasks.tracking import content
 from tasks.tracking.about import datasets, describe, experiment, link
 from tasks.tracking.content import EpochContent, EvaluationContent, Point
 from tasks.tracking.places import tracking_uri
-from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,18 +40,18 @@ _PER_TAG = 200
 class Tracker:
     """Logs one run to MLflow from a background thread."""
 
-    def __init__(self, workspace: Workspace, *, orchestrator: Mapping[str, str], attends: bool = True) -> None:
+    def __init__(self, context: RunContext, *, orchestrator: Mapping[str, str], attends: bool = True) -> None:
         """Start the thread; nothing is imported or connected in the caller's.
 
         Args:
-            workspace: the run.
+            context: the run.
             orchestrator: tags that link to the orchestrator's run, such as its id and URL.
             attends: the run is being executed: its state is set, its machine's load recorded, and a new MLflow run
                 begun where the old one does not fit. Otherwise, and where nothing is left to do, what is new is added
                 to an MLflow run that fits.
         """
-        self.workspace = workspace
-        self.uri = tracking_uri(workspace.store.root.uri, workspace.config.tracking.uri)
+        self.context = context
+        self.uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
         self.failure: str | None = None
         self.seconds = 0.0
         self.run_id: str | None = None
@@ -67,38 +67,38 @@ class Tracker:
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
         # Read here and now, from what is committed: the thread only talks to MLflow.
-        current, complete = self._current(), is_complete(workspace.chain)
+        current, complete = self._current(), is_complete(context.chain)
         self._jobs.put(lambda: self._start(current, complete=complete))
 
     def log_epoch(self, epoch: int) -> None:
         """Log rewards, advantages, optimizer updates and times of a finished epoch."""
-        made = content.epoch_content(self.workspace.chain, epoch)
+        made = content.epoch_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_epoch(made))
 
     def log_evaluation(self, epoch: int) -> None:
         """Log scores and image grids of an evaluation, and the policy as a model that has them."""
-        made = content.evaluation_content(self.workspace.chain, epoch)
+        made = content.evaluation_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_evaluation(made))
 
     def log_side_evaluations(self) -> None:
         """Log the evaluations beside the run's own, each under its own name."""
-        for made in content.side_contents(self.workspace.chain):
+        for made in content.side_contents(self.context.chain):
             self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
         """Register the model of an evaluated epoch; ``champion`` is what the run ends with, or a better run's."""
-        from tasks.export.stage import ExportStage, exported_folder
+        from tasks.stages.export import ExportStage, exported_folder
         from tasks.tracking.models import Export
 
-        chain = self.workspace.chain
-        stage = ExportStage(self.workspace, epoch)
+        chain = self.context.chain
+        stage = ExportStage(self.context, epoch)
         export = Export(
             epoch=epoch,
             folder=exported_folder(stage),
-            digest=self.workspace.store.require(stage.ref).digest,
-            policy=str(chain.ref(policy_after(self.workspace.config.run.epochs))),
+            digest=self.context.store.require(stage.ref).digest,
+            policy=str(chain.ref(policy_after(self.context.config.run.epochs))),
         )
         made = content.evaluation_content(chain, epoch)
         if made is not None:
@@ -115,7 +115,7 @@ class Tracker:
     def close(self, status: str) -> str | None:
         """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
         done = status == "FINISHED"
-        text = content.description(self.workspace, link(self._orchestrator), done=True) if done else None
+        text = content.description(self.context, link(self._orchestrator), done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -130,7 +130,7 @@ class Tracker:
                 job()
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
                 self.failure = f"{type(error).__name__}: {error}"
-                self.workspace.reporter.message(
+                self.context.reporter.message(
                     f"MLflow at {self.uri} failed ({self.failure}). Training goes on; run the same command again "
                     "later to log what is missing."
                 )
@@ -144,19 +144,19 @@ class Tracker:
         from tasks.tracking.client import open_client
 
         if self._opened is None:
-            self._opened = open_client(self.workspace.store.root.uri, self.workspace.config.tracking.uri)
+            self._opened = open_client(self.context.store.root.uri, self.context.config.tracking.uri)
         return self._opened
 
     def _current(self) -> list[EpochContent | EvaluationContent]:
         """Return everything of the run that is committed."""
-        chain = self.workspace.chain
-        epochs = range(1, self.workspace.config.run.epochs + 1)
+        chain = self.context.chain
+        epochs = range(1, self.context.config.run.epochs + 1)
         trained = [content.epoch_content(chain, epoch) for epoch in epochs]
         evaluated = [content.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
         return [each for each in (*trained, *evaluated, *content.side_contents(chain)) if each is not None]
 
     def _start(self, current: Sequence[EpochContent | EvaluationContent], *, complete: bool) -> None:
-        self.experiment_id = experiment(self._client, self.workspace)
+        self.experiment_id = experiment(self._client, self.context)
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
         fits = all(now.get(key) == identity for key, identity in self._logged.items())
@@ -168,7 +168,7 @@ class Tracker:
             self._begin_anew(known)
         if self._attends:
             self._client.update_run(str(self.run_id), status="RUNNING")
-            describe(self._client, str(self.run_id), self.workspace, self._orchestrator)
+            describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
         self._started.set()
         for made in current if self.run_id is not None else ():
@@ -178,7 +178,7 @@ class Tracker:
         """Return the id of the MLflow run the run has, if it is still there, and read what it holds."""
         from mlflow.exceptions import MlflowException
 
-        note = self.workspace.run.newest(SERIES)
+        note = self.context.run.newest(SERIES)
         try:
             run = None if note is None else self._client.get_run(str(note["mlflow_run_id"]))
         except MlflowException as error:
@@ -200,13 +200,13 @@ class Tracker:
             self._client.set_tag(old, SUPERSEDED, "true")
             forget_models(self._client, str(self.experiment_id), old)
             self._client.delete_run(old)
-            self.workspace.reporter.message(
+            self.context.reporter.message(
                 f"MLflow run {old} holds epochs that are not part of the run any more; it is in MLflow's trash, and "
                 "the run is logged anew."
             )
         self._logged = {}
-        self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.workspace.run.name).info.run_id
-        self.workspace.run.add(SERIES, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
+        self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.context.run.name).info.run_id
+        self.context.run.add(SERIES, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
 
     def _log_epoch(self, made: EpochContent) -> None:
         if _key(made) not in self._logged:
@@ -224,7 +224,7 @@ class Tracker:
         for split, folder in made.clips.items():
             self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
-        sets = datasets(self.workspace)
+        sets = datasets(self.context)
         named = {point: sets[point.split] for point in made.points if point.split in sets}
         points = [_metric(point, model=model, dataset=named.get(point)) for point in made.points]
         self._batch(made, points)
@@ -244,17 +244,17 @@ class Tracker:
     def _register(self, export: Export, made: EvaluationContent) -> None:
         from tasks.tracking.models import register
 
-        name = self.workspace.config.tracking.registered_model or f"flowmill-{self.workspace.run.name}"
+        name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
         register(self._client, self._owner(), name, made, export)
 
     def _owner(self) -> Owner:
         from tasks.tracking.models import Owner
 
         return Owner(
-            run=self.workspace.run.name,
+            run=self.context.run.name,
             run_id=str(self.run_id),
             experiment_id=str(self.experiment_id),
-            kind="lora" if self.workspace.config.model.lora else "full",
+            kind="lora" if self.context.config.model.lora else "full",
         )
 
     def _end(self, status: str, text: str | None) -> None:
@@ -271,12 +271,12 @@ class Tracker:
         self._monitor.start()
 
 
-def log_side_evaluations(workspace: Workspace) -> None:
+def log_side_evaluations(context: RunContext) -> None:
     """Log evaluations beside a run's own to the MLflow run it has; a run that was never tracked is left alone."""
-    if workspace.run.newest(SERIES) is None or not content.side_contents(workspace.chain):
+    if context.run.newest(SERIES) is None or not content.side_contents(context.chain):
         return
-    run = workspace.chain.own.workspace if workspace.chain.own is not None else workspace
-    run.reporter = workspace.reporter
+    run = context.chain.own.context if context.chain.own is not None else context
+    run.reporter = context.reporter
     tracker = Tracker(run, orchestrator={}, attends=False)
     tracker.close("FINISHED")
 

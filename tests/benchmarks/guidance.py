@@ -18,44 +18,44 @@ from typing import Any
 
 from configs.load import load_config
 from tasks.chain import evaluation_nodes
+from tasks.context import RunContext
 from tasks.describe import describe_run
 from tasks.runs import begin_run
 from tasks.stage import StageRun
 from tasks.stages import ONCE, make_stage
-from tasks.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ("conditional", "both")
 
 
-def execute(workspace: Workspace, name: str, epoch: int, slot: str = "") -> float:
+def execute(context: RunContext, name: str, epoch: int, slot: str = "") -> float:
     """Run a stage; return its CPU seconds, next to 0 where it was done before."""
     before = time.process_time()
-    StageRun(make_stage(workspace, name, epoch, slot)).execute()
+    StageRun(make_stage(context, name, epoch, slot)).execute()
     return time.process_time() - before
 
 
-def evaluate(workspace: Workspace, epoch: int) -> None:
+def evaluate(context: RunContext, epoch: int) -> None:
     """Sample the policy after an epoch and score it with every reward and judge."""
-    for node in evaluation_nodes(workspace.config, epoch, ""):
-        StageRun(workspace.chain.stage(node)).execute()
+    for node in evaluation_nodes(context.config, epoch, ""):
+        StageRun(context.chain.stage(node)).execute()
 
 
 def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, Any]:
     """Train with one setting and one seed; return curves and CPU seconds of the optimize stages."""
     mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
     config = load_config(ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"])
-    workspace, cpu = begin_run(config), 0.0
+    context, cpu = begin_run(config), 0.0
     for name in ONCE:
-        execute(workspace, name, 0)
-    evaluate(workspace, 0)
+        execute(context, name, 0)
+    evaluate(context, 0)
     for epoch in range(1, config.run.epochs + 1):
-        execute(workspace, "rollout", epoch)
-        execute(workspace, "score", epoch, "digits")
-        execute(workspace, "advantage", epoch)
-        cpu += execute(workspace, "optimize", epoch)
-    evaluate(workspace, config.run.epochs)
-    told = describe_run(workspace)
+        execute(context, "rollout", epoch)
+        execute(context, "score", epoch, "digits")
+        execute(context, "advantage", epoch)
+        cpu += execute(context, "optimize", epoch)
+    evaluate(context, config.run.epochs)
+    told = describe_run(context)
     rewards = sorted(told["rewards"].items(), key=lambda entry: int(entry[0]))
     heldout = [told["evaluations"][str(epoch)]["heldout"] for epoch in (0, config.run.epochs)]
     return {

@@ -427,7 +427,7 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     policy = load()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)
     before = policy.velocity(latents, sigma, cond)
-    policy.release_decoder()
+    policy.move_decoder(torch.device("meta"))
     assert all(parameter.is_meta for parameter in policy.pipeline.vae.parameters())
     assert torch.equal(policy.velocity(latents, sigma, cond), before)
     assert torch.equal(noise(policy), latents)

@@ -184,7 +184,7 @@ NAMED = (
 _SPLIT = ".split(torch.bincount(groups, minlength=len(history)).tolist())"
 EQUIVALENT = (
     Equivalent(
-        path="tasks/optimize/stage.py",
+        path="tasks/stages/optimize.py",
         before="return records[0].summary",
         after="return records[(-1)].summary",
         reason="the stage has one shard",
@@ -257,7 +257,7 @@ EQUIVALENT = (
         reason="the first dimension of a vector is its last",
     ),
     *[
-        Equivalent(path="tasks/optimize/stage.py", before="version = 2", after=after, reason="a name for the code")
+        Equivalent(path="tasks/stages/optimize.py", before="version = 2", after=after, reason="a name for the code")
         for after in ("version = 1", "version = 3")
     ],
     *[

@@ -23,11 +23,16 @@ class BaseStage(Stage):
     name = "base"
     kind = "bases"
 
+    @property
+    def on_ranks(self) -> bool:
+        """True for a model that is trained here."""
+        return self.config.model.build is not None
+
     def options(self) -> Mapping[str, Any]:
         """The builder and its options, or the content of the model."""
         section = self.config.model
         if section.path is not None:
-            return {"identity": self.workspace.model_identity}
+            return {"identity": self.context.model_identity}
         build = None if section.build is None else section.build.model_dump(mode="json")
         return {"build": build, "builders": _BUILDERS}
 
@@ -41,7 +46,7 @@ class BaseStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Build and pre-train, or write the identity down."""
-        self.workspace.use_threads()
+        self.host.use_threads()
         build = self.config.model.build
         if build is None:
             (folder / IDENTITY).write_text(canonical_json(self.options()))
@@ -55,4 +60,4 @@ class BaseStage(Stage):
         return Output(rows=1)
 
     def _report(self, what: str, done: int, total: int) -> None:
-        self.workspace.reporter.progress(self.name, 0, done, total, what)
+        self.context.reporter.progress(self.name, 0, done, total, what)

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from configs.registry import create
+from models.policies.base import Part
 from models.sampling import Sampler, ode_plan, sample
-from models.solvers import SOLVERS
 from models.transitions import ODE
 from storage.trajectories.base import Sample
 from tasks.chain import Node, policy_after
-from tasks.rollout import call_options, media_format, open_trajectory_store
+from tasks.components import call_options, make_solver, media_format, open_trajectory_store
+from tasks.context import RunContext
+from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
-from tasks.workspace import StoredPrompt, Workspace
 
 SPLITS = ("heldout", "train")
 CLIPS = "clips"
@@ -32,12 +32,13 @@ class EvaluateStage(Stage):
 
     name = "evaluate"
     kind = "evaluations"
+    parts = frozenset({Part.DENOISER, Part.VAE})
     # 2: images alone; scores are artifacts of their own.
     version = 2
 
-    def __init__(self, workspace: Workspace, epoch: int, slot: str = "") -> None:
+    def __init__(self, context: RunContext, epoch: int, slot: str = "") -> None:
         """Bind to an epoch; ``slot`` is the name of an evaluation beside the run's own."""
-        super().__init__(workspace, epoch)
+        super().__init__(context, epoch)
         self.slot = slot
 
     def options(self) -> Mapping[str, Any]:
@@ -60,12 +61,12 @@ class EvaluateStage(Stage):
 
     def shards(self) -> list[Shard]:
         """One per split that has prompts."""
-        return [Shard(split) for split in SPLITS if self.workspace.prompts[split]]
+        return [Shard(split) for split in SPLITS if self.context.prompts[split]]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample one split."""
-        self.workspace.use_threads()
-        prompts = self.workspace.prompts[shard.name]
+        self.host.use_threads()
+        prompts = self.context.prompts[shard.name]
         count = self.config.evaluate.samples
         jobs = [(prompts[i % len(prompts)], i // len(prompts)) for i in range(count)]
         samples = self._sample(shard.name, jobs)
@@ -81,23 +82,21 @@ class EvaluateStage(Stage):
         size, samples = self.config.execution.rollout_batch_size, []
         for start in range(0, len(jobs), size):
             samples += self._sample_batch(split, jobs[start : start + size], pad_to=size)
-            self.workspace.reporter.progress(self.name, self.epoch, len(samples), len(jobs), split)
+            self.context.reporter.progress(self.name, self.epoch, len(samples), len(jobs), split)
         return samples
 
     def _sample_batch(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]], *, pad_to: int) -> list[Sample]:
         padded = [*jobs, *[jobs[-1]] * (pad_to - len(jobs))]
         ref = self.inputs()[0]
-        policy = self.workspace.trainable(ref, Weights.AVERAGE).policy
+        policy = self.host.trainable(ref, Weights.AVERAGE).policy
         seeds = [derive(self.config.evaluate.seed, "evaluate", prompt.id, replica) for prompt, replica in padded]
         sigmas = policy.sigmas(self._steps)
         rollout = sample(
             policy,
-            self.workspace.conditioning([prompt for prompt, _ in padded]),
+            self.host.conditioning([prompt for prompt, _ in padded]),
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,
-            sampler=Sampler(
-                kernel=ODE(), solver=create(SOLVERS, self.config.evaluate.solver, {}, what="evaluate.solver")
-            ),
+            sampler=Sampler(kernel=ODE(), solver=make_solver(self.config.evaluate.solver, "evaluate.solver")),
             plans=[ode_plan()] * pad_to,
             noise=_no_noise,
         )

@@ -13,26 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.registry import create, resolve
-from configs.schema import RunConfig
-from models.attention import attention_identity
 from models.branching import Branches, branch
-from models.policies import EMBEDDED_GUIDANCE
+from models.policies.base import Part
 from models.sampling import Rollout, Sampler, sample
-from models.schedules import PLANS, DrawnPerSample, Plan, Steps
-from models.solvers import SOLVERS
-from models.transitions import KERNELS, Kernel
-from storage.media import MediaFormat
+from models.schedules import DrawnPerSample, Plan, Steps
+from models.transitions import Kernel
 from storage.records import ShardRecord
-from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryStore
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Requirements
 from tasks.chain import Node, policy_after
+from tasks.components import (
+    call_options,
+    make_algorithm,
+    make_kernel,
+    make_plan,
+    make_solver,
+    media_format,
+    open_trajectory_store,
+)
+from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage, cover
-from tasks.workspace import StoredPrompt, uses_guidance
 
 
 class RolloutStage(Stage):
@@ -40,7 +41,7 @@ class RolloutStage(Stage):
 
     name = "rollout"
     kind = "trajectories"
-    spreads = True
+    parts = frozenset({Part.DENOISER, Part.VAE})
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
@@ -58,12 +59,12 @@ class RolloutStage(Stage):
 
     def shards(self) -> list[Shard]:
         """Ranges of groups."""
-        records = self.workspace.store.records(self.ref)
+        records = self.context.store.records(self.ref)
         return cover(self.config.rollout.prompts_per_epoch, self.config.rollout.groups_per_shard, records)
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample the groups of one shard."""
-        self.workspace.use_threads()
+        self.host.use_threads()
         jobs = [
             _Job(prompt, replica) for prompt in self.groups[shard.start : shard.stop] for replica in range(self._size)
         ]
@@ -73,7 +74,7 @@ class RolloutStage(Stage):
         for start in range(0, len(jobs), batch):
             part = jobs[start : start + batch]
             samples += self._branch(part) if branching else self._sample(part, pad_to=batch)
-            self.workspace.reporter.progress(
+            self.context.reporter.progress(
                 self.name,
                 self.epoch,
                 shard.start * self._size + min(start + batch, len(jobs)),
@@ -89,7 +90,7 @@ class RolloutStage(Stage):
     @cached_property
     def groups(self) -> list[StoredPrompt]:
         """The prompts of this epoch, one group each."""
-        prompts = self.workspace.prompts["train"]
+        prompts = self.context.prompts["train"]
         size = self.config.rollout.prompts_per_epoch
         chosen = epoch_prompts(len(prompts), size, seed=self.config.run.seed, epoch=self.epoch)
         return [prompts[index] for index in chosen]
@@ -102,7 +103,7 @@ class RolloutStage(Stage):
     @cached_property
     def _with_means(self) -> bool:
         """Whether the algorithm compares step means with those of the behavior policy."""
-        return algorithm_requirements(self.config).old_means
+        return make_algorithm(self.config).requires.old_means
 
     @property
     def _size(self) -> int:
@@ -110,34 +111,32 @@ class RolloutStage(Stage):
 
     @cached_property
     def _kernel(self) -> Kernel:
-        sampler = self.config.rollout.sampler
-        return create(KERNELS, sampler.name, sampler.options, what="rollout.sampler")  # type: ignore[no-any-return]
+        return make_kernel(self.config)
 
     @cached_property
     def _plan(self) -> Plan:
-        plan = self.config.rollout.plan
-        return create(PLANS, plan.name, plan.options, what="rollout.plan")  # type: ignore[no-any-return]
+        return make_plan(self.config)
 
     def _sample(self, jobs: Sequence[_Job], *, pad_to: int) -> list[Sample]:
         """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
         padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
         ref = self.inputs()[0]
-        trainable = self.workspace.trainable(ref, Weights.BEHAVIOR)
+        trainable = self.host.trainable(ref, Weights.BEHAVIOR)
         policy, with_kl = trainable.policy, self.config.advantage.kl_coef > 0
         if with_kl:
-            self.workspace.give_reference(trainable)
+            self.host.give_reference(trainable)
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self.config.rollout.steps)
         plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0), self.epoch) for job in padded]
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         rollout = sample(
             policy,
-            self.workspace.conditioning([job.prompt for job in padded]),
+            self.host.conditioning([job.prompt for job in padded]),
             latents,
             sigmas,
             sampler=Sampler(
                 kernel=self._kernel,
-                solver=create(SOLVERS, self.config.rollout.solver, {}, what="rollout.solver"),
+                solver=make_solver(self.config.rollout.solver, "rollout.solver"),
                 storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
                 reference=trainable.reference_velocity if with_kl else None,
             ),
@@ -154,14 +153,14 @@ class RolloutStage(Stage):
     def _branch(self, jobs: Sequence[_Job]) -> list[Sample]:
         """Sample trunks and all their branches; one stored sample per branch."""
         ref = self.inputs()[0]
-        policy = self.workspace.trainable(ref, Weights.BEHAVIOR).policy
+        policy = self.host.trainable(ref, Weights.BEHAVIOR).policy
         seeds = [self._seed("initial", job, 0) for job in jobs]
         sigmas = policy.sigmas(self.config.rollout.steps)
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         plan = self._plan.draw(self.config.rollout.steps, 0, self.epoch)
         made = branch(
             policy,
-            self.workspace.conditioning([job.prompt for job in jobs]),
+            self.host.conditioning([job.prompt for job in jobs]),
             latents,
             sigmas,
             kernel=self._kernel,
@@ -218,23 +217,6 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
     )
 
 
-def call_options(config: RunConfig) -> dict[str, Any]:
-    """Return how the model is called: what changes samples of a given policy, and nothing else.
-
-    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward above 1 (at or below
-    that it is off). Attention counts where it is approximate; compiling and devices change rounding alone.
-    """
-    model = config.model
-    guided: dict[str, Any] = {}
-    if model.policy in EMBEDDED_GUIDANCE:
-        guided = {"guidance_scale": model.guidance_scale}
-    elif uses_guidance(config):
-        guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
-    size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
-    clip = {"frames": model.frames} if model.frames > 1 else {}
-    return {**size, **clip, **guided, "attention": attention_identity(model.attention)}
-
-
 def _stored_branch(
     jobs: Sequence[_Job], made: Branches, row: int, image: Any, seeds: Sequence[int], *, means: bool, **about: Any
 ) -> Sample:
@@ -256,29 +238,3 @@ def _stored_branch(
         means=made.means[row : row + 1].cpu().numpy() if means else None,
         **about,
     )
-
-
-def algorithm_requirements(config: RunConfig) -> Requirements:
-    """Return what the config's algorithm needs from rollouts.
-
-    Raises:
-        ConfigError: there is no such algorithm, or an option cannot work.
-    """
-    chosen = config.optimize.algorithm
-    algorithm = create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")
-    return algorithm.requires  # type: ignore[no-any-return]
-
-
-def media_format(config: RunConfig) -> MediaFormat:
-    """Return how a run stores images and clips."""
-    media = config.rollout.media
-    return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
-
-
-def open_trajectory_store(name: str) -> TrajectoryStore:
-    """Return a trajectory store by name.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]

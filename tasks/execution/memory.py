@@ -16,7 +16,7 @@ from models.architectures import (
     width_and_depth,
 )
 from models.policies import POLICIES
-from tasks.workspace import uses_guidance
+from tasks.prompts import uses_guidance
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Numbers a transformer block keeps for its backward pass, per token and width (Korthikanti et al., arXiv 2205.05198,

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,26 @@ import pyarrow.compute as pc
 import torch
 from safetensors.torch import load_file, save_file
 
-from configs.errors import CorruptError
-from configs.registry import create
 from models.adapters import Ema
-from models.transitions import KERNELS, Kernel
+from models.policies.base import Part
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
-from tasks.advantage import read_advantages
-from tasks.algorithms import ALGORITHMS
-from tasks.algorithms.base import Algorithm, Batch, Models, Requirements
+from tasks.algorithms.base import Batch, Models, Requirements
 from tasks.chain import Node, policy_after
+from tasks.components import make_algorithm, make_kernel, open_trajectory_store
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, plan_updates
-from tasks.optimize.scaling import LossScale, loss_scale
-from tasks.policy import ABOUT, SHARD
-from tasks.rollout import open_trajectory_store
+from tasks.optimize.scaling import loss_scale
+from tasks.optimize.state import read_state, write_state
 from tasks.seeds import derive
 from tasks.sources import OPTIMIZER, Weights, policy_folder
 from tasks.stage import Output, Shard, Stage
-
-METRICS = "metrics.json"
+from tasks.stages.advantage import read_advantages
+from tasks.stages.policy import ABOUT, SHARD
 
 
 class OptimizeStage(Stage):
@@ -50,8 +45,8 @@ class OptimizeStage(Stage):
     # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms;
     # the loss of float16 training is scaled.
     version = 2
-    spreads = True
     collective = True
+    parts = frozenset({Part.DENOISER})
 
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the step the log-probs belong to, and the seed of the row order."""
@@ -76,8 +71,8 @@ class OptimizeStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Train, resuming from the last committed checkpoint of this epoch."""
-        self.workspace.use_threads()
-        algorithm = self._algorithm()
+        self.host.use_threads()
+        algorithm = make_algorithm(self.config)
         state = self._state()
         samples = self._samples(algorithm.requires)
         models = self._models(state, algorithm.requires)
@@ -94,13 +89,14 @@ class OptimizeStage(Stage):
                 batches=batches,
                 micro_batch_size=self.config.execution.micro_batch_size,
                 section=self.config.optimize,
-                ranks=self.ranks,
+                ranks=self.host.ranks,
                 after_update=lambda done: self._after_update(state, done, len(plan)),
             )
-        _write_state(state, folder)
-        self._write_behavior(state, models, algorithm.requires, folder)
-        about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
-        (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
+        if self.host.ranks.first:
+            write_state(state, folder)
+            self._write_behavior(state, models, algorithm.requires, folder)
+            about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
+            (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
         rows = sum(len(units.rows) for units in plan)
         return Output(rows=rows, summary={"updates": state.metrics})
 
@@ -110,52 +106,47 @@ class OptimizeStage(Stage):
 
     def updates_of(self, sample_id: str) -> list[int]:
         """Return which updates of the epoch, counted from 0, a sample enters; no model is loaded."""
-        requires = self._algorithm().requires
+        requires = make_algorithm(self.config).requires
         samples = self._samples(requires)
         (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
         plan = self._plan(samples, requires)
         return [i for i, units in enumerate(plan) if np.isin(units.rows[:, 0], numbers).any()]
 
+    def committed(self, record: ShardRecord) -> None:
+        """Keep the policy that was just trained: its weights are those of the artifact now."""
+        self.host.keep(self.ref)
+
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""
-        clear_checkpoints(self.workspace.store, ref)
-
-    def _algorithm(self) -> Algorithm:
-        chosen = self.config.optimize.algorithm
-        return create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")  # type: ignore[no-any-return]
-
-    def _kernel(self) -> Kernel:
-        sampler = self.config.rollout.sampler
-        return create(KERNELS, sampler.name, sampler.options, what="rollout.sampler")  # type: ignore[no-any-return]
+        clear_checkpoints(self.context.store, ref)
 
     def _state(self) -> TrainerState:
         """Return the trainer as the policy before left it."""
         before = self.inputs()[0]
-        trainable = self.workspace.trainable(before)
-        self.workspace.forget_weights()
+        trainable = self.host.borrow(before)
         section = self.config.optimize
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
         scale = loss_scale(self.config.model.dtype)
         state = TrainerState(trainable, make_optimizer(parameters, section), ema, 0, scale=scale)
-        folder = policy_folder(self.workspace.store, before)
+        folder = policy_folder(self.context.store, before)
         if (folder / OPTIMIZER).exists():
-            _read_state(state, folder)
+            read_state(state, folder)
             state.metrics.clear()
         return state
 
     def _models(self, state: TrainerState, requires: Requirements) -> Models:
         """Return what the algorithm may ask for: behavior weights, base model and teacher only if it does."""
         if requires.reference:
-            self.workspace.give_reference(state.trainable)
+            self.host.give_reference(state.trainable)
         if requires.teacher is not None:
-            self.workspace.give_teacher(state.trainable, requires.teacher)
+            self.host.give_teacher(state.trainable, requires.teacher)
         average = state.ema.values if state.ema is not None else None
-        models = Models(trainable=state.trainable, kernel=self._kernel(), average=average)
+        models = Models(trainable=state.trainable, kernel=make_kernel(self.config), average=average)
         if self.config.optimize.inner_epochs > 1:
             models.remembered = {}
         if requires.behavior:
-            stored = policy_folder(self.workspace.store, self.inputs()[0]) / Weights.BEHAVIOR.value
+            stored = policy_folder(self.context.store, self.inputs()[0]) / Weights.BEHAVIOR.value
             models.on_policy = not stored.exists() and self.config.optimize.replay is None
             own = [(name, p.detach()) for name, p in state.trainable.named_parameters()]
             values = load_file(stored) if stored.exists() else None
@@ -167,21 +158,21 @@ class OptimizeStage(Stage):
         tables: list[pa.Table] = []
         for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
             shards += self._open(trajectories)
-            tables.append(read_advantages(self.workspace.store, rated))
+            tables.append(read_advantages(self.context.store, rated))
         advantages = pa.concat_tables(tables)
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)
             return ForwardSet(shards, advantages, times=requires.times, seed=seed)
-        return TransitionSet(shards, advantages, kernel=self._kernel(), means=requires.old_means)
+        return TransitionSet(shards, advantages, kernel=make_kernel(self.config), means=requires.old_means)
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
-        store, opener = self.workspace.store, open_trajectory_store(self.config.rollout.store)
+        store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
         return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]
 
     def _plan(self, samples: SampleSet, requires: Requirements) -> list[Units]:
         units = samples.units(requires)
         if not len(units):
-            self.workspace.reporter.message(
+            self.context.reporter.message(
                 f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
             )
         section = self.config.optimize
@@ -191,8 +182,8 @@ class OptimizeStage(Stage):
         )
 
     def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
-        by_id = self.workspace.prompts_by_id
-        conditioning = self.workspace.conditioning([by_id[prompt_id] for prompt_id in samples.prompt_ids])
+        by_id = self.context.prompts_by_id
+        conditioning = self.host.conditioning([by_id[prompt_id] for prompt_id in samples.prompt_ids])
         size = self.config.execution.micro_batch_size
         return lambda units: samples.batch(units, size, conditioning)
 
@@ -205,7 +196,7 @@ class OptimizeStage(Stage):
         if section is None or not section.proximal or not isinstance(samples, TransitionSet):
             yield
             return
-        start = self.workspace.starting_weights(self.inputs()[0])
+        start = self.host.starting_weights(self.inputs()[0])
         size = self.config.execution.micro_batch_size
         with tempfile.TemporaryFile() as file:
             with models.trainable.holding(start):
@@ -227,68 +218,18 @@ class OptimizeStage(Stage):
 
     def _after_update(self, state: TrainerState, done: int, total: int) -> None:
         latest = state.metrics[-1]
-        if self.ranks.first:
-            self.workspace.reporter.progress(self.name, self.epoch, done, total, f"loss {latest['loss']:+.4f}")
+        if self.host.ranks.first:
+            self.context.reporter.progress(self.name, self.epoch, done, total, f"loss {latest['loss']:+.4f}")
         every = self.config.execution.checkpoint_every
-        if every and done % every == 0 and done < total and self.ranks.first:
-            with self.workspace.store.root.staging() as folder:
-                _write_state(state, folder)
-                commit_checkpoint(self.workspace.store, self.ref, done, folder)
+        if every and done % every == 0 and done < total and self.host.ranks.first:
+            with self.context.store.root.staging() as folder:
+                write_state(state, folder)
+                commit_checkpoint(self.context.store, self.ref, done, folder)
 
     def _resume(self, state: TrainerState) -> None:
-        found = latest_checkpoint(self.workspace.store, self.ref)
+        found = latest_checkpoint(self.context.store, self.ref)
         if found is None:
             return
         state.metrics.clear()
-        _read_state(state, found[1])
-        self.workspace.reporter.message(f"epoch {self.epoch}: training resumes after update {found[0]}.")
-
-
-def _write_state(state: TrainerState, folder: Path) -> None:
-    """Write weights, average, optimizer moments and the metrics so far."""
-    names = [name for name, _ in state.trainable.named_parameters()]
-    save_file(state.trainable.state(), folder / Weights.TRAINED.value)
-    if state.ema is not None:
-        save_file(dict(zip(names, (v.cpu() for v in state.ema.values), strict=True)), folder / Weights.AVERAGE.value)
-    moments: dict[str, torch.Tensor] = {}
-    for name, parameter in state.trainable.named_parameters():
-        for key, value in state.optimizer.state.get(parameter, {}).items():
-            moments[f"{key}/{name}"] = value.detach().cpu().reshape(-1) if value.ndim == 0 else value.detach().cpu()
-    save_file(moments, folder / OPTIMIZER)
-    progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
-    if state.scale is not None:
-        progress["loss_scale"] = asdict(state.scale)
-    (folder / METRICS).write_text(json.dumps(progress, sort_keys=True))
-
-
-def _read_state(state: TrainerState, folder: Path) -> None:
-    """Read what ``_write_state`` wrote.
-
-    Raises:
-        CorruptError: the optimizer state belongs to other parameters.
-    """
-    state.trainable.load(load_file(folder / Weights.TRAINED.value))
-    _read_average(state, folder)
-    moments = load_file(folder / OPTIMIZER)
-    own = dict(state.trainable.named_parameters())
-    for key, value in moments.items():
-        kind, _, name = key.partition("/")
-        if name not in own:
-            raise CorruptError(f"{folder / OPTIMIZER} holds moments of '{name}', which is not trained.")
-        moved = value.reshape(()) if kind == "step" else value.to(own[name].device)
-        state.optimizer.state[own[name]][kind] = moved
-    progress = json.loads((folder / METRICS).read_text())
-    state.total_updates = progress["total_updates"]
-    state.metrics.extend(progress["metrics"])
-    if state.scale is not None and "loss_scale" in progress:
-        state.scale = LossScale(**progress["loss_scale"])
-
-
-def _read_average(state: TrainerState, folder: Path) -> None:
-    if state.ema is None:
-        return
-    if not (folder / Weights.AVERAGE.value).exists():
-        raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
-    stored = load_file(folder / Weights.AVERAGE.value)
-    for value, (name, _) in zip(state.ema.values, state.trainable.named_parameters(), strict=True):
-        value.copy_(stored[name])
+        read_state(state, found[1])
+        self.context.reporter.message(f"epoch {self.epoch}: training resumes after update {found[0]}.")

@@ -28,7 +28,7 @@ from tasks.algorithms.advantages import (
 )
 from tasks.algorithms.checks import check_advantage
 from tasks.chain import Node
-from tasks.rollout import open_trajectory_store
+from tasks.components import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 
 
@@ -128,7 +128,7 @@ class AdvantageStage(Stage):
 
     def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:
         """Return the rewards of one epoch, checked to be of the same samples."""
-        tables = [read_rewards(self.workspace.store, ref) for ref in scored]
+        tables = [read_rewards(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:
@@ -142,7 +142,7 @@ class AdvantageStage(Stage):
 
     def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
         """Return each sample's KL to the base model, mean over its trained steps."""
-        store = self.workspace.store
+        store = self.context.store
         opener = open_trajectory_store(self.config.rollout.store)
         found: dict[str, float] = {}
         for record in store.shards(trajectories):

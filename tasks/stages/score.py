@@ -16,10 +16,11 @@ from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import REWARDS, write_table
 from tasks.chain import OF, Node
+from tasks.components import open_trajectory_store
+from tasks.context import RunContext
 from tasks.pictures import GRID, grid
-from tasks.rollout import RolloutStage, open_trajectory_store
 from tasks.stage import Output, Shard, Stage
-from tasks.workspace import Workspace
+from tasks.stages.rollout import RolloutStage
 
 _COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata")
 
@@ -39,12 +40,12 @@ class _Scoring(Stage):
 
     def shards(self) -> list[Shard]:
         """The shards of the samples."""
-        return [Shard(name) for name, _, _ in self.workspace.store.require(self.inputs()[0]).shards]
+        return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the images of one shard."""
         samples = self._read(shard)
-        reward = self.workspace.reward(self.section)
+        reward = self.host.reward(self.section)
         metadata = [json.loads(text) for text in samples["metadata"]]
         frames = self.section.frames
         origin = Origin(samples=samples["sample_id"], shard=f"{shard.name} of {self.inputs()[0]}")
@@ -69,7 +70,7 @@ class _Scoring(Stage):
         """Do what else is to be done with scored samples."""
 
     def _read(self, shard: Shard) -> dict[str, Any]:
-        store, ref = self.workspace.store, self.inputs()[0]
+        store, ref = self.context.store, self.inputs()[0]
         record = store.record(ref, shard.name)
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
@@ -83,39 +84,37 @@ class ScoreStage(_Scoring):
 
     name = "score"
 
-    def __init__(self, workspace: Workspace, epoch: int, slot: str, rollout: RolloutStage | None = None) -> None:
+    def __init__(self, context: RunContext, epoch: int, slot: str) -> None:
         """Bind to a reward of the config.
-
-        Args:
-            workspace: the run.
-            epoch: the epoch.
-            slot: label of the reward.
-            rollout: the rollout in progress; the finished one of the run when absent.
 
         Raises:
             ConfigError: the config has no such reward.
         """
-        super().__init__(workspace, epoch)
+        super().__init__(context, epoch)
         self.slot = slot
-        self.section = workspace.reward_section(slot)
-        self._rollout = rollout
+        self.section = context.reward_section(slot)
 
     def upstream(self) -> tuple[Node, ...]:
         """The trajectories."""
         return (Node(self.epoch, "rollout"),)
 
-    def inputs(self) -> tuple[ArtifactRef, ...]:
-        """The trajectories, which may still be in progress."""
-        return super().inputs() if self._rollout is None else (self._rollout.ref,)
+    def follow(self, trajectories: ArtifactRef) -> None:
+        """Read trajectories that may still be in the making."""
+        self.adopt(self.ref, (trajectories,))
 
     def shards(self) -> list[Shard]:
-        """The shards of the trajectories."""
-        return super().shards() if self._rollout is None else self._rollout.shards()
+        """The shards of the trajectories; of unfinished ones as they are planned."""
+        (trajectories,) = self.inputs()
+        if self.context.store.manifest(trajectories) is not None:
+            return super().shards()
+        rollout = RolloutStage(self.context, self.epoch)
+        rollout.adopt(trajectories, ())
+        return rollout.shards()
 
     def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are."""
         mean = float(scores.values.mean(dtype=np.float64))
-        self.workspace.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
+        self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Average over all shards."""
@@ -127,16 +126,16 @@ class JudgeStage(_Scoring):
 
     name = "judge"
 
-    def __init__(self, workspace: Workspace, epoch: int, slot: str) -> None:
+    def __init__(self, context: RunContext, epoch: int, slot: str) -> None:
         """Bind to a reward or judge of the config, and to the run's evaluation or, after an @, one of its own name.
 
         Raises:
             ConfigError: the config has no such reward or judge.
         """
-        super().__init__(workspace, epoch)
+        super().__init__(context, epoch)
         self.slot = slot
         reward, _, self.evaluation = slot.partition(OF)
-        self.section = workspace.reward_section(reward, judges=True)
+        self.section = context.reward_section(reward, judges=True)
 
     def options(self) -> Mapping[str, Any]:
         """The reward, and how many images its grid shows."""

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from configs.errors import ConfigError
 from configs.registry import resolve
+from tasks.context import RunContext
 from tasks.stage import Stage
-from tasks.workspace import Workspace
 
 STAGES = {
-    "base": "tasks.base:BaseStage",
-    "encode": "tasks.preprocess:EncodeStage",
-    "preprocess": "tasks.preprocess:PreprocessStage",
-    "policy": "tasks.policy:PolicyStage",
-    "rollout": "tasks.rollout:RolloutStage",
-    "score": "tasks.score:ScoreStage",
-    "advantage": "tasks.advantage:AdvantageStage",
-    "optimize": "tasks.optimize.stage:OptimizeStage",
-    "evaluate": "tasks.evaluate:EvaluateStage",
-    "judge": "tasks.score:JudgeStage",
-    "export": "tasks.export.stage:ExportStage",
+    "base": "tasks.stages.base:BaseStage",
+    "encode": "tasks.stages.encode:EncodeStage",
+    "preprocess": "tasks.stages.preprocess:PreprocessStage",
+    "policy": "tasks.stages.policy:PolicyStage",
+    "rollout": "tasks.stages.rollout:RolloutStage",
+    "score": "tasks.stages.score:ScoreStage",
+    "advantage": "tasks.stages.advantage:AdvantageStage",
+    "optimize": "tasks.stages.optimize:OptimizeStage",
+    "evaluate": "tasks.stages.evaluate:EvaluateStage",
+    "judge": "tasks.stages.score:JudgeStage",
+    "export": "tasks.stages.export:ExportStage",
 }
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
 #: Stages of which an epoch may have several.
 SLOTTED = ("score", "evaluate", "judge")
-#: Stages that make images.
-DECODING = ("rollout", "evaluate")
 #: Stages that make sense for epoch 1 and later only.
 TRAINING = ("rollout", "score", "advantage", "optimize")
 
 
-def make_stage(workspace: Workspace, name: str, epoch: int, slot: str = "") -> Stage:
+def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> Stage:
     """Return a stage of a run.
 
     Raises:
@@ -42,5 +40,5 @@ def make_stage(workspace: Workspace, name: str, epoch: int, slot: str = "") -> S
     if name in TRAINING and epoch < 1:
         raise ConfigError(f"Stage '{name}' runs once per epoch. Say which with --epoch 1 or later.")
     if name in SLOTTED:
-        return cls(workspace, epoch, slot)  # type: ignore[no-any-return]
-    return cls(workspace, epoch)  # type: ignore[no-any-return]
+        return cls(context, epoch, slot)  # type: ignore[no-any-return]
+    return cls(context, epoch)  # type: ignore[no-any-return]

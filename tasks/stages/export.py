@@ -11,21 +11,20 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from models.adapters import Trainable
-from models.policies.base import PipelineCall
+from models.policies.base import Part, PipelineCall
 from models.policies.pipeline import read_json
 from tasks.chain import Node, policy_after
+from tasks.components import call_options
 from tasks.export.base_model import BaseModel, describe_base, license_identity
 from tasks.export.card import About, model_card, prompt_set
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images, made_evaluation
 from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipeline
 from tasks.export.usage import INPUT, Usage, lora_files
 from tasks.pictures import grid
-from tasks.prompts import read_prompts
-from tasks.rollout import call_options
+from tasks.prompts import StoredPrompt, read_prompts, uses_guidance
 from tasks.seeds import derive
 from tasks.sources import PIPELINE, Weights
 from tasks.stage import Output, Shard, Stage
-from tasks.workspace import StoredPrompt, uses_guidance
 
 #: Columns of the picture before and after.
 _SHOWN = 6
@@ -39,6 +38,7 @@ class ExportStage(Stage):
     #: 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
     version = 2
     kind = "exports"
+    parts = frozenset({Part.DENOISER, Part.VAE})
 
     def options(self) -> Mapping[str, Any]:
         """The format, how the model is called, and what the card tells."""
@@ -62,7 +62,7 @@ class ExportStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy after the epoch, base model, prompts, and the evaluations before training and after that ran."""
-        found = [node for epoch in dict.fromkeys((0, self.epoch)) for node in made_evaluation(self.workspace, epoch)]
+        found = [node for epoch in dict.fromkeys((0, self.epoch)) for node in made_evaluation(self.context, epoch)]
         return (policy_after(self.epoch), Node(0, "base"), Node(0, "preprocess"), *found)
 
     def shards(self) -> list[Shard]:
@@ -71,8 +71,8 @@ class ExportStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write model, images, settings and card."""
-        trainable = self.workspace.trainable(self.inputs()[0], Weights.AVERAGE)
-        target, base = folder / PIPELINE, describe_base(self.workspace)
+        trainable = self.host.trainable(self.inputs()[0], Weights.AVERAGE)
+        target, base = folder / PIPELINE, describe_base(self.context)
         negative = self.config.model.negative_prompt if uses_guidance(self.config) else None
         call = trainable.policy.pipeline_call(self._steps, negative)
         self._write_model(trainable, target, call)
@@ -102,15 +102,15 @@ class ExportStage(Stage):
         path, names = self.config.model.path, ("base", "license")
         if path is None:
             return {}
-        if not self.workspace.reads and Path(path).is_dir():
-            stated = license_identity(self.workspace.base_folder)
-            return dict(zip(names, (describe_base(self.workspace).name, stated), strict=True))
-        made = self.workspace.run.made(self.epoch, self.name)
-        manifest = self.workspace.store.manifest(made[-1].ref) if made else None
+        if not self.context.reads and Path(path).is_dir():
+            stated = license_identity(self.context.base_folder)
+            return dict(zip(names, (describe_base(self.context).name, stated), strict=True))
+        made = self.context.run.made(self.epoch, self.name)
+        manifest = self.context.store.manifest(made[-1].ref) if made else None
         return {} if manifest is None else {name: manifest.options[name] for name in names if name in manifest.options}
 
     def _write_model(self, trainable: Trainable, target: Path, call: PipelineCall | None) -> None:
-        base = self.workspace.base_folder
+        base = self.context.base_folder
         if self._format == "lora":
             trainable.policy.save_lora(target)
             copy_licenses(base, target)
@@ -121,7 +121,7 @@ class ExportStage(Stage):
 
     def _draw(self, path: Path) -> str | None:
         split = self._split
-        before, after = (evaluation_images(self.workspace, epoch, split, _SHOWN) for epoch in (0, self.epoch))
+        before, after = (evaluation_images(self.context, epoch, split, _SHOWN) for epoch in (0, self.epoch))
         if not after:
             return None
         captions = [*(_caption(one, "before") for one in before), *(_caption(one, "after") for one in after)]
@@ -133,7 +133,7 @@ class ExportStage(Stage):
         conditioned = config.prompts.image is not None
         if conditioned:
             self._copy_image(prompt, target / INPUT)
-        folder = self.workspace.base_folder if lora else target
+        folder = self.context.base_folder if lora else target
         return Usage(
             pipeline=str(read_json(folder / INDEX)["_class_name"]),
             base=base.name if lora else None,
@@ -156,20 +156,20 @@ class ExportStage(Stage):
             base=base,
             base_artifact=str(model),
             policy=str(policy),
-            digest=self.workspace.store.require(policy).digest,
+            digest=self.context.store.require(policy).digest,
             prompts=str(prompts),
-            before=evaluation_figures(self.workspace, 0),
-            after=evaluation_figures(self.workspace, self.epoch),
+            before=evaluation_figures(self.context, 0),
+            after=evaluation_figures(self.context, self.epoch),
             picture=picture,
         )
 
     @property
     def _split(self) -> str:
-        return "heldout" if self.workspace.prompts["heldout"] else "train"
+        return "heldout" if self.context.prompts["heldout"] else "train"
 
     @property
     def _example(self) -> StoredPrompt:
-        return self.workspace.prompts[self._split][0]
+        return self.context.prompts[self._split][0]
 
     def _copy_image(self, prompt: StoredPrompt, path: Path) -> None:
         """Write the image that a prompt starts from."""
@@ -184,7 +184,7 @@ class ExportStage(Stage):
 
 def exported_folder(stage: ExportStage) -> Path:
     """Return the folder of a finished export."""
-    store = stage.workspace.store
+    store = stage.context.store
     store.require(stage.ref)
     return store.folder(stage.ref, store.shards(stage.ref)[0]) / PIPELINE
 

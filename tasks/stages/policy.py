@@ -9,6 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from configs.fingerprint import canonical_json
+from models.policies.base import Part
 from tasks.chain import Node
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
@@ -22,6 +23,7 @@ class PolicyStage(Stage):
 
     name = "policy"
     kind = "policies"
+    parts = frozenset({Part.DENOISER})
 
     def options(self) -> Mapping[str, Any]:
         """What is trained, and the seed of fresh LoRA weights."""
@@ -42,5 +44,5 @@ class PolicyStage(Stage):
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
         (folder / ABOUT).write_text(canonical_json(self.options()))
         if self.config.model.lora is not None:
-            save_file(self.workspace.fresh_state(), folder / Weights.TRAINED.value)
+            save_file(self.host.fresh_state(), folder / Weights.TRAINED.value)
         return Output(rows=1)

@@ -1,0 +1,90 @@
+"""What a config names, made: kernel and plan of the sampler, the algorithm, stores, formats, how models are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.registry import create, resolve
+from configs.schema import RunConfig
+from models.attention import attention_identity
+from models.policies import EMBEDDED_GUIDANCE
+from models.schedules import PLANS, Plan
+from models.solvers import SOLVERS, Solver
+from models.transitions import KERNELS, Kernel
+from storage.media import MediaFormat
+from storage.trajectories import TRAJECTORY_STORES
+from storage.trajectories.base import TrajectoryStore
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Algorithm
+from tasks.prompts import uses_guidance
+
+
+def make_algorithm(config: RunConfig) -> Algorithm:
+    """Return the training objective.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    chosen = config.optimize.algorithm
+    return create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")  # type: ignore[no-any-return]
+
+
+def make_kernel(config: RunConfig) -> Kernel:
+    """Return the stochastic step of rollouts.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    sampler = config.rollout.sampler
+    return create(KERNELS, sampler.name, sampler.options, what="rollout.sampler")  # type: ignore[no-any-return]
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Return the plan that draws which steps are stochastic and stored.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    plan = config.rollout.plan
+    return create(PLANS, plan.name, plan.options, what="rollout.plan")  # type: ignore[no-any-return]
+
+
+def make_solver(name: str, where: str) -> Solver:
+    """Return a deterministic solver; ``where`` is the setting that names it.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    return create(SOLVERS, name, {}, what=where)  # type: ignore[no-any-return]
+
+
+def call_options(config: RunConfig) -> dict[str, Any]:
+    """Return how the model is called: what changes samples of a given policy, and nothing else.
+
+    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward above 1 (at or below
+    that it is off). Attention counts where it is approximate; compiling and devices change rounding alone.
+    """
+    model = config.model
+    guided: dict[str, Any] = {}
+    if model.policy in EMBEDDED_GUIDANCE:
+        guided = {"guidance_scale": model.guidance_scale}
+    elif uses_guidance(config):
+        guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
+    clip = {"frames": model.frames} if model.frames > 1 else {}
+    return {**size, **clip, **guided, "attention": attention_identity(model.attention)}
+
+
+def media_format(config: RunConfig) -> MediaFormat:
+    """Return how a run stores images and clips."""
+    media = config.rollout.media
+    return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
+
+
+def open_trajectory_store(name: str) -> TrajectoryStore:
+    """Return a trajectory store by name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""What carries stages out: the models of a process, the ranks that work together, and what starts them."""

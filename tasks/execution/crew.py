@@ -1,0 +1,135 @@
+"""The resident ranks of a run, seen from the process that orchestrates: started once, they take stage after stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.errors import LostRankError, WorkerError
+from tasks.context import RunContext
+from tasks.execution.devices import chosen_device
+from tasks.execution.launch import Launched
+from tasks.execution.orders import Order
+from tasks.execution.pulse import Beat, Watch
+from tasks.execution.worker import PREFIX
+from tasks.progress import Reporter
+from tasks.stage import StageRun
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Who hears what the ranks say while they carry out an order."""
+
+    on_commit: Callable[[str], None]
+    """Hears the name of each shard as soon as it is committed."""
+    on_look: Callable[[], None]
+    """Called about twice a second; what it raises ends the ranks."""
+
+
+class Crew:
+    """Several processes that keep their models and carry out stages together."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; nothing is started yet."""
+        self._context = context
+        self._launched: Launched | None = None
+        self._given = 0
+        self.starts = 0
+        """How often ranks were started."""
+        self.loads: list[dict[str, int]] = []
+        """How often each rank read each part of a model from its files, since they were started."""
+
+    def carry_out(self, run: StageRun, listener: Listener) -> None:
+        """Have all pending shards of a stage made; ranks that something ended from outside are started again.
+
+        Raises:
+            WorkerError: a rank failed, hangs, or was ended too often.
+        """
+        for left in reversed(range(self._context.config.execution.retries + 1)):
+            try:
+                return self._carry_out(run, listener)
+            except LostRankError as error:
+                self.stop()
+                if not left:
+                    raise
+                self._context.reporter.message(f"{error} The ranks are started again, {left} times at most.")
+            except BaseException:
+                # Also on Ctrl-C and cancellation: ranks that are in the middle of something cannot take another order.
+                self.stop()
+                raise
+
+    def close(self) -> None:
+        """Let the ranks go."""
+        if self._launched is not None:
+            self._launched.leave()
+            self._launched = None
+
+    def stop(self) -> None:
+        """End the ranks, whatever they are doing."""
+        if self._launched is not None:
+            self._launched.stop()
+            self._launched = None
+
+    def _carry_out(self, run: StageRun, listener: Listener) -> None:
+        execution = self._context.config.execution
+        launched = self._started()
+        order = Order.of(self._given, run)
+        self._given += 1
+        launched.tell(order.line())
+        watch = Watch(execution.stall_s, world=execution.processes)
+        for line in launched.lines(_LOOK_S):
+            listener.on_look()
+            hanging = watch.hanging()
+            if hanging is not None:
+                raise WorkerError(
+                    f"{run.stage.node}: {hanging}. Nothing committed is lost: run the same command again, or raise "
+                    f"execution.stall_s, which is {execution.stall_s:g}, if the work can take that long."
+                )
+            if line is None:
+                continue
+            said = _parsed(line)
+            if said is None:
+                _pass_on(line, run.stage.name, self._context.reporter)
+            elif "beats" in said:
+                watch.heard({int(rank): Beat(**beat) for rank, beat in said["beats"].items()})
+            elif "progress" in said:
+                self._context.reporter.progress(*said["progress"])
+            elif "committed" in said:
+                listener.on_commit(said["committed"])
+            elif "message" in said:
+                self._context.reporter.message(said["message"])
+            elif said.get("done") == order.number:
+                self.loads = said["loads"]
+                return
+        raise WorkerError(f"{run.stage.node}: the ranks ended before the work was done.")
+
+    def _started(self) -> Launched:
+        if self._launched is None:
+            execution = self._context.config.execution
+            # Too many processes for the devices of this machine are refused before any is started.
+            chosen_device(execution.device, execution.processes - 1)
+            arguments = [execution.device, str(execution.stall_s)]
+            self._launched = Launched("tasks.execution.worker", arguments, processes=execution.processes)
+            self._given = 0
+            self.starts += 1
+        return self._launched
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Return what a rank says to us; None for whatever else it prints, which may have torn one of our lines."""
+    if not line.startswith(PREFIX):
+        return None
+    try:
+        said = json.loads(line.removeprefix(PREFIX))
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def _pass_on(line: str, stage: str, reporter: Reporter) -> None:
+    if line.strip():
+        reporter.message(f"[{stage}] {line}")

@@ -1,0 +1,250 @@
+"""The model host: the one place of a process that holds models, and knows on what device, in what dtype, how large."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from configs.registry import create, resolve
+from configs.schema import RewardSection, RunConfig
+from models.adapters import LoraSpec, Trainable
+from models.libraries import quiet_libraries
+from models.policies import POLICIES
+from models.policies.base import Conditioning, Part, Policy, PolicySettings
+from models.rewards import REWARDS
+from models.rewards.base import Reward
+from storage.layout import ArtifactRef
+from tasks.execution.devices import chosen_device, free_cached_memory, local_rank, moved
+from tasks.execution.ranks import Ranks
+from tasks.prompts import StoredPrompt, condition_key, uses_guidance
+from tasks.seeds import derive
+from tasks.sources import Weights, chosen_weights, local_model, read_weights
+
+if TYPE_CHECKING:
+    from tasks.context import RunContext
+
+#: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
+_BASE = ("base", "")
+
+
+class ModelHost:
+    """Loads parts of the run's models when a stage asks for them, keeps them, and releases what no stage needs now."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; nothing is loaded yet."""
+        self.context = context
+        self.ranks = Ranks()
+        """This process among those that work together."""
+        self.loads: Counter[str] = Counter()
+        """How often each part of a model was read from its files."""
+        self._encoder: Policy | None = None
+        self._trainable: Trainable | None = None
+        self._holds: tuple[str, str] | None = None
+        self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self._prepared: frozenset[Part] | None = None
+        self._rewards: dict[str, Reward] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+    # Device
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device models run on; of several of a kind this process has the one of its local rank."""
+        return chosen_device(self.config.execution.device, local_rank())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of frozen weights and forwards."""
+        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
+        return dtype
+
+    def use_threads(self) -> None:
+        """Set torch's CPU threads for the calling thread; OpenMP keeps the number per thread."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.config.execution.threads)
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of parameters and buffers of every part that is loaded."""
+        parts: dict[str, Mapping[str, nn.Module]] = {}
+        if self._encoder is not None:
+            parts["encoder"] = self._encoder.modules()
+        if self._trainable is not None:
+            parts |= {"policy": self._trainable.policy.modules()}
+            parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
+        return {name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()}
+
+    # Loading and releasing
+
+    def prepare(self, parts: frozenset[Part]) -> None:
+        """Make room for a stage that needs some parts: text encoders are forgotten, others leave the device."""
+        with self._lock:
+            if self._prepared == parts:
+                return
+            self._prepared = parts
+            if Part.TEXT not in parts:
+                self._encoder = None
+            if self._trainable is not None:
+                # Where the device's memory is the host's, this moves nothing.
+                self._trainable.policy.move_decoder(self.device if Part.VAE in parts else torch.device("cpu"))
+            free_cached_memory(self.device)
+
+    def release(self) -> None:
+        """Forget everything that is loaded."""
+        with self._lock:
+            self._encoder = self._trainable = self._holds = self._prepared = None
+            free_cached_memory(self.device)
+
+    def load(self, parts: frozenset[Part], folder: Path | None = None) -> Policy:
+        """Load some parts of the base model, or of another folder of its family, fresh."""
+        quiet_libraries()
+        section = self.config.model
+        settings = PolicySettings(
+            height=section.height,
+            width=section.width,
+            guidance_scale=section.guidance_scale,
+            dtype=self.dtype,
+            device=self.device,
+            train_negative=self.config.optimize.guidance_gradient == "both",
+            gradient_checkpointing=section.gradient_checkpointing,
+            frames=section.frames,
+            attention=section.attention,
+            device_map=section.device_map,
+            compile=section.compile,
+        )
+        family = resolve(POLICIES, section.policy, what="model.policy")
+        self.loads.update(part.value for part in parts)
+        return family.load(folder or self.context.base_folder, settings, parts, section.options)  # type: ignore[no-any-return]
+
+    def encoder(self) -> Policy:
+        """Return the base model's text encoders, and whatever else of it encodes prompts."""
+        with self._lock:
+            if self._encoder is None:
+                family = resolve(POLICIES, self.config.model.policy, what="model.policy")
+                self._encoder = self.load(family.encoding_parts)
+            return self._encoder
+
+    def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
+        """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""
+        with self._lock:
+            held, wanted = self._loaded(), self._names(ref, weights)
+            if self._holds != wanted:
+                values = read_weights(self.context.store, ref, weights)
+                held.load(values if values is not None else self.base_weights())
+                self._holds = wanted
+            return held
+
+    def borrow(self, ref: ArtifactRef) -> Trainable:
+        """Return the policy with the trained weights of an artifact, to be changed: it then holds those of none."""
+        held = self.trainable(ref)
+        self._holds = None
+        return held
+
+    def keep(self, ref: ArtifactRef) -> None:
+        """Hear that what became of the borrowed policy are the trained weights of an artifact."""
+        self._holds = (str(ref), Weights.TRAINED.value)
+
+    def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
+        """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
+        assert self._trainable is not None
+        values = read_weights(self.context.store, ref, Weights.TRAINED)
+        values = values if values is not None else self.base_weights()
+        return [values[name].to(p.device) for name, p in self._trainable.named_parameters()]
+
+    def fresh_state(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters before any training."""
+        with self._lock:
+            held = self._loaded()
+            return held.state() if self._holds == _BASE else self._fresh().state()
+
+    def base_weights(self) -> dict[str, torch.Tensor]:
+        """Return the base model's own weights as trained parameters, from its files."""
+        return Trainable(self.load(frozenset({Part.DENOISER})), None, seed=0).state()
+
+    def give_reference(self, trainable: Trainable) -> None:
+        """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
+        if trainable.needs_reference:
+            trainable.set_reference(self.load(frozenset({Part.DENOISER})).denoisers)
+
+    def give_teacher(self, trainable: Trainable, folder: str) -> None:
+        """Load the frozen denoisers of another model of the family, unless they are there already."""
+        if trainable.needs_teacher:
+            trainable.set_teacher(self.load(frozenset({Part.DENOISER}), local_model(folder, None)).denoisers)
+
+    def lora_spec(self, policy: Policy) -> LoraSpec | None:
+        """Return the LoRA settings with the family's published targets filled in."""
+        section = self.config.model.lora
+        if section is None:
+            return None
+        return LoraSpec(rank=section.rank, alpha=section.alpha, targets=section.targets or policy.lora_targets)
+
+    def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
+        """Return what weights are called here; artifacts never change, so the store is asked once."""
+        if (ref, weights) not in self._named:
+            chosen = chosen_weights(self.context.store, ref, weights)
+            self._named[ref, weights] = _BASE if chosen is None else (str(ref), chosen.value)
+        return self._named[ref, weights]
+
+    def _loaded(self) -> Trainable:
+        if self._trainable is None:
+            self._trainable, self._holds = self._fresh(), _BASE
+        return self._trainable
+
+    def _fresh(self) -> Trainable:
+        policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
+        return Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
+
+    # What models are called with
+
+    def conditioning(self, prompts: Sequence[StoredPrompt]) -> Conditioning:
+        """Return one row per prompt on the device, each with its negative when guidance is on.
+
+        Rows of equal prompts are read and moved once.
+        """
+        positive = self._tensors([prompt.condition for prompt in prompts])
+        if not uses_guidance(self.config):
+            return Conditioning(positive)
+        text = self.config.model.negative_prompt
+        return Conditioning(positive, self._tensors([condition_key(text, prompt.metadata) for prompt in prompts]))
+
+    def _tensors(self, conditions: Sequence[str]) -> dict[str, torch.Tensor]:
+        places = {condition: place for place, condition in enumerate(dict.fromkeys(conditions))}
+        loaded = self.context.embeddings.load(list(places))
+        index = torch.tensor([places[condition] for condition in conditions], device=self.device)
+        tensors = {}
+        for name, array in loaded.arrays.items():
+            rows = torch.from_numpy(array)
+            rows = rows.view(torch.bfloat16) if loaded.dtypes.get(name) == "bfloat16" else rows
+            # Positions, lengths and masks are whole numbers, which bfloat16 has only up to 256.
+            dtype = self.dtype if rows.is_floating_point() else rows.dtype
+            tensors[name] = moved(rows, self.device).to(dtype)[index]
+        return tensors
+
+    # Rewards
+
+    def reward(self, section: RewardSection) -> Reward:
+        """Return a reward, made once per process."""
+        with self._lock:
+            if section.slot not in self._rewards:
+                self._rewards[section.slot] = create(REWARDS, section.name, section.options, what="reward")
+            return self._rewards[section.slot]
+
+    def use_rewards(self, made: Mapping[str, Reward]) -> None:
+        """Take rewards that were made already, by slot."""
+        self._rewards.update(made)
+
+
+def _bytes(module: Any) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)

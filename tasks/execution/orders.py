@@ -1,0 +1,80 @@
+"""What the ranks are told to do: one stage of one epoch of a run, named completely, as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from configs.load import parse_config
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from tasks.chain import Node
+from tasks.context import RunContext
+from tasks.progress import Reporter
+from tasks.stage import Stage, StageRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One stage to carry out."""
+
+    number: int
+    """How many were given before."""
+    config: Mapping[str, Any]
+    """The run's config, or another that this stage is run with."""
+    run: str
+    """Name of the run."""
+    epoch: int
+    """Epoch of the one stage that is run with another config; 0 with the run's own."""
+    node: tuple[int, str, str]
+    """The stage."""
+    artifact: str
+    """What it makes."""
+    inputs: tuple[str, ...]
+    """What it reads."""
+
+    @classmethod
+    def of(cls, number: int, run: StageRun) -> Order:
+        """Return the order to carry out a stage."""
+        stage, context = run.stage, run.stage.context
+        config = context.config.model_dump(mode="json")
+        config["store"]["root"] = run.store.root.uri
+        return cls(
+            number=number,
+            config=config,
+            run=context.run.name,
+            epoch=context.epoch,
+            node=(stage.node.epoch, stage.node.stage, stage.node.slot),
+            artifact=str(run.ref),
+            inputs=tuple(str(ref) for ref in stage.inputs()),
+        )
+
+    @classmethod
+    def parse(cls, line: str) -> Order:
+        """Return what ``line`` gave as text."""
+        data = json.loads(line)
+        return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
+
+    def line(self) -> str:
+        """Return the order as one line."""
+        return json.dumps(asdict(self))
+
+    def parsed_config(self) -> RunConfig:
+        """Return the config."""
+        return parse_config(dict(self.config), where=f"run '{self.run}'")
+
+    def context(self, reporter: Reporter) -> RunContext:
+        """Return the run's context in this process."""
+        config = self.parsed_config()
+        store = ArtifactStore(config.store)
+        return RunContext(store, config, RunFolder(store, self.run), reporter=reporter, epoch=self.epoch)
+
+    def stage(self, context: RunContext) -> Stage:
+        """Return the stage."""
+        stage = context.chain.stage(Node(*self.node))
+        stage.adopt(ArtifactRef.parse(self.artifact), [ArtifactRef.parse(ref) for ref in self.inputs])
+        return stage

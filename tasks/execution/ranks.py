@@ -1,0 +1,91 @@
+"""The ranks that work together: one process, or several started by torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from tasks.execution.board import Board
+from tasks.execution.pulse import Beat, Pulse
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that work together."""
+
+    rank: int = 0
+    """Number of this process."""
+    world: int = 1
+    """Number of processes."""
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    """Says where this process is."""
+
+    @property
+    def first(self) -> bool:
+        """True on the rank that writes."""
+        return self.rank == 0
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero."""
+        if self.world == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return values added up over ranks."""
+        if self.world > 1:
+            with self.pulse.waiting():
+                dist.all_reduce(values)
+        return values
+
+    def gather_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names of all ranks, each once, in one order."""
+        if self.world == 1:
+            return list(names)
+        gathered: list[list[str]] = [[] for _ in range(self.world)]
+        with self.pulse.waiting():
+            dist.all_gather_object(gathered, list(names))
+        return list(dict.fromkeys(name for each in gathered for name in each))
+
+
+@contextmanager
+def torchrun_ranks(
+    device: torch.device, timeout_s: float, on_beats: Callable[[dict[int, Beat]], None]
+) -> Iterator[Ranks]:
+    """Join the processes torchrun started, with the backend of the device they work on.
+
+    Args:
+        device: this process's device.
+        timeout_s: seconds after which a collective gives up; whoever watches the ranks should notice earlier.
+        on_beats: called on the first rank with what all ranks say of themselves, again and again.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    ranks = Ranks(rank, world)
+    # Before the ranks join, which hangs if one of them does.
+    ranks.pulse.start(Board(store, "flowmill/pulse").beside(), rank, world, on_beats)
+    joined: dict[str, Any] = {"store": store, "rank": rank, "world_size": world, "timeout": timeout}
+    if device.type == "cpu":
+        dist.init_process_group("gloo", **joined)
+    else:
+        torch.accelerator.set_device_index(device.index)
+        backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+        dist.init_process_group(backend, device_id=device, **joined)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()

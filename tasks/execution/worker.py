@@ -1,0 +1,214 @@
+"""The program each torchrun rank runs: it stays for many stages, and takes its share of each.
+
+``torchrun ... -m tasks.execution.worker DEVICE STALL_S``; orders come as lines on the first rank's standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple
+from itertools import islice
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from configs.errors import WorkerError
+from configs.fingerprint import fingerprint
+from storage.checksums import hash_file
+from tasks.context import RunContext
+from tasks.execution.board import Board
+from tasks.execution.devices import chosen_device, local_rank
+from tasks.execution.orders import Order
+from tasks.execution.pulse import Beat
+from tasks.execution.ranks import Ranks, torchrun_ranks
+from tasks.stage import Shard, Stage, StageRun
+
+#: Lines that start with this carry one JSON object for the parent.
+PREFIX = "@flowmill "
+#: Collectives give up only after whoever watches has noticed that a rank hangs.
+_COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
+
+
+class RankReporter:
+    """Sends progress to the parent process, one JSON line each, and says in the pulse where this rank is."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Bind to this process's rank."""
+        self._ranks = ranks
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        """Send progress."""
+        self._ranks.pulse.at(f"{stage} of epoch {epoch}, {done} of {total}")
+        send({"progress": [stage, epoch, done, total, detail]})
+
+    def message(self, text: str) -> None:
+        """Send a message; what all ranks say is said once."""
+        if self._ranks.first:
+            send({"message": text})
+
+
+class Worker:
+    """One rank: its models stay loaded from order to order."""
+
+    def __init__(self, ranks: Ranks, board: Board) -> None:
+        """Bind to this process's rank and to what the ranks tell each other."""
+        self._ranks = ranks
+        self._board = board
+        self._order: Order | None = None
+        self._context: RunContext | None = None
+
+    def carry_out(self, order: Order) -> None:
+        """Take this rank's share of a stage, and tell when all ranks are done."""
+        board = self._board.below(f"order{order.number}")
+        self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
+        context = self._context_of(order)
+        run_share(order.stage(context), self._ranks, board)
+        board.post(f"done{self._ranks.rank}", json.dumps(context.host.loads))
+        if self._ranks.first:
+            with self._ranks.pulse.waiting():
+                loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
+            send({"done": order.number, "loads": loads})
+
+    def _context_of(self, order: Order) -> RunContext:
+        """Return the run's context: the one of the order before, with its models, if it is of the same run."""
+        known = self._order
+        self._order = order
+        if self._context is None or known is None or _settings(known) != _settings(order):
+            if self._context is not None:
+                self._context.close()
+            self._context = order.context(RankReporter(self._ranks))
+            self._context.host.ranks = self._ranks
+            self._context.host.use_threads()
+        self._context.refresh()
+        return self._context
+
+
+def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
+    """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
+    run = StageRun(stage)
+    if not stage.collective:
+        for shard in deal(ranks, board, run.pending):
+            run.run_shard(shard)
+            send({"committed": shard.name})
+        return
+    for shard in listed(ranks, board, run.pending):
+        if ranks.first:
+            run.run_shard(shard)
+            send({"committed": shard.name})
+            board.post(f"committed/{shard.name}", "")
+            continue
+        run.join_shard(shard)
+        with ranks.pulse.waiting():
+            board.read(f"committed/{shard.name}")
+        run.joined(shard)
+
+
+def deal(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
+    """Yield the shards this rank takes: whoever is free takes the next, so a slow rank idles nobody."""
+    shards = listed(ranks, board, pending)
+    while (number := board.take("next")) < len(shards):
+        yield shards[number]
+
+
+def listed(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
+    """Return rank 0's list of pending shards on every rank.
+
+    A rank that lists later would miss what others have committed by then, and the ranks would work on different lists.
+    """
+    if ranks.first:
+        board.post("shards", json.dumps([astuple(shard) for shard in pending()]))
+    with ranks.pulse.waiting():
+        return [Shard(*shard) for shard in json.loads(board.read("shards"))]
+
+
+def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
+    """Yield the orders the first rank reads from its standard input, on every rank, until there are no more."""
+    lines: queue.Queue[str] = queue.Queue()
+    if ranks.first:
+        threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
+    number = 0
+    while True:
+        ranks.pulse.at("nothing: it waits for orders")
+        with ranks.pulse.waiting():
+            if ranks.first:
+                board.post(f"order{number}", lines.get())
+            line = board.read(f"order{number}")
+        if not line:
+            return
+        yield Order.parse(line)
+        number += 1
+
+
+def _read(lines: queue.Queue[str]) -> None:
+    """Hand lines on; when no more can come the parent is done or gone, whatever this rank is busy with."""
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put("")
+    threading.Timer(_LEAVING_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+#: Seconds a rank has to end by itself when no more orders can come.
+_LEAVING_S = 5.0
+
+
+def same_code(ranks: Ranks, board: Board) -> None:
+    """Check that all ranks run the same program.
+
+    Raises:
+        WorkerError: one runs another; what they compute together would not be what either would.
+    """
+    folder = Path(__file__).parent.parent.parent
+    rooms = ("configs", "models", "storage", "tasks")
+    own = fingerprint([[str(p.relative_to(folder)), hash_file(p)] for room in rooms for p in _sources(folder / room)])
+    board.post(f"code{ranks.rank}", own)
+    if ranks.first:
+        others = {rank: board.read(f"code{rank}") for rank in range(ranks.world)}
+        odd = [rank for rank, code in others.items() if code != own]
+        if odd:
+            raise WorkerError(
+                f"Rank {odd[0]} runs another version of flowmill than rank 0. Install the same one on every machine."
+            )
+
+
+def _sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+@record
+def main() -> None:
+    """Join the other ranks and carry out orders until there are no more."""
+    name, stall = sys.argv[1], float(sys.argv[2])
+    patience = max(_LEAST_S, stall * _COLLECTIVE_PATIENCE)
+    with torchrun_ranks(chosen_device(name, local_rank()), patience, _send_beats) as ranks:
+        board = Board()
+        same_code(ranks, board)
+        worker = Worker(ranks, board)
+        for order in orders(ranks, board):
+            worker.carry_out(order)
+
+
+def _settings(order: Order) -> tuple[object, ...]:
+    return (order.config, order.run, order.epoch)
+
+
+def _send_beats(beats: Mapping[int, Beat]) -> None:
+    # A few at a time: only short lines come through whole where several ranks write to one pipe.
+    items = iter(beats.items())
+    while some := list(islice(items, 16)):
+        send({"beats": {rank: asdict(beat) for rank, beat in some}})
+
+
+def send(data: dict[str, object]) -> None:
+    """Tell the parent something, as one line."""
+    sys.stdout.write(PREFIX + json.dumps(data) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

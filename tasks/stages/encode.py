@@ -1,0 +1,104 @@
+"""Prompts in, embeddings out. Each distinct prompt is encoded once ever per encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from configs.fingerprint import fingerprint
+from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
+from models.policies.base import Part
+from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
+from tasks.chain import Node
+from tasks.prompts import Prompt
+from tasks.stage import Output, Shard, Stage
+
+#: A crash costs at most the prompts of one shard; of SD3 they take 700 MB.
+_PROMPTS_PER_SHARD = 256
+
+
+class EncodeStage(Stage):
+    """Encodes the prompts that are not in the cache yet; text encoders are loaded only if there are any."""
+
+    name = "encode"
+    #: 3: rows are read where they lie, bfloat16 as it is.
+    version = 3
+    kind = "embeddings"
+    parts = frozenset({Part.TEXT})
+    grows = True
+
+    def options(self) -> Mapping[str, Any]:
+        """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
+        model = self.config.model
+        unused = NOT_ENCODED.get(model.policy, frozenset())
+        options = {name: value for name, value in model.options.items() if name not in unused}
+        about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        # What a family of one's own encodes is not known.
+        if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
+            return about
+        return {**about, "height": model.height, "width": model.width, "frames": model.frames}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The base model."""
+        return (Node(0, "base"),)
+
+    def shards(self) -> list[Shard]:
+        """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
+        missing, size = self._missing, _PROMPTS_PER_SHARD
+        return [self._shard(missing[start : start + size]) for start in range(0, len(missing), size)]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Encode what is missing of one range, in batches of one fixed size: rows do not depend on their neighbors."""
+        self.host.use_threads()
+        wanted = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
+        size, prompts = self.config.execution.encode_batch_size, self._prompts
+        with EmbeddingWriter(folder, wanted) as writer:
+            for start in range(0, len(wanted), size):
+                writer.add(self._encode([prompts[condition] for condition in wanted[start : start + size]]))
+                self.context.reporter.progress(self.name, 0, min(start + size, len(wanted)), len(wanted))
+        return Output(rows=len(wanted))
+
+    @property
+    def _cache(self) -> EmbeddingCache:
+        return self.context.embedding_cache(self.ref)
+
+    @property
+    def _prompts(self) -> dict[str, Prompt]:
+        return self.context.distinct_prompts
+
+    @cached_property
+    def _missing(self) -> list[tuple[int, str]]:
+        """What is to be encoded, with its position among all: a range means the same whatever is committed since."""
+        missing = set(self._cache.missing(list(self._prompts)))
+        return [(place, condition) for place, condition in enumerate(self._prompts) if condition in missing]
+
+    def _shard(self, missing: Sequence[tuple[int, str]]) -> Shard:
+        return Shard(fingerprint([condition for _, condition in missing])[:16], missing[0][0], missing[-1][0] + 1)
+
+    def _encode(self, prompts: Sequence[Prompt]) -> Rows:
+        """Return the rows of some prompts; the batch is filled up to its size with the last of them."""
+        padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
+        encoded = self.host.encoder().encode([prompt.text for prompt in padded], *_images(padded))
+        kept = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
+        # NumPy has no bfloat16: its bits are stored, half the size of a wider float and exactly what was computed.
+        bits = {name: "bfloat16" for name, rows in kept.items() if rows.dtype == torch.bfloat16}
+        return Rows({k: (v.view(torch.uint16) if k in bits else v).numpy() for k, v in kept.items()}, bits)
+
+
+def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
+    """Return the images of prompts as one further argument, or none."""
+    paths = [prompt.image for prompt in prompts if prompt.image is not None]
+    if not paths:
+        return []
+    images = []
+    for path in paths:
+        with Image.open(path) as image:
+            images.append(np.asarray(image.convert("RGB")))
+    return [images]

@@ -1,0 +1,55 @@
+"""The run's prompts as an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.fingerprint import canonical_json
+from storage.records import ShardRecord
+from storage.schema import PROMPTS, write_table
+from tasks.chain import Node
+from tasks.prompts import Prompt
+from tasks.stage import Output, Shard, Stage
+
+
+class PreprocessStage(Stage):
+    """The prompt table of a run, with the content hash of every prompt's embedding."""
+
+    name = "preprocess"
+    kind = "prompts"
+
+    def options(self) -> Mapping[str, Any]:
+        """The prompts themselves."""
+        return {"prompts": self.context.prompts_identity}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The embedding cache."""
+        return (Node(0, "encode"),)
+
+    def shards(self) -> list[Shard]:
+        """One."""
+        return [Shard("prompts")]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Write the table."""
+        rows = [(split, prompt) for split, prompts in self._prompts.items() for prompt in prompts]
+        columns = {
+            "prompt_id": [prompt.id for _, prompt in rows],
+            "split": [split for split, _ in rows],
+            "prompt": [prompt.text for _, prompt in rows],
+            "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
+        }
+        write_table(folder / "prompts.parquet", columns, PROMPTS)
+        digest = self.context.embeddings.digest([prompt.condition for _, prompt in rows])
+        (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
+        return Output(rows=len(rows))
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Count prompts by split."""
+        return {split: len(prompts) for split, prompts in self._prompts.items()}
+
+    @property
+    def _prompts(self) -> dict[str, list[Prompt]]:
+        return self.context.source_prompts
