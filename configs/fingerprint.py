@@ -8,6 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+#: Made once: a list of prompts is a million small values.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 
@@ -17,15 +20,25 @@ def canonical_json(value: Json) -> str:
     Raises:
         ValueError: the value holds a NaN or an infinity, which have no JSON form.
     """
-    return json.dumps(_normalize(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(_normalize(value))
 
 
 def fingerprint(value: Json) -> str:
     """Return the 32 hex digits that name the work described by ``value`` (blake2b, 128 bits)."""
-    return hashlib.blake2b(canonical_json(value).encode(), digest_size=16).hexdigest()
+    return hash_text(canonical_json(value))
+
+
+def hash_text(text: str) -> str:
+    """Return the 32 hex digits that name a text (blake2b, 128 bits); of a canonical JSON text, its fingerprint."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _normalize(value: Json) -> Json:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if kind is dict and not value:
+        return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} has no JSON form and cannot be part of a fingerprint")

@@ -8,7 +8,6 @@ prompts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import threading
@@ -24,7 +23,7 @@ import numpy as np
 import xxhash
 
 from configs.errors import CorruptError, NotCommittedError
-from configs.fingerprint import fingerprint
+from configs.fingerprint import fingerprint, hash_text
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -48,7 +47,7 @@ class Rows:
 
 def embedding_key(text: str) -> str:
     """Return the cache key of a prompt text."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hash_text(text)
 
 
 class EmbeddingWriter:

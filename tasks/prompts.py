@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from configs.errors import PromptError
-from configs.fingerprint import canonical_json, fingerprint
+from configs.fingerprint import fingerprint, hash_text
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from storage.checksums import hash_file
@@ -32,16 +33,19 @@ class Prompt:
     """Other columns or keys, for rewards; of an image to start from its content's hash."""
     image: Path | None = None
     """File of the image to start from."""
+    id: str = field(init=False)
+    """Identity of the prompt's group: a hash of text and metadata."""
+
+    def __post_init__(self) -> None:
+        """Compute the identity once; lists have a million prompts, most of them without metadata."""
+        plain = None if self.metadata else f"[{encode_basestring(self.text)},{{}}]"
+        found = fingerprint([self.text, dict(self.metadata)]) if plain is None else hash_text(plain)
+        object.__setattr__(self, "id", found[:16])
 
     @property
     def condition(self) -> str:
         """What is encoded, see ``condition_key``."""
         return condition_key(self.text, self.metadata)
-
-    @property
-    def id(self) -> str:
-        """Identity of the prompt's group: a hash of text and metadata."""
-        return fingerprint([self.text, dict(self.metadata)])[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ class StoredPrompt:
 
 def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     """Return what identifies a prompt's conditioning: its text, and the content of the image it starts from."""
-    image = metadata.get(IMAGE)
+    image = metadata.get(IMAGE) if metadata else None
     return text if image is None else f"{text} [image {image}]"
 
 
@@ -198,10 +202,10 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: str, folder:
     if image is not None:
         metadata[IMAGE] = hash_file(image)
     try:
-        canonical_json(metadata)
+        prompt = Prompt(text=text, metadata=metadata, image=image)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{place}: metadata must be plain JSON values: {error}.") from None
-    return Prompt(text=text, metadata=metadata, image=image)
+    return prompt
 
 
 def _image(row: Mapping[str, Any], column: str, place: str, folder: Path) -> Path:
