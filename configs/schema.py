@@ -242,10 +242,15 @@ class ExecutionSection(Section):
     """Start the processes anew after so many epochs; they stay for the whole run when absent."""
     stall_s: float = Field(1800.0, gt=0)
     """Seconds after which a process that is silent, or does not move on, is said to hang and the run stops."""
+    deterministic: bool = False
+    """Use only kernels that give the same bits every time, slower: then resuming on an accelerator is bit for bit too.
+    On the CPU all do."""
     threads: int = Field(1, ge=1)
     """Torch threads per process on CPU."""
     rollout_batch_size: int = Field(16, ge=1)
     """Rows per forward in rollouts and evaluation; the last batch is padded to it."""
+    decode_batch_size: int | None = Field(None, ge=1)
+    """Images or clips decoded at a time, the last ones padded; as many as are sampled when absent."""
     micro_batch_size: int = Field(16, ge=1)
     """(sample, step) rows per training forward; the last one is padded to it."""
     encode_batch_size: int = Field(8, ge=1)

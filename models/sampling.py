@@ -82,20 +82,20 @@ def sample(
     means: dict[int, Tensor] = {}
     divergences: dict[int, Tensor] = {}
     for step in range(steps + 1):
-        stored = _rows_where(latents, [step in plan.states for plan in plans])
-        latents = torch.where(stored, latents.to(storage_dtype).float(), latents)
-        if bool(stored.any()):
+        stored = [step in plan.states for plan in plans]
+        if any(stored):
+            latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
             history[step] = latents.to(storage_dtype)
         if step == steps:
             break
         grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
         velocity = policy.velocity(latents, grid.sigma, conditioning)
         following = sampler.solver.advance(latents, velocity, grid)
-        moving = _rows_where(latents, [step in plan.stochastic for plan in plans])
-        if bool(moving.any()):
+        moving = [step in plan.stochastic for plan in plans]
+        if any(moving):
             distribution = sampler.kernel.step(latents, velocity, grid)
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
-            following = torch.where(moving, drawn, following)
+            following = torch.where(_rows_where(latents, moving), drawn, following)
             sampler.solver.forget()
             log_probs[step], means[step] = distribution.log_prob(following), distribution.mean
             if sampler.reference is not None:
@@ -109,6 +109,16 @@ def sample(
         means=_gather([plan.trained for plan in plans], means),
         reference_kl=_gather([plan.trained if divergences else () for plan in plans], divergences),
     )
+
+
+def decode_in_slices(policy: Policy, latents: Tensor, size: int) -> Tensor:
+    """Return the images or clips of (B, ...) final latents, uint8 on the CPU, decoded ``size`` rows at a time.
+
+    Every slice has exactly so many rows, the last one padded: kernels differ with the number of rows.
+    """
+    padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
+    parts = torch.cat([latents, padding]).split(size)
+    return torch.cat([policy.decode(part).cpu() for part in parts])[: len(latents)]
 
 
 def _rows_where(like: Tensor, flags: Sequence[bool]) -> Tensor:

@@ -75,6 +75,12 @@ def call_options(config: RunConfig) -> dict[str, Any]:
     return {**size, **clip, **guided, "attention": attention_identity(model.attention)}
 
 
+def decode_rows(config: RunConfig) -> int:
+    """Return how many images or clips are decoded at a time."""
+    execution = config.execution
+    return execution.decode_batch_size or execution.rollout_batch_size
+
+
 def media_format(config: RunConfig) -> MediaFormat:
     """Return how a run stores images and clips."""
     media = config.rollout.media

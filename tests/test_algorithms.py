@@ -63,6 +63,7 @@ def common(draw: Callable[..., Tensor]) -> dict[str, Any]:
         "weights": torch.ones(ROWS, dtype=torch.float64),
         "units": torch.tensor([0, 0, 1, 1, 1, 1]),
         "importance": torch.ones(ROWS, dtype=torch.float64),
+        "count": ROWS,
         "age": torch.zeros(ROWS, dtype=torch.int64),
         "step": torch.arange(ROWS),
         "keys": tuple((row, 0) for row in range(ROWS)),
@@ -262,6 +263,7 @@ def test_the_guarded_log_ratio_has_mean_zero(reduce: Any, shape: tuple[int, ...]
         advantages=torch.ones(count, dtype=torch.float64),
         weights=torch.ones(count, dtype=torch.float64),
         importance=torch.ones(count, dtype=torch.float64),
+        count=count,
         **{name: torch.zeros(count, dtype=torch.int64) for name in ("units", "age", "step")},
         **repeated,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ NAMES = list(ADVANTAGE)
 LATENTS = np.random.default_rng(0).normal(size=(12, 5, 1, 2, 2)).astype(np.float32)
 MEANS = np.random.default_rng(1).normal(size=(12, 2, 1, 2, 2)).astype(np.float32)
 LOG_PROBS = np.random.default_rng(2).normal(size=(12, 2)).astype(np.float32)
-CONDITIONING = Conditioning({"prompt": torch.tensor([10.0, 20.0])})
+
+
+def conditioning(ids: Sequence[str]) -> Conditioning:
+    return Conditioning({"prompt": torch.tensor([{"a": 10.0, "b": 20.0}[each] for each in ids])})
 
 
 def steps_of(number: int) -> list[int]:
@@ -120,7 +124,6 @@ def test_a_sample_without_advantage_is_refused(shards: list[TrajectoryShard]) ->
 
 def test_units_are_rows_pairs_or_groups_with_something_to_learn(shards: list[TrajectoryShard]) -> None:
     samples = transition_set(shards)
-    assert samples.prompt_ids == ["a", "b"]
     assert samples.ages.tolist() == [1] * 6 + [0] * 6
     live = [name for name in NAMES if ADVANTAGE[name] != 0]
     assert whole(samples, Requirements()) == [[(name, i)] for name in live for i in (0, 1)]
@@ -143,7 +146,7 @@ def test_units_are_rows_pairs_or_groups_with_something_to_learn(shards: list[Tra
 def test_transitions_row_by_row_and_padding(shards: list[TrajectoryShard]) -> None:
     samples = transition_set(shards)
     rows = np.array([[9, 1], [0, 0], [4, 1], [9, 0]], np.int64)
-    batch = samples.batch(Units(rows, np.array([0, 1, 3, 4])), 6, CONDITIONING)
+    batch = samples.batch(Units(rows, np.array([0, 1, 3, 4])), 6, conditioning)
     assert isinstance(batch, TransitionBatch)
     assert batch.old_means is not None
     assert batch.weights.tolist() == [1, 1, 1, 1, 0, 0]
@@ -163,14 +166,14 @@ def test_transitions_row_by_row_and_padding(shards: list[TrajectoryShard]) -> No
         assert int(batch.step[row]) == step
         assert int(batch.age[row]) == (NAMES[number][1] == "1")
         assert float(batch.conditioning.positive["prompt"][row]) == {"a": 10.0, "b": 20.0}[NAMES[number][2]]
-    without = transition_set(shards, means=False).batch(Units(rows, np.array([0, 1, 3, 4])), 4, CONDITIONING)
+    without = transition_set(shards, means=False).batch(Units(rows, np.array([0, 1, 3, 4])), 4, conditioning)
     assert isinstance(without, TransitionBatch)
     assert without.old_means is None
     assert without.weights.tolist() == [1, 1, 1, 1]
 
 
 def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]) -> None:
-    batch = transition_set(shards).batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, CONDITIONING)
+    batch = transition_set(shards).batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, conditioning)
     assert isinstance(batch, TransitionBatch)
     # s sqrt(|dt|) with s = 0.7 sqrt(sigma / (1 - sigma)), and 0.8 for 1 in the denominator.
     stds = [
@@ -186,7 +189,7 @@ def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]
 def test_the_mean_std_of_nothing_is_one(shards: list[TrajectoryShard]) -> None:
     idle = table().set_column(4, "advantage", pa.array([0.0] * len(NAMES), pa.float32()))
     rows = TransitionSet(shards, idle, kernel=FlowSDE(0.7), means=False)
-    batch = rows.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, CONDITIONING)
+    batch = rows.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, conditioning)
     assert isinstance(batch, TransitionBatch)
     assert batch.mean_std.tolist() == [1.0, 1.0]
 
@@ -200,7 +203,7 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
     samples = forward_set(shards, **options)
     rows = np.array([[s, i] for s in (0, 1, 6, 9) for i in range(3)], np.int64)
     units = Units(rows, np.arange(len(rows) + 1))
-    batch, again = (samples.batch(units, 12, CONDITIONING) for _ in range(2))
+    batch, again = (samples.batch(units, 12, conditioning) for _ in range(2))
     assert isinstance(batch, ForwardBatch)
     assert torch.equal(batch.latents, again.latents)
     assert batch.step.tolist() == [0, 1, 2] * 4
@@ -232,7 +235,7 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
 def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[TrajectoryShard]) -> None:
     units = Units(np.array([[s, i] for s in range(12) for i in range(40)]), np.arange(481))
     drawn = {
-        kind: forward_set(shards, kind=kind, count=40, low=0.2, high=0.6).batch(units, 480, CONDITIONING)
+        kind: forward_set(shards, kind=kind, count=40, low=0.2, high=0.6).batch(units, 480, conditioning)
         for kind in ("stratified", "logit_normal", "grid")
     }
     inside = drawn["stratified"].grid.sigma.reshape(12, 40)
@@ -253,7 +256,7 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     assert isinstance(noise, ForwardBatch)
     assert float(noise.noise.mean()) == pytest.approx(0.0, abs=0.1)
     assert float(noise.noise.std()) == pytest.approx(1.0, abs=0.1)
-    other = forward_set(shards, seed=1, count=40, low=0.2, high=0.6).batch(units, 480, CONDITIONING)
+    other = forward_set(shards, seed=1, count=40, low=0.2, high=0.6).batch(units, 480, conditioning)
     assert not torch.equal(other.grid.sigma, noise.grid.sigma)
     assert isinstance(other, ForwardBatch)
     assert not torch.equal(other.noise, noise.noise)

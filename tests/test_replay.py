@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tasks.algorithms.base import Algorithm, ForwardTimes, Models, Requirements
 from tasks.algorithms.checks import check_replay
 from tasks.check import check_config
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
-from tasks.optimize.loop import _entry, _labeled
+from tasks.optimize.metrics import RowFigures, entry
 from tasks.optimize.replay import RowFile, importance_weights, recompute
 from tests.conftest import ROOT
 
@@ -112,8 +112,8 @@ def replayed(tmp_path: Path) -> TransitionSet:
     return TransitionSet(shards, table(values), kernel=KERNEL, means=True)
 
 
-def conditioning() -> Conditioning:
-    return Conditioning({"prompt": torch.zeros(2, 1)})
+def conditioning(ids: Sequence[str]) -> Conditioning:
+    return Conditioning({"prompt": torch.zeros(len(ids), 1)})
 
 
 def corrected(samples: TransitionSet, requires: Requirements, section: ReplaySection, file: Any) -> Models:
@@ -122,7 +122,7 @@ def corrected(samples: TransitionSet, requires: Requirements, section: ReplaySec
     models = Models(trainable=trainable, kernel=KERNEL)
     proximal = recompute(
         samples.stale(requires),
-        lambda units: samples.batch(units, 5, conditioning()),
+        lambda units: samples.batch(units, 5, conditioning),
         models,
         micro_batch_size=5,
         means=RowFile(file) if requires.old_means else None,
@@ -152,13 +152,13 @@ def test_first_update_after_correction_is_on_policy(
     units = replayed.units(algorithm.requires)
     assert len(units) == 2 * 3 * 3
     before = algorithm.loss(
-        replayed.batch(units, 18, conditioning()),
+        replayed.batch(units, 18, conditioning),
         Models(trainable=Linear(0.5), kernel=KERNEL),  # type: ignore[arg-type]
     )
     assert float((before.metrics["ratio"] - 1).abs().max()) > 1e-3
     with tempfile.TemporaryFile() as file:
         models = corrected(replayed, algorithm.requires, ReplaySection(), file)
-        batch = replayed.batch(units, 18, conditioning())
+        batch = replayed.batch(units, 18, conditioning)
         metrics = algorithm.loss(batch, models).metrics
     assert metrics["ratio"].tolist() == pytest.approx([1.0] * 18, abs=1e-6)
     assert float(metrics["clip_high"].sum() + metrics["clip_low"].sum()) == 0.0
@@ -171,10 +171,10 @@ def test_stale_rows_weigh_what_todays_policy_makes_of_them(replayed: TransitionS
     algorithm: Algorithm = create(ALGORITHMS, "grpo", {"reduce": "mean"}, what="algorithm")
     units = replayed.units(algorithm.requires)
     today = Models(trainable=Linear(0.5), kernel=KERNEL)  # type: ignore[arg-type]
-    ratios = algorithm.loss(replayed.batch(units, 18, conditioning()), today).metrics["ratio"]
+    ratios = algorithm.loss(replayed.batch(units, 18, conditioning), today).metrics["ratio"]
     with tempfile.TemporaryFile() as file:
         corrected(replayed, algorithm.requires, ReplaySection(max_importance=1e9), file)
-    batch = replayed.batch(units, 18, conditioning())
+    batch = replayed.batch(units, 18, conditioning)
     stale = batch.age > 0
     torch.testing.assert_close(batch.importance[stale], ratios[stale], rtol=1e-5, atol=0)
 
@@ -250,18 +250,19 @@ def test_weights_are_reported_over_stale_rows_only(replayed: TransitionSet) -> N
     units = replayed.units(algorithm.requires)
     with tempfile.TemporaryFile() as file:
         models = corrected(replayed, algorithm.requires, ReplaySection(max_importance=10.0), file)
-        batch = replayed.batch(units, 18, conditioning())
+        batch = replayed.batch(units, 18, conditioning)
         metrics = algorithm.loss(batch, models).metrics
-    sums = {name: float(values.double().sum() / 18) for name, values in _labeled(batch, metrics).items()}
-    entry = _entry(1, 18, 0.0, {**sums, "ratio": 1.0, "ratio_squared": 1.0})
+    figures = RowFigures(18)
+    figures.add(batch, metrics)
+    found = entry(1, 18, 0.0, figures.totals())
     weights = batch.importance[batch.age > 0].double()
     assert len(weights) == 9
-    assert entry["importance"] == pytest.approx(float(weights.mean()))
+    assert found["importance"] == pytest.approx(float(weights.mean()))
     effective = float(weights.sum() ** 2 / (9 * (weights**2).sum()))
-    assert entry["effective_samples"] == pytest.approx(effective)
-    assert entry["behavior_kl"] == pytest.approx(float(-weights.log().mean()))
-    assert entry["clip_age1"] == 0.0
-    assert "importance_squared" not in entry
+    assert found["effective_samples"] == pytest.approx(effective)
+    assert found["behavior_kl"] == pytest.approx(float(-weights.log().mean()))
+    assert found["clip_age1"] == 0.0
+    assert "importance_squared" not in found
 
 
 def transition_samples(folder: Path, steps: list[tuple[int, ...]], advantages: list[float]) -> TransitionSet:
@@ -274,7 +275,7 @@ def test_tempflow_weights_have_mean_one_over_the_rows_that_are_trained(tmp_path:
     # Step 0 has three rows, step 2 one; those of advantage 0 are not trained.
     samples = transition_samples(tmp_path, [(0,), (0,), (0,), (2,), (1,), (1,)], [1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
     stds = step_stds(KERNEL, torch.tensor(SIGMAS)).double()
-    batch = samples.batch(samples.units(Requirements()), 4, conditioning())
+    batch = samples.batch(samples.units(Requirements()), 4, conditioning)
     expected = float((3 * stds[0] + stds[2]) / 4)
     assert batch.mean_std.tolist() == pytest.approx([expected] * 4)  # type: ignore[attr-defined]
     weights = KERNEL.step(batch.latents, batch.latents, batch.grid).std / batch.mean_std  # type: ignore[attr-defined]

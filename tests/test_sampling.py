@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.branching import branch
 from models.policies.base import Conditioning
-from models.sampling import Rollout, Sampler, grid_at, ode_plan, replay, sample
+from models.sampling import Rollout, Sampler, decode_in_slices, grid_at, ode_plan, replay, sample
 from models.schedules import AllSteps, BranchEveryStep, FinalOnly, Steps
 from models.solvers import DPMSolver2M, Euler
 from models.transitions import FlowSDE, Grid
@@ -204,3 +204,17 @@ def test_branches_are_the_nested_loop(max_rows: int, dtype: torch.dtype, steps: 
             torch.testing.assert_close(made.after[row].float(), x[0], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(made.log_probs[row], drawn.log_prob(x)[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(made.final[row], x[0], rtol=1e-3 if dtype == torch.float16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_decoding_in_slices_of_one_size_gives_every_row_once(size: int) -> None:
+    sizes: list[int] = []
+
+    class Decoder:
+        def decode(self, latents: Tensor) -> Tensor:
+            sizes.append(len(latents))
+            return latents.to(torch.uint8)
+
+    latents = torch.arange(5.0).reshape(5, 1)
+    assert decode_in_slices(Decoder(), latents, size).tolist() == [[0], [1], [2], [3], [4]]  # type: ignore[arg-type]
+    assert sizes == [size] * -(-5 // size)

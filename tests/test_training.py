@@ -72,6 +72,7 @@ def transitions(policy: Trainable, rows: int) -> TransitionBatch:
         weights=torch.ones(rows),
         units=torch.arange(rows),
         importance=torch.ones(rows),
+        count=rows,
         age=torch.zeros(rows, dtype=torch.int64),
         step=torch.zeros(rows, dtype=torch.int64),
         keys=tuple((row, 0) for row in range(rows)),

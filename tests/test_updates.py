@@ -65,6 +65,7 @@ def batches_of(size: int = 3, **changes: Tensor) -> Callable[[Units], Batch]:
         base = transitions([1.0] * size, vector(START), sigma=[0.5] * size)
         fields: dict[str, Any] = {
             "weights": torch.tensor([float(i < count) for i in range(size)]),
+            "count": count,
             "importance": torch.ones(size),
             "age": torch.zeros(size, dtype=torch.int64),
             "step": torch.tensor(samples) % 2,
@@ -253,6 +254,9 @@ def test_ranks_take_micro_batches_in_turn_and_add_up(monkeypatch: pytest.MonkeyP
         def sum(self, values: Tensor) -> Tensor:
             return values * 2
 
+        def largest(self, values: Tensor) -> Tensor:
+            return values
+
     def share(rank: int) -> Tensor:
         return SLOPES[seen[rank]].sum(0) / ROWS
 
@@ -277,6 +281,26 @@ def test_ranks_take_micro_batches_in_turn_and_add_up(monkeypatch: pytest.MonkeyP
         assert entry["loss"] == pytest.approx(float(2 * own.sum() / ROWS), rel=1e-4)
     order = plan()[0].rows[:, 0].tolist()
     assert seen == {0: [*order[:3], order[6]], 1: order[3:6]}
+
+
+def test_the_first_update_says_how_far_log_probs_are_from_those_of_the_rollout() -> None:
+    gaps = torch.tensor([0.0, 1e-3, 0.0, 0.0, 5e-3, 0.0, 0.0], dtype=torch.float64)
+
+    class Apart(Linear):
+        def loss(self, batch: Batch, models: Models) -> RowLoss:
+            found = super().loss(batch, models)
+            return RowLoss(loss=found.loss, metrics={**found.metrics, "gap": gaps[[key[0] for key in batch.keys]]})
+
+    ages = torch.tensor([0, 0, 0, 0, 1, 0, 0])
+    state, _ = train(Apart(), updates=2, size=3, age=ages)
+    first, second = state.metrics
+    rows = plan(2)[0].rows[:, 0]
+    fresh = [row for row in rows.tolist() if ages[row] == 0]
+    assert first["replay_gap"] == pytest.approx(float(gaps[fresh].mean()))
+    assert first["replay_gap_max"] == pytest.approx(float(gaps[fresh].max()))
+    odd = [row for row in fresh if row % 2 == 1]
+    assert first["replay_gap_step1"] == pytest.approx(float(gaps[odd].mean()))
+    assert not [name for name in second if "gap" in name], "later updates moved away from the rollout on purpose"
 
 
 def test_the_optimizer_has_the_configured_settings() -> None:

@@ -73,6 +73,7 @@ def common(advantages: Sequence[float], units: Sequence[int]) -> dict[str, Any]:
         "weights": torch.ones(rows, dtype=torch.float64),
         "units": torch.tensor(units),
         "importance": torch.ones(rows, dtype=torch.float64),
+        "count": rows,
         "age": torch.zeros(rows, dtype=torch.int64),
         "step": torch.arange(rows),
         "keys": tuple((row, 0) for row in range(rows)),

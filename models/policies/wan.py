@@ -95,8 +95,10 @@ class Wan(PipelinePolicy):
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
+        if "transformer_2" not in modules:
+            return self._one(modules["transformer"], latents, sigma, rows)
         early = self._early(sigma)
-        if bool(early.all()) or "transformer_2" not in modules:
+        if bool(early.all()):
             return self._one(modules["transformer"], latents, sigma, rows)
         if not bool(early.any()):
             return self._one(modules["transformer_2"], latents, sigma, rows)

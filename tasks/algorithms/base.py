@@ -115,10 +115,12 @@ class Batch:
     """(B,) int64 number of the unit a row belongs to within the batch; padding rows share the last."""
     importance: Tensor
     """(B,) float32 truncated weight of the policy at the epoch's start against the behavior policy; 1 when fresh."""
+    count: int
+    """Rows that do not only pad; they come first."""
     age: Tensor
-    """(B,) int64 epochs since the rollout."""
+    """(B,) int64 epochs since the rollout; on the CPU, as only metrics ask."""
     step: Tensor
-    """(B,) int64 denoising step, or number of the noise level."""
+    """(B,) int64 denoising step, or number of the noise level; on the CPU."""
     keys: tuple[tuple[int, int], ...]
     """(sample, position) of every row, to find what was computed for it before."""
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.precision import widened
 from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
 from tasks.algorithms.forward import ForwardProcess, decay_of
 from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
@@ -102,6 +103,6 @@ def crd_error(velocity: Tensor, target: Tensor, *, adaptive: bool) -> Tensor:
     difference = velocity - target
     if not adaptive:
         return (difference**2).flatten(1).mean(1)
-    exact = difference.double()
+    exact = widened(difference)
     scale = exact.detach().abs().flatten(1).mean(1).clamp(min=1e-5)
     return (exact**2).flatten(1).mean(1) / scale

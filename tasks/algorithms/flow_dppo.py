@@ -52,6 +52,6 @@ class FlowDPPO(KL):
         divergence = gaussian_kl(step, Gaussian(rows.old_means, step.std)).detach()
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), float("inf"))
-        metrics |= {"divergence": divergence, "masked": 1 - mask}
+        metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": log_ratio.detach().abs()}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)

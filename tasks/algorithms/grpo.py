@@ -128,4 +128,5 @@ class GRPO(KL):
         ratio = torch.exp(log_ratio)
         loss = clipped_surrogate(ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
+        metrics["gap"] = (log_probs - rows.old_log_probs).detach().abs()
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

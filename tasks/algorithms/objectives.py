@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.precision import widened
 from models.transitions import Gaussian, expand, gaussian_kl
 
 
@@ -110,12 +111,14 @@ def nft_loss(
 
 
 def awm_log_prob(error: Tensor, time: Tensor, weighting: str, power: float) -> Tensor:
-    """Return AWM's pseudo log-prob of the flow-matching error m (Flow-Factory ``trainers/awm.py``), in float64.
+    """Return AWM's pseudo log-prob of the flow-matching error m (Flow-Factory ``trainers/awm.py``).
+
+    In float64, where the device has it:
 
     'uniform' -m; 't' -t m; 't2' -t^2 m; 'huber' -(sqrt(m + 1e-10) - 1e-5) t;
     'ghuber' -((m + 1e-10)^p - 1e-10^p) t / p.
     """
-    m, t = error.double(), time.double()
+    m, t = widened(error), widened(time)
     if weighting == "uniform":
         return -m
     if weighting == "t":
@@ -197,6 +200,6 @@ def unit_softmax(values: Tensor, units: Tensor, temperature: float, among: Tenso
 
 
 def _self_normalized(estimate: Tensor, clean: Tensor) -> Tensor:
-    difference = estimate.double() - clean.double()
+    difference = widened(estimate) - widened(clean)
     scale = difference.detach().abs().flatten(1).mean(1).clamp(min=1e-5)
     return (difference**2).flatten(1).mean(1) / scale

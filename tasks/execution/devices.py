@@ -54,3 +54,11 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def use_deterministic_kernels() -> None:
+    """Choose kernels that give the same bits every time; an operation that has none is an error that names it."""
+    # Read by cuBLAS when it first works; see torch.use_deterministic_algorithms.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

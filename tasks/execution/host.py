@@ -21,7 +21,7 @@ from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards import REWARDS
 from models.rewards.base import Reward
 from storage.layout import ArtifactRef
-from tasks.execution.devices import chosen_device, free_cached_memory, local_rank, moved
+from tasks.execution.devices import chosen_device, free_cached_memory, local_rank, moved, use_deterministic_kernels
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt, condition_key, uses_guidance
 from tasks.seeds import derive
@@ -71,9 +71,11 @@ class ModelHost:
         return dtype
 
     def use_threads(self) -> None:
-        """Set torch's CPU threads for the calling thread; OpenMP keeps the number per thread."""
+        """Set torch's CPU threads for the calling thread, which OpenMP keeps per thread, and choose its kernels."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.config.execution.threads)
+        elif self.config.execution.deterministic:
+            use_deterministic_kernels()
 
     def held(self) -> dict[str, int]:
         """Return the bytes of parameters and buffers of every part that is loaded."""

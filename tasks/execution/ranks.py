@@ -46,10 +46,17 @@ class Ranks:
             gradient.copy_(part.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return values added up over ranks."""
+        """Return values added up over ranks, in place."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of all ranks' values, in place."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.world > 1:
             with self.pulse.waiting():
-                dist.all_reduce(values)
+                dist.all_reduce(values, operation)
         return values
 
     def gather_names(self, names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ Legend: N samples, B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from models.policies.base import Conditioning
 from models.transitions import Grid, Kernel, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, ForwardBatch, ForwardTimes, Requirements, TransitionBatch
+from tasks.execution.devices import moved
 from tasks.optimize.reader import SampleReader
 from tasks.optimize.replay import Proximal, importance_weights
 from tasks.optimize.rows import Units, joint_rows, single_rows
@@ -45,11 +46,6 @@ class SampleSet(ABC):
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[found.to_numpy()]
         self._newest = int(self.reader.epochs.max(initial=0))
         self._importance: dict[tuple[int, int], float] = {}
-
-    @property
-    def prompt_ids(self) -> list[str]:
-        """Ids of distinct prompts; ``batch`` expects conditioning in this order."""
-        return self.reader.prompt_ids
 
     @property
     def ages(self) -> np.ndarray:
@@ -80,28 +76,30 @@ class SampleSet(ABC):
         live: np.ndarray = (self.advantages != 0) | requires.zero_advantages
         return live
 
-    def batch(self, units: Units, size: int, conditioning: Conditioning) -> Batch:
+    def batch(self, units: Units, size: int, condition: Callable[[Sequence[str]], Conditioning]) -> Batch:
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
 
         Args:
             units: units with at most ``size`` rows together.
             size: rows of the batch.
-            conditioning: one row per distinct prompt in the order of ``prompt_ids``, on the training device.
+            condition: prompt ids -> as many rows of conditioning, on the training device.
         """
         count, padding = len(units.rows), size - len(units.rows)
         rows = np.concatenate([units.rows, np.repeat(units.rows[-1:], padding, axis=0)])
         # Padding is a unit of its own, so that sums over units do not see it.
         numbers = np.concatenate([np.repeat(np.arange(len(units)), units.sizes), np.full(padding, len(units))])
+        conditioning = condition([self.reader.prompt_ids[number] for number in self.reader.prompt_rows[rows[:, 0]]])
         device = next(iter(conditioning.positive.values())).device
         keys = [(int(sample), int(position)) for sample, position in rows]
         common = {
             "advantages": _tensor(self.advantages[rows[:, 0]], device),
-            "conditioning": conditioning.rows(_index(self.reader.prompt_rows[rows[:, 0]], device)),
+            "conditioning": conditioning,
             "weights": _tensor(np.arange(size) < count, device),
             "units": _index(numbers, device),
             "importance": _tensor([self._importance.get(key, 1.0) for key in keys], device),
-            "age": _index(self.ages[rows[:, 0]], device),
-            "step": _index(self.steps(rows), device),
+            "count": count,
+            "age": torch.from_numpy(self.ages[rows[:, 0]].astype(np.int64)),
+            "step": torch.from_numpy(self.steps(rows).astype(np.int64)),
             "keys": tuple(keys),
         }
         return self.gather(rows, device, common)
@@ -218,7 +216,8 @@ class ForwardSet(SampleSet):
         """Return the noised samples of rows."""
         keys = common["keys"]
         clean = _stack([self._latents(s, len(self.reader.sigmas[s]) - 1) for s, _ in keys], device)
-        noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys]).to(device)
+        noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys])
+        noise = moved(noise, device)
         sigma = _tensor([self._level(*key) for key in keys], device)
         level = sigma.reshape(-1, *([1] * (clean.ndim - 1)))
         return ForwardBatch(
@@ -252,12 +251,12 @@ class ForwardSet(SampleSet):
 
 
 def _index(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.asarray(values, np.int64)).to(device)
+    return moved(torch.from_numpy(np.asarray(values, np.int64)), device)
 
 
 def _tensor(values: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
-    return torch.tensor(np.asarray(values, np.float32), device=device)
+    return moved(torch.from_numpy(np.array(values, np.float32)), device)
 
 
 def _stack(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.stack(arrays)).to(device).float()
+    return moved(torch.from_numpy(np.stack(arrays)), device).float()

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
-from tasks.algorithms.base import Algorithm, Batch, Models, TransitionBatch
+from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.execution.ranks import Ranks
+from tasks.optimize.metrics import LARGEST, RowFigures, entry
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.scaling import LossScale, unscale
@@ -105,7 +105,7 @@ def run_updates(
         models.on_policy = False
         if state.ema is not None and section.ema is not None and state.total_updates % section.ema.every == 0:
             state.ema.update(state.parameters, state.total_updates)
-        state.metrics.append(_entry(state.total_updates, rows, gradient_norm, means))
+        state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
 
 
@@ -138,16 +138,18 @@ def _gradients(
     Where a float16 backward overflows, the same rows are computed again at a smaller scale. All ranks hold the same
     summed gradient, so they agree on it.
     """
+    figures = RowFigures(rows, first=not state.metrics)
     if state.scale is None:
-        totals = _accumulate(batches(), algorithm, models, rows)
+        _accumulate(batches(), algorithm, models, figures, ranks)
         ranks.sum_gradients(state.parameters)
-        return _reduce(totals, ranks, models)
+        return _reduce(figures.totals(), ranks)
     overflows = 0
     while True:
         factor = state.scale.factor(rows)
-        totals = _accumulate(batches(), algorithm, models, rows, factor)
+        figures = RowFigures(rows, first=not state.metrics)
+        _accumulate(batches(), algorithm, models, figures, ranks, factor)
         ranks.sum_gradients(state.parameters)
-        means = _reduce(totals, ranks, models)
+        means = _reduce(figures.totals(), ranks)
         finite = unscale(state.parameters, factor)
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
@@ -159,51 +161,30 @@ def _gradients(
 
 
 def _accumulate(
-    batches: Iterable[Batch], algorithm: Algorithm, models: Models, rows: int, factor: float = 1.0
-) -> dict[str, Tensor]:
-    """Backpropagate ``factor`` times the mean loss over all rows of the update; return summed row metrics."""
-    totals: dict[str, Tensor] = {}
-    for batch in batches:
+    batches: Iterable[Batch],
+    algorithm: Algorithm,
+    models: Models,
+    figures: RowFigures,
+    ranks: Ranks,
+    factor: float = 1.0,
+) -> None:
+    """Backpropagate ``factor`` times the mean loss over all rows of the update; note the figures of every row."""
+    for number, batch in enumerate(batches):
+        ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
         result = algorithm.loss(batch, models)
-        loss = (result.loss * batch.weights * batch.importance).sum() / rows * factor
+        loss = (result.loss * batch.weights * batch.importance).sum() / figures.rows * factor
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, values in {"loss": result.loss.detach(), **result.metrics, **_labeled(batch, result.metrics)}.items():
-            # Stays on the device: reading a number here would make a GPU wait after every micro-batch.
-            total = (values * batch.weights).double().sum() / rows
-            totals[name] = totals[name] + total if name in totals else total
-    return totals
+        figures.add(batch, {"loss": result.loss, **result.metrics})
 
 
-def _labeled(batch: Batch, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ratios by denoising step, and where rows are replayed clipped shares by age and the weights of stale rows.
-
-    Each comes as a sum beside the share of rows it is of; ``_entry`` divides.
-    """
-    parts: dict[str, tuple[Tensor, Tensor]] = {}
-    replayed = int(batch.age.max()) > 0
-    if "ratio" in metrics:
-        parts |= {f"ratio_step{i}": (metrics["ratio"], batch.step == i) for i in batch.step.unique().tolist()}
-    if "ratio" in metrics and replayed:
-        clipped = metrics["clip_high"] + metrics["clip_low"]
-        parts |= {f"clip_age{age}": (clipped, batch.age == age) for age in batch.age.unique().tolist()}
-    if replayed and isinstance(batch, TransitionBatch):
-        weights = {"importance": batch.importance, "importance_squared": batch.importance**2}
-        weights["behavior_kl"] = -torch.log(batch.importance)
-        parts |= {name: (values, batch.age > 0) for name, values in weights.items()}
-    sums = {name: torch.where(mask, values, 0.0) for name, (values, mask) in parts.items()}
-    return sums | {f"share_{name}": mask.float() for name, (_, mask) in parts.items()}
-
-
-def _reduce(totals: dict[str, Tensor], ranks: Ranks, models: Models) -> dict[str, float]:
-    """Return metric means over all ranks."""
-    if ranks.world == 1:
-        return {name: float(value) for name, value in totals.items()}
-    device = models.trainable.parameters()[0].device
+def _reduce(totals: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """Return metrics of the rows of all ranks."""
     # A rank may have had rows that others had not.
     names = ranks.gather_names(list(totals))
-    absent = torch.zeros((), dtype=torch.float64, device=device)
-    values = torch.stack([totals.get(name, absent) for name in names])
-    return dict(zip(names, ranks.sum(values).tolist(), strict=True))
+    values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)
+    largest = torch.tensor([name.startswith(LARGEST) for name in names])
+    found = torch.where(largest, ranks.largest(values.clone()), ranks.sum(values))
+    return dict(zip(names, found.tolist(), strict=True))
 
 
 def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int) -> None:
@@ -214,18 +195,3 @@ def _check_finite(means: Mapping[str, float], gradient_norm: float, number: int)
             "on it would destroy the policy. Lower optimize.learning_rate or rollout noise, or take model.dtype "
             "bfloat16 instead of float16; finished epochs are kept."
         )
-
-
-def _entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
-    entry = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
-    for name in [name for name in entry if name.startswith("share_")]:
-        share = entry.pop(name)
-        entry[name.removeprefix("share_")] /= share
-    if "importance_squared" in entry:
-        # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
-        entry["effective_samples"] = entry["importance"] ** 2 / entry.pop("importance_squared")
-    if "ratio_squared" in entry:
-        squared = entry.pop("ratio_squared")
-        entry["ratio_std"] = math.sqrt(max(0.0, squared - entry["ratio"] ** 2))
-        entry["ratio_mean"] = entry.pop("ratio")
-    return entry

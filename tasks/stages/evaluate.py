@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from models.policies.base import Part
-from models.sampling import Sampler, ode_plan, sample
+from models.sampling import Sampler, decode_in_slices, ode_plan, sample
 from models.transitions import ODE
 from storage.trajectories.base import Sample
 from tasks.chain import Node, policy_after
-from tasks.components import call_options, make_solver, media_format, open_trajectory_store
+from tasks.components import call_options, decode_rows, make_solver, media_format, open_trajectory_store
 from tasks.context import RunContext
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, generator
@@ -100,7 +100,7 @@ class EvaluateStage(Stage):
             plans=[ode_plan()] * pad_to,
             noise=_no_noise,
         )
-        images = policy.decode(rollout.final).cpu().numpy()
+        images = decode_in_slices(policy, rollout.final, decode_rows(self.config)).numpy()
         return [
             Sample(
                 sample_id=f"{split}-{prompt.id}-{replica:04d}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.adapters import Ema
-from models.policies.base import Part
+from models.policies.base import Conditioning, Part
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -183,9 +184,13 @@ class OptimizeStage(Stage):
 
     def _batches(self, samples: SampleSet) -> Callable[[Units], Batch]:
         by_id = self.context.prompts_by_id
-        conditioning = self.host.conditioning([by_id[prompt_id] for prompt_id in samples.prompt_ids])
-        size = self.config.execution.micro_batch_size
-        return lambda units: samples.batch(units, size, conditioning)
+        host, size = self.host, self.config.execution.micro_batch_size
+
+        def condition(ids: Sequence[str]) -> Conditioning:
+            # Read per batch: an epoch's conditioning may be larger than a device.
+            return host.conditioning([by_id[prompt_id] for prompt_id in ids])
+
+        return lambda units: samples.batch(units, size, condition)
 
     @contextmanager
     def _corrected(
@@ -218,6 +223,8 @@ class OptimizeStage(Stage):
 
     def _after_update(self, state: TrainerState, done: int, total: int) -> None:
         latest = state.metrics[-1]
+        if done == 1:
+            self._warn_of_gap(latest)
         if self.host.ranks.first:
             self.context.reporter.progress(self.name, self.epoch, done, total, f"loss {latest['loss']:+.4f}")
         every = self.config.execution.checkpoint_every
@@ -225,6 +232,17 @@ class OptimizeStage(Stage):
             with self.context.store.root.staging() as folder:
                 write_state(state, folder)
                 commit_checkpoint(self.context.store, self.ref, done, folder)
+
+    def _warn_of_gap(self, first: Mapping[str, float]) -> None:
+        """Say where the policy, before it has learned, computes other log-probs than it did in the rollout."""
+        limit = getattr(make_algorithm(self.config), "clip_range", math.inf)
+        if first.get("replay_gap_max", 0.0) > limit:
+            self.context.reporter.message(
+                f"epoch {self.epoch}: before the first update log-probs differ from the rollout's by up to "
+                f"{first['replay_gap_max']:.2g}, more than clip_range {limit:.2g}: ratios are clipped by rounding alone. "
+                "Rollout and training call the model differently; with model.dtype float32, or equal "
+                "execution.rollout_batch_size and micro_batch_size, the gap is smaller."
+            )
 
     def _resume(self, state: TrainerState) -> None:
         found = latest_checkpoint(self.context.store, self.ref)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.branching import Branches, branch
 from models.policies.base import Part
-from models.sampling import Rollout, Sampler, sample
+from models.sampling import Rollout, Sampler, decode_in_slices, sample
 from models.schedules import DrawnPerSample, Plan, Steps
 from models.transitions import Kernel
 from storage.records import ShardRecord
@@ -23,6 +23,7 @@ from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.chain import Node, policy_after
 from tasks.components import (
     call_options,
+    decode_rows,
     make_algorithm,
     make_kernel,
     make_plan,
@@ -143,7 +144,7 @@ class RolloutStage(Stage):
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
         )
-        images = policy.decode(rollout.final).cpu().numpy()
+        images = decode_in_slices(policy, rollout.final, decode_rows(self.config)).numpy()
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         return [
             _stored(job, images[row], rollout, row, plans[row], means=self._with_means, seed=seeds[row], **about)
@@ -169,12 +170,10 @@ class RolloutStage(Stage):
             max_rows=self.config.execution.rollout_batch_size,
             storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
         )
-        images = torch.cat([policy.decode(part) for part in made.final.split(self.config.execution.rollout_batch_size)])
+        images = decode_in_slices(policy, made.final, decode_rows(self.config)).numpy()
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         about["means"] = self._with_means
-        return [
-            _stored_branch(jobs, made, row, images[row].cpu().numpy(), seeds, **about) for row in range(len(images))
-        ]
+        return [_stored_branch(jobs, made, row, images[row], seeds, **about) for row in range(len(images))]
 
     def _seed(self, purpose: str, job: _Job, step: int, branch_number: int = 0) -> int:
         per_group = not isinstance(self._plan, DrawnPerSample)

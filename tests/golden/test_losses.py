@@ -116,6 +116,7 @@ class Case:
             "weights": torch.ones(self.rows, dtype=self.dtype),
             "units": torch.arange(self.rows) if units is None else units,
             "importance": torch.ones(self.rows, dtype=self.dtype),
+            "count": self.rows,
             "age": groups,
             "step": groups,
             "keys": tuple((row, 0) for row in range(self.rows)),

@@ -29,6 +29,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tasks/optimize/reader.py": ("tests/test_reader.py", "tests/test_batches.py"),
     "tasks/optimize/batches.py": ("tests/test_batches.py", "tests/test_reader.py", "tests/test_replay.py"),
     "tasks/optimize/replay.py": ("tests/test_replay.py", _OF_TRAINING[-1]),
+    "tasks/optimize/metrics.py": ("tests/test_replay.py", "tests/test_updates.py"),
     "tasks/optimize/loop.py": (
         "tests/test_updates.py",
         "tests/test_reader.py",

@@ -1,0 +1,13 @@
+"""Where more than float32 is wanted, and the device has it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+#: Devices with fast or at least correct float64; MPS has none, and NPUs emulate it.
+_WIDE = ("cpu", "cuda", "xpu")
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, or in float32 on a device without."""
+    return tensor.double() if tensor.device.type in _WIDE else tensor.float()

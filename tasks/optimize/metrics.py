@@ -1,0 +1,104 @@
+"""Figures of an update, from those of its rows: they stay on the device until the update is over, then move at once.
+
+Reading a number after every micro-batch would make an accelerator wait each time.
+
+Legend: B rows of a micro-batch, R rows of this rank in an update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.precision import widened
+from tasks.algorithms.base import Batch, TransitionBatch
+
+#: Figures with this prefix are the largest of all rows; the others are means.
+LARGEST = "max/"
+
+
+@dataclass(slots=True)
+class RowFigures:
+    """The rows of one update that this rank works on."""
+
+    rows: int
+    """Rows of the update, on all ranks."""
+    first: bool = False
+    """It is the first of its epoch: fresh rows should be predicted as they were in the rollout."""
+    _figures: list[Tensor] = field(default_factory=list)
+    _names: list[str] = field(default_factory=list)
+    _ages: list[Tensor] = field(default_factory=list)
+    _steps: list[Tensor] = field(default_factory=list)
+    _importance: list[Tensor] = field(default_factory=list)
+
+    def add(self, batch: Batch, figures: Mapping[str, Tensor]) -> None:
+        """Take the (B,) figures of a micro-batch; nothing is read from the device."""
+        self._names = list(figures)
+        self._figures.append(torch.stack([widened(values.detach()) for values in figures.values()])[:, : batch.count])
+        self._ages.append(batch.age[: batch.count])
+        self._steps.append(batch.step[: batch.count])
+        if isinstance(batch, TransitionBatch):
+            self._importance.append(batch.importance[: batch.count])
+
+    def totals(self) -> dict[str, float]:
+        """Return this rank's part of the means over all rows, beside the shares of rows that some of them are of."""
+        if not self._figures:
+            return {}
+        table = torch.cat(self._figures, dim=1).cpu().double()
+        figures = dict(zip(self._names, table, strict=True))
+        gap = figures.pop("gap", None)
+        totals = {name: float(values.sum()) / self.rows for name, values in figures.items()}
+        ages, steps = torch.cat(self._ages), torch.cat(self._steps)
+        parts = self._labeled(figures, ages, steps)
+        if gap is not None and self.first:
+            parts |= _gaps(gap, ages, steps)
+            fresh = gap[ages == 0]
+            totals[f"{LARGEST}replay_gap_max"] = float(fresh.max()) if len(fresh) else 0.0
+        for name, (values, mask) in parts.items():
+            totals[name] = float(values[mask].sum()) / self.rows
+            totals[f"share_{name}"] = float(mask.sum()) / self.rows
+        return totals
+
+    def _labeled(self, figures: Mapping[str, Tensor], ages: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return ratios by denoising step; of replayed rows clipped shares by age, and the weights of stale ones."""
+        parts: dict[str, tuple[Tensor, Tensor]] = {}
+        replayed = int(ages.max()) > 0
+        if "ratio" in figures:
+            parts |= {f"ratio_step{i}": (figures["ratio"], steps == i) for i in steps.unique().tolist()}
+        if "ratio" in figures and replayed:
+            clipped = figures["clip_high"] + figures["clip_low"]
+            parts |= {f"clip_age{age}": (clipped, ages == age) for age in ages.unique().tolist()}
+        if replayed and self._importance:
+            weight = torch.cat(self._importance).cpu().double()
+            weights = {"importance": weight, "importance_squared": weight**2, "behavior_kl": -torch.log(weight)}
+            parts |= {name: (values, ages > 0) for name, values in weights.items()}
+        return parts
+
+
+def _gaps(gap: Tensor, ages: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return by how much log-probs of fresh rows differ from those stored in the rollout, in all and by step."""
+    fresh = ages == 0
+    by_step = {f"replay_gap_step{i}": (gap, fresh & (steps == i)) for i in steps[fresh].unique().tolist()}
+    return {"replay_gap": (gap, fresh), **by_step}
+
+
+def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
+    """Return what is reported of an update, from totals that were added up over ranks."""
+    found = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
+    for name in [name for name in found if name.startswith("share_")]:
+        share = found.pop(name)
+        found[name.removeprefix("share_")] /= share
+    for name in [name for name in found if name.startswith(LARGEST)]:
+        found[name.removeprefix(LARGEST)] = found.pop(name)
+    if "importance_squared" in found:
+        # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
+        found["effective_samples"] = found["importance"] ** 2 / found.pop("importance_squared")
+    if "ratio_squared" in found:
+        squared = found.pop("ratio_squared")
+        found["ratio_std"] = math.sqrt(max(0.0, squared - found["ratio"] ** 2))
+        found["ratio_mean"] = found.pop("ratio")
+    return found
