@@ -31,10 +31,7 @@ class Weights(Enum):
     """The policy that rolls out, where the algorithm lets it follow slowly."""
 
 
-_MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model")
-#: What a pipeline is loaded from, and what its card says of its license.
-_PIPELINE_FILES = ["*.json", "*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "*/*.jinja", "README.md"]
-_PIPELINE_FILES += ["LICENSE*", "LICENCE*", "NOTICE*"]
+_MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
 def local_model(path: str, revision: str | None) -> Path:
@@ -47,15 +44,9 @@ def local_model(path: str, revision: str | None) -> Path:
         return Path(path)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
-    import huggingface_hub
+    from tasks.hub import download
 
-    try:
-        return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=_PIPELINE_FILES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.path '{path}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
-            "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
-        ) from None
+    return download(path, revision)
 
 
 def model_identity(path: str, revision: str | None, *, deep: bool = False) -> dict[str, Any]:

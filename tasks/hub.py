@@ -1,0 +1,127 @@
+"""Which files of a hub repository a pipeline is loaded from: those ``from_pretrained`` reads, never a pickle."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from configs.errors import ConfigError
+
+INDEX = "model_index.json"
+#: Weights that are not safetensors: pickles, and those of other libraries.
+_OTHER_WEIGHTS = (
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+    ".msgpack",
+    ".h5",
+    ".onnx",
+    ".onnx_data",
+    ".pb",
+    ".gguf",
+    ".ot",
+)
+#: At the top: what the pipeline is, and what its card says of its license.
+_TOP = (INDEX, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
+_SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def download(repo: str, revision: str | None) -> Path:
+    """Return the local snapshot of a hub repository's pipeline; what is there already is not loaded again.
+
+    A branch is resolved to its commit first, so that all files are those of one commit.
+
+    Raises:
+        ConfigError: there is no such repository, it cannot be reached and is not here, or it has pickled weights only.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        about = huggingface_hub.HfApi().model_info(repo, revision=revision)
+    except (RepositoryNotFoundError, HfHubHTTPError, ValueError) as error:
+        raise _failed(repo, error) from None
+    except (OfflineModeIsEnabled, OSError) as error:
+        return _cached(repo, revision, error)
+    try:
+        path = huggingface_hub.hf_hub_download(repo, INDEX, revision=about.sha)
+        names = [sibling.rfilename for sibling in about.siblings or ()]
+        wanted = pipeline_files(names, json.loads(Path(path).read_text()), where=f"model.path '{repo}'")
+        return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        raise _failed(repo, error) from None
+
+
+def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str) -> list[str]:
+    """Return which of a repository's files its pipeline is loaded from.
+
+    Of every component that the index names: all but weights of other formats and of variants such as fp16, whose plain
+    weights are there.
+
+    Args:
+        names: the repository's files.
+        index: its ``model_index.json``.
+        where: the setting, for errors.
+
+    Raises:
+        ConfigError: a component has no weights but pickled ones.
+    """
+    folders = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
+    wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
+    for folder in folders:
+        inside = [name for name in names if name.startswith(f"{folder}/")]
+        weights = [name for name in inside if name.endswith(".safetensors")]
+        other = [name for name in inside if name.endswith(_OTHER_WEIGHTS)]
+        if other and not weights:
+            raise ConfigError(
+                f"{where}: '{folder}' has weights as {PurePosixPath(other[0]).name} only, which is not safetensors. "
+                "Pickled weights can run any code when they are loaded, so flowmill never does. Take a revision with "
+                "safetensors, or convert it: DiffusionPipeline.from_pretrained(...).save_pretrained(FOLDER)."
+            )
+        variants = _variants(weights)
+        # An index lists weights: that of a variant, or of another format, would point to what is left out.
+        indices = [f"{name}.index.json" for name in other] + [name for name in inside if _is_odd_index(name)]
+        wanted += [name for name in inside if name not in {*other, *variants, *indices}]
+    return wanted
+
+
+def _variants(weights: Sequence[str]) -> list[str]:
+    """Return weights of a variant, ``model.fp16.safetensors``, where the plain ones are there too."""
+    found = []
+    for name in weights:
+        path = PurePosixPath(name)
+        stem = _SHARDED.sub("", path.stem)
+        plain, _, variant = stem.partition(".")
+        siblings = (PurePosixPath(other) for other in weights)
+        is_plain = any(_SHARDED.sub("", other.stem) == plain and other.parent == path.parent for other in siblings)
+        if variant and is_plain:
+            found.append(name)
+    return found
+
+
+def _is_odd_index(name: str) -> bool:
+    """Return whether a file is an index of weights, but not of plain safetensors: ``x.safetensors.index.fp16.json``."""
+    return ".index." in name and not re.fullmatch(r"[^.]+\.safetensors\.index\.json", PurePosixPath(name).name)
+
+
+def _cached(repo: str, revision: str | None, error: Exception) -> Path:
+    """Return what is here of a repository that cannot be reached."""
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        raise _failed(repo, error) from None
+
+
+def _failed(repo: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.path '{repo}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
+        "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
+    )
