@@ -14,7 +14,7 @@ from configs.errors import CancelledError
 from flows import runtime
 from flows.artifacts import Progress, evaluation_table, flow_run_tags, tracking_link
 from flows.cancellation import check_cancelled
-from flows.stages import execute, submit, work
+from flows.stages import execute, is_spread, submit, work
 from tasks.chain import evaluation_nodes
 from tasks.check import is_evaluated
 from tasks.context import RunContext
@@ -80,6 +80,7 @@ def train(context: RunContext, tracker: Tracker) -> None:
     tracking_link(context.run.name, context.store.root.uri, tracker.url())
     progress = Progress()
     for epoch in range(1, config.run.epochs + 1):
+        context.begin_epoch()
         rollout_and_score(context, epoch)
         execute(make_stage(context, "advantage", epoch))
         execute(make_stage(context, "optimize", epoch))
@@ -98,10 +99,18 @@ def prepare(context: RunContext) -> None:
 
 
 def rollout_and_score(context: RunContext, epoch: int) -> None:
-    """Roll out shard by shard, and score each shard while the next one is being rolled out."""
+    """Roll out shard by shard, and score each shard while the next one is being rolled out.
+
+    Rewards that work on the ranks have their turn after it.
+    """
     rollout = StageRun(RolloutStage(context, epoch))
     scores = [StageRun(following(context, section.slot, rollout)) for section in context.config.rewards]
-    left = {run.stage.slot: {shard.name: shard for shard in run.pending()} for run in scores if not run.complete}
+    together = [run for run in scores if is_spread(run)]
+    left = {
+        run.stage.slot: {shard.name: shard for shard in run.pending()}
+        for run in scores
+        if run not in together and not run.complete
+    }
     futures: list[Any] = []
 
     def score(shard_name: str) -> None:
@@ -115,6 +124,9 @@ def rollout_and_score(context: RunContext, epoch: int) -> None:
     if not rollout.complete:
         work(rollout, on_commit=score)
     rollout.finish()
+    for run in together:
+        if not run.complete:
+            work(run, on_commit=lambda shard: None)
     for future in futures:
         check_cancelled()
         future.result()

@@ -74,16 +74,20 @@ def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
 
 def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
     """Run all pending shards of a stage; ``on_commit`` hears the name of each as soon as it is committed."""
-    processes = run.stage.config.execution.processes
-    if run.stage.on_ranks and processes > 1:
+    if is_spread(run):
         check_cancelled()
-        name = f"{run.stage.name} e{run.stage.epoch} x{processes}"
+        name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.processes}"
         carry_out.with_options(task_run_name=name)(run, on_commit)
         return
     for shard in run.pending():
         check_cancelled()
         shard_task(run, shard)(*shard_arguments(run, shard))
         on_commit(shard.name)
+
+
+def is_spread(run: StageRun) -> bool:
+    """Return whether the run's ranks carry out a stage together."""
+    return run.stage.on_ranks and run.stage.config.execution.processes > 1
 
 
 def submit(run: StageRun, shard: Shard) -> PrefectFuture[str]:

@@ -134,6 +134,11 @@ class RunContext:
 
         return Crew(self)
 
+    def begin_epoch(self) -> None:
+        """Start the ranks anew if they have stayed long enough."""
+        if "crew" in vars(self):
+            self.crew.begin_epoch()
+
     def refresh(self) -> None:
         """Look again at what the run has made, which other processes go on with."""
         self.run.refresh()

@@ -203,7 +203,9 @@ class StageRun:
             started = time.time()
             with self.stage.context.ledger.work(self.stage.name):
                 output = self.stage.run(shard, folder)
-            producer = {"started": started, "seconds": round(time.time() - started, 4)}
+            producer: dict[str, Any] = {"started": started, "seconds": round(time.time() - started, 4)}
+            if self.stage.parts:
+                producer["memory"] = self.stage.host.memory()
             record = self.store.commit(
                 self.ref, shard.name, folder, rows=output.rows, summary=output.summary, producer=producer
             )

@@ -38,6 +38,7 @@ class Crew:
         self._context = context
         self._launched: Launched | None = None
         self._given = 0
+        self._epochs = 0
         self.starts = 0
         """How often ranks were started."""
         self.loads: list[dict[str, int]] = []
@@ -61,6 +62,13 @@ class Crew:
                 # Also on Ctrl-C and cancellation: ranks that are in the middle of something cannot take another order.
                 self.stop()
                 raise
+
+    def begin_epoch(self) -> None:
+        """Let ranks go that have stayed for ``execution.resident_epochs``; the next order starts them anew."""
+        limit = self._context.config.execution.resident_epochs
+        if limit is not None and self._epochs >= limit:
+            self.close()
+        self._epochs += 1
 
     def close(self) -> None:
         """Let the ranks go."""
@@ -114,7 +122,7 @@ class Crew:
             chosen_device(execution.device, execution.processes - 1)
             arguments = [execution.device, str(execution.stall_s)]
             self._launched = Launched("tasks.execution.worker", arguments, processes=execution.processes)
-            self._given = 0
+            self._given = self._epochs = 0
             self.starts += 1
         return self._launched
 

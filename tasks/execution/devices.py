@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 
 import torch
 
@@ -62,3 +64,14 @@ def use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that tensors took on an accelerator since this was asked last; on the CPU, the process."""
+    if device.type == "cpu":
+        # In KiB on Linux, in bytes on macOS; the system keeps no peak that can be reset.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peak = torch.accelerator.max_memory_allocated(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    return int(peak)

@@ -21,7 +21,14 @@ from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards import REWARDS
 from models.rewards.base import Reward
 from storage.layout import ArtifactRef
-from tasks.execution.devices import chosen_device, free_cached_memory, local_rank, moved, use_deterministic_kernels
+from tasks.execution.devices import (
+    chosen_device,
+    free_cached_memory,
+    local_rank,
+    moved,
+    peak_memory,
+    use_deterministic_kernels,
+)
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt, condition_key, uses_guidance
 from tasks.seeds import derive
@@ -86,6 +93,10 @@ class ModelHost:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
         return {name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()}
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
+        return {**self.held(), "peak": peak_memory(self.device)}
 
     # Loading and releasing
 

@@ -145,7 +145,7 @@ class Launched:
         rank, message = first_error(Path(self._folder.name))
         if message:
             return WorkerError(f"torchrun: rank {rank} failed first: {message}")
-        killed = _killed(self._tail)
+        killed = _killed(self._tail) if code > 0 else f"torchrun was ended from outside by {_signal(-code)}."
         if killed:
             return LostRankError(killed)
         return WorkerError(
@@ -189,12 +189,16 @@ def first_error(logs: Path) -> tuple[int | None, str]:
     return rank, message
 
 
+def _signal(number: int) -> str:
+    return signal.Signals(number).name
+
+
 def _killed(tail: Sequence[str]) -> str:
     """Return which rank a signal ended, from torchrun's report; '' if none was."""
     report = "\n".join(tail).partition("Root Cause")[2]
     found = re.search(r"rank\s*: (\d+).*?exitcode\s*: -(\d+)", report, re.DOTALL)
     if found is None:
         return ""
-    name = signal.Signals(int(found[2])).name
+    name = _signal(int(found[2]))
     cause = " The system does this when memory runs out." if name == "SIGKILL" else ""
     return f"rank {found[1]} was ended from outside by {name}.{cause}"

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from configs.errors import StoreError
+from configs.registry import resolve
 from configs.schema import RewardSection
+from models.rewards import REWARDS
 from models.rewards.base import Origin, Scores, perfect_score, score
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.schema import REWARDS, write_table
+from storage.schema import REWARDS as COLUMNS
+from storage.schema import write_table
 from tasks.chain import OF, Node
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
@@ -32,6 +35,12 @@ class _Scoring(Stage):
 
     section: RewardSection
     """The reward."""
+
+    @property
+    def on_ranks(self) -> bool:
+        """True for a reward that says it works on the accelerator."""
+        reward = resolve(REWARDS, self.section.name, what="reward")
+        return bool(getattr(reward, "accelerated", False))
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
@@ -58,7 +67,7 @@ class _Scoring(Stage):
             "reward": scores.values,
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
-        write_table(folder / "rewards.parquet", columns, REWARDS)
+        write_table(folder / "rewards.parquet", columns, COLUMNS)
         summary = {"mean": float(scores.values.mean(dtype=np.float64))}
         perfect = perfect_score(reward)
         if perfect is not None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks import kernels, learning, store
+from tests.benchmarks import embeddings, kernels, learning, store
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     kernels.main()
     store.main()
+    embeddings.main()
     with tempfile.TemporaryDirectory(prefix="flowmill-bench-") as root:
         table = learning.table(root, options.seeds, options.presets)
     sys.stdout.write(table)

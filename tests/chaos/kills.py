@@ -6,6 +6,7 @@ python -m tests.chaos.kills --kills 20
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -30,7 +31,7 @@ class Outcome:
     kills: int
     """Kills that hit a running process."""
     stages: tuple[str, ...]
-    """What was being worked on at each kill, as far as lineage tells."""
+    """Which process each kill hit, and how much was committed by then."""
 
 
 def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -64,30 +65,56 @@ def records(root: str) -> int:
 def uninterrupted(config: str, root: str, environment: dict[str, str]) -> str:
     """Run to the end and return the digest."""
     process = start(["run", config, "--root", root, "--quiet"], environment)
-    output = process.communicate(timeout=600)[0].decode()
+    output = process.communicate(timeout=1200)[0].decode()
     if process.returncode:
         raise SystemExit(output)
     return digest(root, "small", environment)
 
 
 def killed(config: str, root: str, environment: dict[str, str], *, kills: int, seed: int) -> Outcome:
-    """Kill the run ``kills`` times at random moments after it has begun to commit, then let it finish."""
+    """Kill processes of the run ``kills`` times at random moments after it has begun to commit, then let it finish.
+
+    Without ranks it is the run itself that is killed; with ranks it is the run, torchrun's agent, or one of the ranks.
+    """
     rng = random.Random(seed)
-    hits, stages = 0, []
-    while hits < kills:
-        before = records(root)
+    hits: list[str] = []
+    while len(hits) < kills:
         process = start(["run", config, "--root", root, "--quiet"], environment)
-        # Wait for new work, then for a random moment within it: kills spread over the whole run, not over start-up.
-        while process.poll() is None and records(root) <= before:
-            time.sleep(0.005)
-        time.sleep(rng.random() * 0.4)
-        if process.poll() is not None:
+        while len(hits) < kills:
+            before = records(root)
+            # Wait for new work, then for a random moment within it: kills spread over the whole run, not over start-up.
+            while process.poll() is None and records(root) <= before:
+                time.sleep(0.005)
+            time.sleep(rng.random() * 0.4)
+            if process.poll() is not None:
+                break
+            name, victim = rng.choice(victims(process.pid))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+                hits.append(f"{name} at {records(root)} records")
+            if victim.pid == process.pid:
+                process.wait()
+                break
+        if process.poll() == 0:
             break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        hits += 1
-        stages.append(f"{records(root)} records")
-    return Outcome(uninterrupted(config, root, environment), hits, tuple(stages))
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return Outcome(uninterrupted(config, root, environment), len(hits), tuple(hits))
+
+
+def victims(pid: int) -> list[tuple[str, psutil.Process]]:
+    """Return the processes of a run that can be killed, by what they are; each kind as likely as the others."""
+    run = psutil.Process(pid)
+    found = {"run": [run]}
+    for process in run.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            command = " ".join(process.cmdline())
+            kind = "agent" if "torch.distributed.run" in command else "rank" if "rank.py" in command else ""
+            if kind:
+                found.setdefault(kind, []).append(process)
+    most = max(len(each) for each in found.values())
+    return [(kind, each[i % len(each)]) for kind, each in found.items() for i in range(most)]
 
 
 def orphans(marker: str) -> list[int]:
