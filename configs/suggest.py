@@ -23,10 +23,15 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 
 
 def nearest(name: str, valid: Iterable[str], *, most: int = 2) -> list[str]:
-    """Return the names most like one that does not exist: misspelled, abbreviated, initials, a part; best first."""
+    """Return the names most like one that does not exist: misspelled, abbreviated, initials, a part; best first.
+
+    Of names that are equally like it up to four, whatever ``most`` says, unless that is 1.
+    """
     scored = sorted(((_likeness(name, candidate), candidate) for candidate in valid), key=lambda item: (-item[0], item))
     best = scored[0][0] if scored else 0.0
-    return [candidate for score, candidate in scored if score >= max(_CUTOFF, best - 0.15)][:most]
+    likely = [(score, candidate) for score, candidate in scored if score >= max(_CUTOFF, best - 0.15)]
+    equal = sum(score == best for score, _ in likely)
+    return [candidate for _, candidate in likely[: max(most, min(4, equal)) if most > 1 else 1]]
 
 
 def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str | None:

@@ -51,7 +51,7 @@ def test_presets_parse_and_survive_a_round_trip(path: Path) -> None:
         ("model.policy.x=1", "'model.policy' holds a value, not a section, so it has no 'x'"),
         ("optimize.lr=1", "Did you mean 'learning_rate'"),
         ("optimize.wd=1", "Did you mean 'weight_decay'"),
-        ("execution.bs=1", "Did you mean 'encode_batch_size' or 'micro_batch_size'"),
+        ("execution.bs=1", "'encode_batch_size' or 'micro_batch_size' or 'rollout_batch_size'?"),
         ("optimize.group_size=2", "Did you mean 'rollout.group_size'"),
         ("rollout.sampler=cps", "it must be a name with options; set 'rollout.sampler.name'"),
         ("rewards=ocr", "'rewards' is 'ocr'; it must be a list like [a, b]"),
