@@ -62,6 +62,10 @@ class LostRankError(WorkerError):
     """A process started by torchrun was ended from outside: the same work may succeed when it is started again."""
 
 
+class OutOfMemoryError(FlowmillError):
+    """A device has too little memory for a stage; the message says what to change."""
+
+
 class PublishError(FlowmillError):
     """A repository on the Hugging Face Hub cannot be written as asked."""
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from configs.errors import OutOfMemoryError
 from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
@@ -62,6 +64,8 @@ class Stage(ABC):
     """True for a cache that is never complete and has no manifest."""
     parts: ClassVar[frozenset[Part]] = frozenset()
     """Parts of the model it works with; the others may leave the device."""
+    saves_memory: ClassVar[tuple[str, ...]] = ()
+    """What to change when there is too little memory, a sentence each."""
     collective: ClassVar[bool] = False
     """On several ranks: True when all work on each shard together, False when each takes its own shards."""
     slot: str = ""
@@ -201,7 +205,7 @@ class StageRun:
             self.stage.host.prepare(self.stage.parts)
         with self.store.root.staging() as folder:
             started = time.time()
-            with self.stage.context.ledger.work(self.stage.name):
+            with self.stage.context.ledger.work(self.stage.name), enough_memory(self.stage):
                 output = self.stage.run(shard, folder)
             producer: dict[str, Any] = {"started": started, "seconds": round(time.time() - started, 4)}
             if self.stage.parts:
@@ -216,7 +220,7 @@ class StageRun:
         """Work on a shard together with the rank that commits it; what this process writes is dropped."""
         if self.stage.parts:
             self.stage.host.prepare(self.stage.parts)
-        with self.store.root.staging() as folder:
+        with self.store.root.staging() as folder, enough_memory(self.stage):
             self.stage.run(shard, folder)
 
     def joined(self, shard: Shard) -> None:
@@ -261,6 +265,27 @@ class StageRun:
             options=self.stage.options(),
             inputs=tuple(str(ref) for ref in self.stage.inputs()),
         )
+
+
+@contextmanager
+def enough_memory(stage: Stage) -> Iterator[None]:
+    """Say what to change where a device has too little memory for a stage.
+
+    Raises:
+        OutOfMemoryError: inside, there was too little.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if type(error).__name__ not in _NO_MEMORY:
+            raise
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedies = " ".join(stage.saves_memory)
+        raise OutOfMemoryError(f"{stage.node}: {said} {remedies} 'flowmill check' estimates what fits.") from error
+
+
+#: torch's, and Python's own; by name, as torch need not be loaded here.
+_NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 def cover(total: int, size: int, records: Sequence[ShardRecord]) -> list[Shard]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, OutOfMemoryError
 from configs.schema import RunConfig
 from models.policies.base import Part
 from tasks.context import RunContext
@@ -163,3 +163,22 @@ def test_a_reward_that_says_so_is_scored_by_the_ranks(
     monkeypatch.setattr("models.rewards.jpeg.JpegCompressibility.accelerated", accelerated, raising=False)
     context = begin_run(make_config())
     assert make_stage(context, "score", 1, "jpeg_compressibility").on_ranks == accelerated
+
+
+@pytest.mark.parametrize(
+    ("stage", "remedy"), [("rollout", r"execution\.rollout_batch_size"), ("encode", r"execution\.encode_batch_size")]
+)
+def test_too_little_memory_says_what_to_change(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, stage: str, remedy: str
+) -> None:
+    context = prepare(make_config()) if stage == "rollout" else begin_run(make_config())
+    StageRun(make_stage(context, "base", 0)).execute()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of ...")
+
+    monkeypatch.setattr("models.policies.sd3.SD3.encode", full)
+    monkeypatch.setattr("models.policies.sd3.SD3.call", full)
+    epoch = 1 if stage == "rollout" else 0
+    with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
+        StageRun(make_stage(context, stage, epoch)).execute()

@@ -32,6 +32,7 @@ class EncodeStage(Stage):
     version = 3
     kind = "embeddings"
     parts = frozenset({Part.TEXT})
+    saves_memory = ("Lower execution.encode_batch_size.",)
     grows = True
 
     def options(self) -> Mapping[str, Any]:

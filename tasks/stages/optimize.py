@@ -48,6 +48,9 @@ class OptimizeStage(Stage):
     version = 2
     collective = True
     parts = frozenset({Part.DENOISER})
+    saves_memory = (
+        "Lower execution.micro_batch_size, set model.gradient_checkpointing=true, or train adapters (model.lora).",
+    )
 
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the step the log-probs belong to, and the seed of the row order."""

@@ -43,6 +43,7 @@ class RolloutStage(Stage):
     name = "rollout"
     kind = "trajectories"
     parts = frozenset({Part.DENOISER, Part.VAE})
+    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
