@@ -238,6 +238,10 @@ class ExecutionSection(Section):
     """Torch device, or auto: CUDA when there is one."""
     processes: int = Field(1, ge=1)
     """Processes that hold models; more than one stay under torchrun for the whole run and share every stage."""
+    nodes: int = Field(1, ge=1)
+    """Machines, each with so many processes; they share the store."""
+    launcher: Component = Component(name="local")
+    """How the processes are started: local, or agents for several machines."""
     resident_epochs: int | None = Field(None, ge=1)
     """Start the processes anew after so many epochs; they stay for the whole run when absent."""
     stall_s: float = Field(1800.0, gt=0)
@@ -263,6 +267,11 @@ class ExecutionSection(Section):
     """Retries of a shard on transient errors."""
     retry_delay_s: float = Field(5.0, ge=0)
     """First retry delay in seconds; doubles with each retry."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes on all machines together."""
+        return self.processes * self.nodes
 
 
 class RunConfig(Section):

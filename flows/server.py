@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from configs.errors import FlowmillError
-from tasks.execution.launch import die_with_parent, stop_tree
+from tasks.execution.launch import die_with_parent, stop_trees
 
 
 @contextmanager
@@ -92,7 +92,7 @@ class LocalApi:
 
     def stop(self) -> None:
         """Stop the server."""
-        stop_tree(self._process, grace=5)
+        stop_trees([self._process], grace=5)
 
 
 def _answers(url: str) -> bool:

@@ -76,7 +76,7 @@ def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
     """Run all pending shards of a stage; ``on_commit`` hears the name of each as soon as it is committed."""
     if is_spread(run):
         check_cancelled()
-        name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.processes}"
+        name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
         carry_out.with_options(task_run_name=name)(run, on_commit)
         return
     for shard in run.pending():
@@ -87,7 +87,7 @@ def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
 
 def is_spread(run: StageRun) -> bool:
     """Return whether the run's ranks carry out a stage together."""
-    return run.stage.on_ranks and run.stage.config.execution.processes > 1
+    return run.stage.on_ranks and run.stage.config.execution.ranks > 1
 
 
 def submit(run: StageRun, shard: Shard) -> PrefectFuture[str]:

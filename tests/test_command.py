@@ -247,8 +247,9 @@ def test_a_crowded_folder_does_not_break_the_command(crowded: Path, path: str) -
 
 def test_ranks_in_a_crowded_folder_run_ours(crowded: Path) -> None:
     (crowded / "my_worker.py").write_text("import tasks.stage, models, sys\nprint('rank', tasks.__file__, sys.argv)\n")
-    start = "[print(line) for line in Launched('my_worker', ['a'], processes=2).lines(1)]"
-    code = f"import flows; from tasks.execution.launch import Launched; {start}"
+    imports = "from tasks.execution.launch import Launched; from tasks.execution.launchers import Local, Program"
+    program = "Program(module='my_worker', arguments=('a',), processes=2)"
+    code = f"import flows; {imports}; [print(line) for line in Launched({program}, Local()).lines(1)]"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=crowded, env=environment(), capture_output=True, text=True, check=False
     )

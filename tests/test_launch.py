@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,11 +16,13 @@ import psutil
 import pytest
 import torch
 
-from configs.errors import LostRankError, WorkerError
+from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
+from tasks.check import check_config
 from tasks.context import RunContext
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
+from tasks.execution.launchers import Agents, Local, Program
 from tasks.execution.pulse import Beat, Watch
 from tasks.runs import begin_run
 from tasks.stage import StageRun
@@ -47,9 +50,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
+def start(name: str, *arguments: str) -> Launched:
+    """Start a module in two processes."""
+    return Launched(Program(module=name, arguments=arguments, processes=2), Local())
+
+
 def printed(name: str, arguments: list[str]) -> list[str]:
     """Run a module in two processes to its end; return what it printed."""
-    launched = Launched(name, arguments, processes=2)
+    launched = start(name, *arguments)
     try:
         return [line for line in launched.lines(1) if line is not None]
     finally:
@@ -124,9 +132,7 @@ _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_stopping_leaves_no_process(module: Callable[[str], str], stubborn: bool) -> None:
     ignore = _STUBBORN if stubborn else ""
-    launched = Launched(
-        module(f"{ignore}sys.stdout.write(f'pid {{os.getpid()}}' + chr(10)); time.sleep(60)"), [], processes=2
-    )
+    launched = start(module(f"{ignore}sys.stdout.write(f'pid {{os.getpid()}}' + chr(10)); time.sleep(60)"))
     pids = []
     for line in launched.lines(1):
         if line is not None and line.startswith("pid"):
@@ -143,8 +149,9 @@ def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_pat
     ignore = _STUBBORN if stubborn else ""
     name = module(f"{ignore}open(f'{{sys.argv[1]}}/{{os.getpid()}}', 'w'); time.sleep(60)")
     (tmp_path / "pids").mkdir()
-    call = f"list(Launched({name!r}, [{str(tmp_path / 'pids')!r}], processes=2).lines(1))"
-    code = f"from tasks.execution.launch import Launched; {call}"
+    program = f"Program(module={name!r}, arguments=({str(tmp_path / 'pids')!r},), processes=2)"
+    imports = "from tasks.execution.launch import Launched; from tasks.execution.launchers import Local, Program"
+    code = f"{imports}; list(Launched({program}, Local()).lines(1))"
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -159,6 +166,81 @@ def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_pat
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(pids) == []
+
+
+# Several nodes
+
+
+def two_nodes() -> Agents:
+    """Two agents on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return Agents(endpoint=f"127.0.0.1:{port}", prefixes=((), ()))
+
+
+def test_agents_of_two_nodes_meet_and_hear_the_same(module: Callable[[str], str]) -> None:
+    name = module("""
+        line = sys.stdin.readline().strip() if os.environ["LOCAL_RANK"] == "0" else "nothing"
+        said = [os.environ[name] for name in ("RANK", "GROUP_RANK", "WORLD_SIZE")]
+        sys.stdout.write(" ".join(["heard", *said, line]) + chr(10))
+    """)
+    launched = Launched(Program(module=name, processes=2, nodes=2), two_nodes())
+    try:
+        launched.tell("an-order")
+        heard = sorted(line.split()[1:] for line in launched.lines(1) if line and line.startswith("heard"))
+    finally:
+        launched.stop()
+    assert [rank for rank, *_ in heard] == ["0", "1", "2", "3"]
+    assert {world for _, _, world, _ in heard} == {"4"}
+    assert [line for *_, line in heard] == ["an-order", "nothing"] * 2
+
+
+def test_a_failure_on_one_node_ends_the_others(module: Callable[[str], str]) -> None:
+    body = """
+        if os.environ["GROUP_RANK"] == "1":
+            raise ValueError("no such model on this machine")
+        time.sleep(60)
+    """
+    launched = Launched(Program(module=module(body), processes=1, nodes=2), two_nodes())
+    begun = time.monotonic()
+    try:
+        with pytest.raises(WorkerError, match=r"rank 0 of agent \d failed first: ValueError: no such model on this"):
+            list(launched.lines(1))
+    finally:
+        launched.stop()
+    assert time.monotonic() - begun < 50
+
+
+def test_the_command_of_an_agent_follows_what_starts_it(tmp_path: Path) -> None:
+    launcher = Agents(endpoint="node1:29500", prefixes=(("srun", "--nodes=4", "--ntasks-per-node=1"),), python="/py")
+    program = Program(module="tasks.execution.worker", arguments=("auto",), processes=8, nodes=4)
+    (first,), (second,) = (launcher.commands(program, tmp_path) for _ in range(2))
+    assert first[:4] == ["srun", "--nodes=4", "--ntasks-per-node=1", "env"]
+    for word in ("/py", "--nnodes=4", "--nproc-per-node=8", "--rdzv-endpoint=node1:29500", "--max-restarts=0"):
+        assert word in first
+    assert first[-2:] == ["tasks.execution.worker", "auto"]
+    ids = [next(word for word in command if word.startswith("--rdzv-id")) for command in (first, second)]
+    assert ids[0] != ids[1], "ranks of an earlier start must not be met"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        (
+            "{name: local}",
+            "execution.launcher 'local' starts processes on this machine alone",
+        ),
+        ("{name: agents, options: {endpoint: node1, prefixes: [[]]}}", "it must be 'host:port'"),
+        ("{name: agents, options: {endpoint: 'n:1', prefixes: []}}", "prefixes is empty"),
+        ("{name: slurm}", "execution.launcher 'slurm' does not exist"),
+    ],
+)
+def test_a_launcher_that_cannot_work_is_refused(
+    make_config: Callable[..., RunConfig], launcher: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(make_config("execution.nodes=2", f"execution.launcher={launcher}"))
 
 
 # Who hangs
@@ -258,6 +340,26 @@ def test_two_resident_processes_equal_one(
     assert two.host.held() == {}, "the process that orchestrates holds no parameter"
 
 
+def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
+    one = prepare(make_config(f"store.root={tmp_path / 'one'}", *extra))
+    run_epoch(one, 1)
+    nodes = two_nodes()
+    launcher = f"execution.launcher={{name: agents, options: {{endpoint: '{nodes.endpoint}', prefixes: [[], []]}}}}"
+    two = begin_run(make_config("execution.nodes=2", launcher, *extra))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(two, name, 0)
+    execute(two, "rollout", 1)
+    for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
+        execute(two, name, 1, slot)
+    execute(two, "optimize", 1)
+    assert two.crew.starts == 1
+    two.close()
+    assert_same_trajectories(one, two)
+    ours, theirs = weights(one), weights(two)
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
+
+
 def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> None:
     told: list[str] = []
     two.reporter = type("Told", (), {"message": lambda _, text: told.append(text), "progress": lambda *_: None})()
@@ -265,7 +367,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 
     def kill_one() -> None:
         assert two.crew._launched is not None
-        ranks = [p for p in psutil.Process(two.crew._launched._process.pid).children(recursive=True)]
+        ranks = [p for p in psutil.Process(two.crew._launched.pids[0]).children(recursive=True)]
         if len(ranks) == 2 and not killed:
             killed.append(ranks[-1].pid)
             ranks[-1].kill()
@@ -284,7 +386,7 @@ def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
 
     def stop_one() -> None:
         assert two.crew._launched is not None
-        ranks = psutil.Process(two.crew._launched._process.pid).children(recursive=True)
+        ranks = psutil.Process(two.crew._launched.pids[0]).children(recursive=True)
         if not stopped:
             stopped.append(ranks[-1])
             ranks[-1].suspend()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from configs.schema import RunConfig
-from tasks.execution.launch import stop_tree
+from tasks.execution.launch import stop_trees
 from tests.conftest import ROOT, prepare
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def scheduling_server(tmp_path: Path) -> Iterator[dict[str, str]]:
         wait_until(lambda: _answers(f"{environment['PREFECT_API_URL']}/health"), 120)
         yield environment
     finally:
-        stop_tree(server, grace=10)
+        stop_trees([server], grace=10)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> None:
@@ -121,7 +121,7 @@ def test_an_interval_schedule_is_carried_out_by_a_worker(
         try:
             wait_until(lambda: completed(client, deployment), 240)
         finally:
-            stop_tree(worker, grace=10)
+            stop_trees([worker], grace=10)
     context.run.refresh()
     manifest = context.store.require(context.chain.require(0, "evaluate").ref)
     assert manifest.rows == 8

@@ -10,7 +10,7 @@ import time
 from configs.errors import FlowmillError
 from flows.cli.console import console, default_root
 from storage.commit import ArtifactStore
-from tasks.execution.launch import die_with_parent, stop_tree
+from tasks.execution.launch import die_with_parent, stop_trees
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
@@ -58,4 +58,4 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         )
     finally:
         for process in processes:
-            stop_tree(process, grace=10)
+            stop_trees([process], grace=10)

@@ -11,6 +11,7 @@ from configs.errors import LostRankError, WorkerError
 from tasks.context import RunContext
 from tasks.execution.devices import chosen_device
 from tasks.execution.launch import Launched
+from tasks.execution.launchers import Program, make_launcher
 from tasks.execution.orders import Order
 from tasks.execution.pulse import Beat, Watch
 from tasks.execution.worker import PREFIX
@@ -88,7 +89,7 @@ class Crew:
         order = Order.of(self._given, run)
         self._given += 1
         launched.tell(order.line())
-        watch = Watch(execution.stall_s, world=execution.processes)
+        watch = Watch(execution.stall_s, world=execution.processes * execution.nodes)
         for line in launched.lines(_LOOK_S):
             listener.on_look()
             hanging = watch.hanging()
@@ -118,10 +119,16 @@ class Crew:
     def _started(self) -> Launched:
         if self._launched is None:
             execution = self._context.config.execution
-            # Too many processes for the devices of this machine are refused before any is started.
-            chosen_device(execution.device, execution.processes - 1)
-            arguments = [execution.device, str(execution.stall_s)]
-            self._launched = Launched("tasks.execution.worker", arguments, processes=execution.processes)
+            if execution.nodes == 1:
+                # Too many processes for the devices of this machine are refused before any is started.
+                chosen_device(execution.device, execution.processes - 1)
+            program = Program(
+                module="tasks.execution.worker",
+                arguments=(execution.device, str(execution.stall_s)),
+                processes=execution.processes,
+                nodes=execution.nodes,
+            )
+            self._launched = Launched(program, make_launcher(execution))
             self._given = self._epochs = 0
             self.starts += 1
         return self._launched

@@ -130,7 +130,8 @@ def listed(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -
 def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
     """Yield the orders the first rank reads from its standard input, on every rank, until there are no more."""
     lines: queue.Queue[str] = queue.Queue()
-    if ranks.first:
+    if local_rank() == 0:
+        # On every machine: what nobody reads would fill the pipe, and its end says that the parent is gone.
         threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
     number = 0
     while True:

@@ -1,0 +1,139 @@
+"""How torchrun's agents are started: one on this machine, or one on each of several.
+
+A launcher gives commands; starting, talking to and ending them is ``launch``'s work, and the same for all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from configs.errors import ConfigError
+from configs.registry import create
+from configs.schema import ExecutionSection
+
+LAUNCHERS = {
+    "local": "tasks.execution.launchers:Local",
+    "agents": "tasks.execution.launchers:Agents",
+}
+_RANK = Path(__file__).with_name("rank.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs."""
+
+    module: str
+    """Module whose ``__main__`` is decorated with torch's ``record``."""
+    arguments: tuple[str, ...] = ()
+    """Its arguments."""
+    processes: int = 1
+    """Ranks per node."""
+    nodes: int = 1
+    """Machines."""
+
+
+class Launcher(Protocol):
+    """Gives the commands that start agents."""
+
+    def commands(self, program: Program, logs: Path) -> list[list[str]]:
+        """Return the command of every process to start here; together they become all nodes' agents.
+
+        Args:
+            program: what the ranks run.
+            logs: folder for the errors of ranks, where they are on this machine.
+
+        Raises:
+            ConfigError: so many nodes cannot be started this way.
+        """
+        ...
+
+
+def make_launcher(section: ExecutionSection) -> Launcher:
+    """Return what starts the agents.
+
+    Raises:
+        ConfigError: there is no launcher of this name, or an option cannot work.
+    """
+    chosen = section.launcher
+    return create(LAUNCHERS, chosen.name, chosen.options, what="execution.launcher")  # type: ignore[no-any-return]
+
+
+def check_launcher(section: ExecutionSection) -> None:
+    """Check that the launcher can start so many nodes.
+
+    Raises:
+        ConfigError: it cannot, there is none of this name, or an option cannot work.
+    """
+    make_launcher(section).commands(Program(module="", processes=section.processes, nodes=section.nodes), Path())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """One agent, on this machine."""
+
+    def commands(self, program: Program, logs: Path) -> list[list[str]]:
+        """Return the command of one standalone agent."""
+        if program.nodes != 1:
+            raise ConfigError(
+                f"execution.nodes is {program.nodes}, but execution.launcher 'local' starts processes on this machine "
+                "alone. Set execution.launcher to 'agents', see docs/scaling.md."
+            )
+        return [_agent(program, ["--standalone", "--nnodes=1"], logs)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """An agent per node, each started by a command of its own or all by one; they meet at a c10d rendezvous."""
+
+    endpoint: str
+    """``host:port`` of the rendezvous: one of the nodes, a free port."""
+    prefixes: tuple[tuple[str, ...], ...]
+    """What comes before torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
+    ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
+    python: str = sys.executable
+    """The interpreter on the nodes; flowmill is installed in the same folder on all of them."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        host, _, port = self.endpoint.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"endpoint is '{self.endpoint}'; it must be 'host:port'.")
+        if not self.prefixes:
+            raise ValueError("prefixes is empty; give one list of words per process to start, [] for none before it.")
+
+    def commands(self, program: Program, logs: Path) -> list[list[str]]:
+        """Return one command per prefix."""
+        meeting = [
+            f"--nnodes={program.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint}",
+            # Ranks of an earlier start that are still ending must not be met.
+            f"--rdzv-id=flowmill-{uuid.uuid4().hex[:12]}",
+        ]
+        agents = enumerate(self.prefixes)
+        return [[*prefix, *_agent(program, meeting, logs / f"agent{i}", self.python)] for i, prefix in agents]
+
+
+def _agent(program: Program, meeting: Sequence[str], logs: Path, python: str = sys.executable) -> list[str]:
+    """Return the command of one torchrun agent."""
+    settings = {
+        "PYTHONUNBUFFERED": "1",
+        # The working directory is the user's: what lies there must not hide libraries. See rank.py.
+        "PYTHONSAFEPATH": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    environment = ["env", *(f"{name}={value}" for name, value in settings.items())]
+    # Restarts are not torchrun's: with gloo they are unreliable, and a committed checkpoint makes them ours.
+    options = [f"--nproc-per-node={program.processes}", "--max-restarts=0", "--monitor-interval=0.2"]
+    torchrun = [python, "-u", "-m", "torch.distributed.run", *meeting, *options, "--log-dir", str(logs)]
+    return [*environment, *torchrun, str(_RANK), program.module, *program.arguments]
