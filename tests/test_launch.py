@@ -23,7 +23,7 @@ from tasks.context import RunContext
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
-from tasks.execution.pulse import Beat, Watch
+from tasks.execution.pulse import Beat, Pulse, Watch
 from tasks.runs import begin_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
@@ -88,6 +88,22 @@ def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
         time.sleep(60)
     """
     with pytest.raises(LostRankError, match=r"rank 1 was ended from outside by SIGKILL\. The system does"):
+        printed(module(body), [])
+
+
+def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(module: Callable[[str], str]) -> None:
+    body = """
+        import torch
+        import torch.distributed as dist
+        from tasks.execution.ranks import torchrun_ranks
+
+        with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
+            for number in range(1000):
+                if ranks.rank == 1 and number == 20:
+                    os.kill(os.getpid(), 9)
+                dist.all_reduce(torch.ones(1000))
+    """
+    with pytest.raises(LostRankError, match="rank 1 was ended from outside by SIGKILL"):
         printed(module(body), [])
 
 
@@ -270,6 +286,21 @@ def test_a_rank_that_falls_silent_stands_still_or_waits_for_others_is_told_apart
     assert watch.hanging() is None
     now[0] = 30
     assert watch.hanging() == "rank 0 has said nothing for 19 s; it was last at: rollout"
+
+
+def test_ranks_may_wait_for_orders_as_long_as_it_takes() -> None:
+    pulse = Pulse()
+    pulse.at("rollout")
+    with pulse.idle():
+        pulse._changed -= 1000
+        idle = pulse.beat(1)
+    assert (idle.waiting, idle.still) == (True, 0.0)
+    with pulse.waiting():
+        pulse._changed -= 1000
+        assert pulse.beat(2).still >= 1000
+    watch = Watch(10, world=2)
+    watch.heard({0: idle, 1: idle})
+    assert watch.hanging() is None
 
 
 def test_a_rank_that_never_comes_is_named() -> None:

@@ -116,8 +116,10 @@ class ModelHost:
     def release(self) -> None:
         """Forget everything that is loaded."""
         with self._lock:
+            held = self._encoder is not None or self._trainable is not None
             self._encoder = self._trainable = self._holds = self._prepared = None
-            free_cached_memory(self.device)
+            if held:
+                free_cached_memory(self.device)
 
     def load(self, parts: frozenset[Part], folder: Path | None = None) -> Policy:
         """Load some parts of the base model, or of another folder of its family, fresh."""

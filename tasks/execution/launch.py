@@ -28,6 +28,8 @@ from tasks.execution.launchers import Launcher, Program
 
 _GRACE_S = 10.0
 _PR_SET_PDEATHSIG = 1
+#: Lines that are kept: torchrun's report on a failure, with a traceback in it.
+_TAIL, _SHOWN = 300, 20
 
 
 class Launched:
@@ -42,7 +44,7 @@ class Launched:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="flowmill-torchrun-", ignore_cleanup_errors=True)
         self._lines: queue.Queue[str | int] = queue.Queue()
-        self._tail: deque[str] = deque(maxlen=30)
+        self._tail: deque[str] = deque(maxlen=_TAIL)
         self._agents: list[_Agent] = []
         for command in launcher.commands(program, Path(self._folder.name)):
             try:
@@ -104,14 +106,16 @@ class Launched:
         stop_trees([agent.process for agent in self._agents], grace)
 
     def _failure(self, code: int) -> WorkerError:
-        rank, message = first_error(Path(self._folder.name))
-        if message:
-            return WorkerError(f"torchrun: {rank} failed first: {message}")
+        # First: when a rank is killed, others fail because of it, and are the only ones that can say anything.
         killed = _killed(self._tail) if code > 0 else f"torchrun was ended from outside by {_signal(-code)}."
         if killed:
             return LostRankError(killed)
+        rank, message = first_error(Path(self._folder.name))
+        if message:
+            return WorkerError(f"torchrun: {rank} failed first: {message}")
         return WorkerError(
-            f"torchrun ended with code {code} and left no error file. Its last lines:\n  " + "\n  ".join(self._tail)
+            f"torchrun ended with code {code} and left no error file. Its last lines:\n  "
+            + "\n  ".join([*self._tail][-_SHOWN:])
         )
 
 
@@ -211,11 +215,11 @@ def _signal(number: int) -> str:
 
 
 def _killed(tail: Sequence[str]) -> str:
-    """Return which rank a signal ended, from torchrun's report; '' if none was."""
-    report = "\n".join(tail).partition("Root Cause")[2]
-    found = re.search(r"rank\s*: (\d+).*?exitcode\s*: -(\d+)", report, re.DOTALL)
-    if found is None:
+    """Return which rank a signal ended that torchrun did not send itself, from its report; '' if none was."""
+    failures = re.findall(r"rank\s*: (\d+) .*\n.*exitcode\s*: -(\d+)", "\n".join(tail))
+    found = [(rank, int(number)) for rank, number in failures if int(number) != signal.SIGTERM]
+    if not found:
         return ""
-    name = _signal(int(found[2]))
+    rank, name = found[0][0], _signal(found[0][1])
     cause = " The system does this when memory runs out." if name == "SIGKILL" else ""
-    return f"rank {found[1]} was ended from outside by {name}.{cause}"
+    return f"rank {rank} was ended from outside by {name}.{cause}"

@@ -34,7 +34,8 @@ class Pulse:
 
     def __init__(self) -> None:
         """Start nowhere."""
-        self._place, self._changed, self._waiting = "starting", time.monotonic(), False
+        self._place, self._changed = "starting", time.monotonic()
+        self._waiting = self._idle = False
 
     def at(self, place: str) -> None:
         """Say what is worked on now."""
@@ -49,9 +50,19 @@ class Pulse:
         finally:
             self._waiting, self._changed = False, time.monotonic()
 
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Say that inside there is nothing to do, for as long as it may be."""
+        self._place, self._idle = "nothing: it waits for orders", True
+        try:
+            with self.waiting():
+                yield
+        finally:
+            self._idle = False
+
     def beat(self, number: int) -> Beat:
         """Return what to say now."""
-        still = time.monotonic() - self._changed
+        still = 0.0 if self._idle else time.monotonic() - self._changed
         return Beat(number=number, place=self._place, still=still, waiting=self._waiting)
 
     def start(self, board: Board, rank: int, world: int, send: Callable[[dict[int, Beat]], None]) -> None:

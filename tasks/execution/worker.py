@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from itertools import islice
@@ -33,6 +34,8 @@ from tasks.stage import Shard, Stage, StageRun
 PREFIX = "@flowmill "
 #: Collectives give up only after whoever watches has noticed that a rank hangs.
 _COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
+#: Seconds a rank has to end by itself when no more orders can come.
+_LEAVING_S = 5.0
 
 
 class RankReporter:
@@ -135,8 +138,7 @@ def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
         threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
     number = 0
     while True:
-        ranks.pulse.at("nothing: it waits for orders")
-        with ranks.pulse.waiting():
+        with ranks.pulse.idle():
             if ranks.first:
                 board.post(f"order{number}", lines.get())
             line = board.read(f"order{number}")
@@ -151,11 +153,8 @@ def _read(lines: queue.Queue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
     lines.put("")
-    threading.Timer(_LEAVING_S, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-
-#: Seconds a rank has to end by itself when no more orders can come.
-_LEAVING_S = 5.0
+    time.sleep(_LEAVING_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def same_code(ranks: Ranks, board: Board) -> None:
