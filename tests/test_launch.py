@@ -411,7 +411,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 
 
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
-    section = two.config.execution.model_copy(update={"stall_s": 4.0})
+    section = two.config.execution.model_copy(update={"stall_s": 10.0})
     two.config = two.config.model_copy(update={"execution": section})
     stopped: list[psutil.Process] = []
 
