@@ -238,6 +238,10 @@ class ExecutionSection(Section):
     """Torch device, or auto: CUDA when there is one."""
     processes: int = Field(1, ge=1)
     """Processes that hold models; more than one stay under torchrun for the whole run and share every stage."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """How several processes hold the weights: each whole, or each a part of every block while training (FSDP2)."""
+    offload: bool = False
+    """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
     nodes: int = Field(1, ge=1)
     """Machines, each with so many processes; they share the store."""
     launcher: Component = Component(name="local")

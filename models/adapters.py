@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError, CorruptError
 from models.policies.base import Conditioning, Policy
+from models.sharding import Sharding, assign, exchange, gather, local, scatter, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Trainable:
         """
         self.policy = policy
         self.lora = lora
+        self._sharding: Sharding | None = None
+        self._gathered = False
         self._reference: dict[str, nn.Module] | None = None
         self._teacher: dict[str, nn.Module] | None = None
         for name, module in policy.denoisers.items():
@@ -51,6 +54,40 @@ class Trainable:
                 _add_lora(name, module, lora, seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
+
+    @property
+    def sharded(self) -> bool:
+        """True when the weights are spread over ranks: every rank must then call the models equally often."""
+        return self._sharding is not None
+
+    @property
+    def gathered(self) -> bool:
+        """True while spread weights are whole on every rank."""
+        return self._gathered
+
+    def shard(self, sharding: Sharding) -> None:
+        """Spread the weights over ranks, those of a reference or teacher that comes later too."""
+        self._sharding = sharding
+        sharding.shard(self.policy.denoisers.values(), self.policy.blocks)
+        self.policy.lockstep = True
+
+    def gather(self) -> None:
+        """Make the weights whole on every rank, for sampling: the ranks then need not call the models together."""
+        if self.sharded and not self._gathered:
+            for module in self._modules():
+                gather(module)
+            self._gathered, self.policy.lockstep = True, False
+
+    def scatter(self) -> None:
+        """Spread gathered weights over the ranks again."""
+        if self._gathered:
+            for module in self._modules():
+                scatter(module)
+            self._gathered, self.policy.lockstep = False, True
+
+    def _modules(self) -> list[nn.Module]:
+        beside = (module for modules in self.frozen.values() for module in modules.values())
+        return [*self.policy.denoisers.values(), *beside]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (denoiser.parameter, parameter) for everything trained, in a fixed order."""
@@ -64,8 +101,8 @@ class Trainable:
         return [parameter for _, parameter in self.named_parameters()]
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of the trained parameters, float32 on CPU."""
-        return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
+        """Return copies of the trained parameters, float32 on CPU; of spread ones all ranks must ask together."""
+        return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -83,7 +120,7 @@ class Trainable:
                 raise CorruptError(
                     f"Stored '{name}' has shape {tuple(state[name].shape)}, the model {tuple(parameter.shape)}."
                 )
-            parameter.copy_(state[name])
+            assign(parameter, state[name])
 
     @property
     def needs_reference(self) -> bool:
@@ -92,7 +129,7 @@ class Trainable:
 
     def set_reference(self, denoisers: Mapping[str, nn.Module]) -> None:
         """Give the frozen base denoisers that full weights are compared with; equal weights give equal velocities."""
-        self._reference = {name: _computed_as_trained(module) for name, module in denoisers.items()}
+        self._reference = self._beside({name: _computed_as_trained(module) for name, module in denoisers.items()})
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -121,7 +158,15 @@ class Trainable:
     def set_teacher(self, denoisers: Mapping[str, nn.Module]) -> None:
         """Give the frozen denoisers of a teacher of the same family; equal weights give equal velocities."""
         same = _computed_as_trained if self.lora is None else _frozen
-        self._teacher = {name: same(module) for name, module in denoisers.items()}
+        self._teacher = self._beside({name: same(module) for name, module in denoisers.items()})
+
+    def _beside(self, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+        if self._sharding is not None:
+            self._sharding.shard(modules.values(), self.policy.blocks)
+            if self._gathered:
+                for module in modules.values():
+                    gather(module)
+        return modules
 
     @torch.no_grad()
     def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -136,8 +181,18 @@ class Trainable:
 
     @contextmanager
     def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Let the trained parameters have other values inside, in the order of ``parameters``; no copy is made."""
+        """Let the trained parameters have other values inside, in the order of ``parameters``; no copy is made.
+
+        Of spread parameters the contents are exchanged: what gathers them knows their memory.
+        """
         parameters = self.parameters()
+        if self.sharded:
+            exchange(parameters, values)
+            try:
+                yield
+            finally:
+                exchange(parameters, values)
+            return
         own = [parameter.data for parameter in parameters]
         try:
             for parameter, value in zip(parameters, values, strict=True):
@@ -170,7 +225,7 @@ class Ema:
     def update(self, parameters: Sequence[Tensor], count: int) -> None:
         """Move towards the parameters with ``warm_decay(count, self.decay)``, ``count`` updates so far."""
         weight = 1 - warm_decay(count, self.decay)
-        torch._foreach_lerp_(self.values, [p.detach() for p in parameters], weight)
+        torch._foreach_lerp_([local(v) for v in self.values], [local(p.detach()) for p in parameters], weight)
 
 
 def warm_decay(count: int, decay: float) -> float:

@@ -152,6 +152,22 @@ def _check_execution(config: RunConfig) -> None:
             f"model.compile is true, but diffusers does not say which blocks of model.policy '{model.policy}' repeat, "
             "so none can be compiled. Set it to false."
         )
+    execution = config.execution
+    if execution.strategy == "fsdp" and execution.ranks == 1:
+        raise ConfigError(
+            "execution.strategy is 'fsdp', but there is one process, which has nobody to share weights with. Set "
+            "execution.processes to 2 or more, or strategy to 'ddp'."
+        )
+    if execution.offload and execution.strategy != "fsdp":
+        raise ConfigError(
+            f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
+            "strategy to 'fsdp', or offload to false."
+        )
+    if execution.strategy == "fsdp" and (model.compile or model.device_map):
+        odd = "compile" if model.compile else "device_map"
+        raise ConfigError(
+            f"model.{odd} is set, but execution.strategy 'fsdp' places and wraps the blocks itself. Remove one of them."
+        )
     if model.dtype == "float16" and model.policy in _OVERFLOWING:
         raise ConfigError(
             f"model.dtype is 'float16', but activations of model.policy '{model.policy}' exceed its range, so that "

@@ -144,6 +144,9 @@ class Stage(ABC):
             return tuple(self.context.chain.require(*node).ref for node in self.upstream())
         return self._inputs
 
+    def load(self) -> None:  # noqa: B027 - most stages load nothing
+        """Load what every shard needs; on ranks that hold weights together, all do it before they take shards."""
+
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
         """Return all shards of the artifact, in order; ``covered`` ones included."""

@@ -11,6 +11,7 @@ import torch
 from configs.errors import ConfigError, OutOfMemoryError
 from configs.schema import RunConfig
 from models.policies.base import Part
+from tasks.check import check_config
 from tasks.context import RunContext
 from tasks.execution.crew import Crew
 from tasks.execution.devices import chosen_device
@@ -182,3 +183,19 @@ def test_too_little_memory_says_what_to_change(
     epoch = 1 if stage == "rollout" else 0
     with pytest.raises(OutOfMemoryError, match=rf"^{stage}@{epoch}: Tried to allocate 20\.00 GiB\. Lower {remedy}"):
         StageRun(make_stage(context, stage, epoch)).execute()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["execution.strategy=fsdp"], "there is one process, which has nobody to share weights with"),
+        (["execution.offload=true"], "strategy 'ddp' keeps weights on devices"),
+        (
+            ["execution.strategy=fsdp", "execution.processes=2", "model.device_map=cpu"],
+            r"model\.device_map is set, but",
+        ),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_refused(make_config: Make, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(make_config(*settings))

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
@@ -24,7 +25,8 @@ from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
 from tasks.execution.pulse import Beat, Pulse, Watch
-from tasks.runs import begin_run
+from tasks.runs import begin_run, open_run
+from tasks.sources import OPTIMIZER, Weights, policy_folder
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tests.conftest import prepare, run_epoch
@@ -369,6 +371,50 @@ def test_two_resident_processes_equal_one(
         "text": 1,
     }
     assert two.host.held() == {}, "the process that orchestrates holds no parameter"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["execution.micro_batch_size=16"],
+        ["model.lora={rank: 4, alpha: 8}", "execution.offload=true", "optimize.ema={decay: 0.9}"],
+        ["execution.checkpoint_every=1", "optimize.algorithm={name: grpo, options: {clip_range: 0.002, kl_coef: 0.5}}"],
+    ],
+    ids=["full, one rank idle", "lora, offload, average", "full with a reference"],
+)
+def test_spread_weights_train_as_whole_ones(
+    make_config: Callable[..., RunConfig], tmp_path: Path, settings: list[str]
+) -> None:
+    extra = ["optimize.updates_per_epoch=3", "execution.micro_batch_size=8", "optimize.learning_rate=1e-3", *settings]
+    whole = [setting for setting in extra if "offload" not in setting]
+    one = prepare(make_config(f"store.root={tmp_path / 'one'}", *whole))
+    run_epoch(one, 1)
+    two = begin_run(make_config("execution.processes=2", "execution.strategy=fsdp", *extra))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(two, name, 0)
+    execute(two, "evaluate", 0)
+    execute(two, "rollout", 1)
+    for name, slot in (("score", "jpeg_compressibility"), ("advantage", "")):
+        execute(two, name, 1, slot)
+    execute(two, "optimize", 1)
+    execute(two, "evaluate", 1)
+    execute(two, "export", 1)
+    assert two.crew.starts == 1
+    two.close()
+    assert_same_trajectories(one, two)
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 3e-5
+    for context in (one, two):
+        moments = load_file(policy_folder(context.store, context.policy_ref(1)) / OPTIMIZER)
+        assert {name.partition("/")[0] for name in moments} == {"step", "exp_avg", "exp_avg_sq"}
+    if "average" in str(settings):
+        averages = [load_file(policy_folder(c.store, c.policy_ref(1)) / Weights.AVERAGE.value) for c in (one, two)]
+        assert max(float((averages[0][name] - averages[1][name]).abs().max()) for name in ours) < 3e-5
+    # What one process goes on with, a run on two left.
+    again = open_run(two.store.root.uri, "small", overrides=["execution.processes=1", "execution.strategy=ddp"])
+    found = again.host.trainable(again.policy_ref(1)).state()
+    assert all(torch.equal(found[name], theirs[name]) for name in found)
 
 
 def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:

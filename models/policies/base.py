@@ -119,6 +119,8 @@ class Policy(ABC):
     def __init__(self, settings: PolicySettings) -> None:
         """Keep the settings."""
         self.settings = settings
+        self.lockstep = False
+        """Every call must run every denoiser, rows for it or not: the other ranks wait for this one's part of it."""
 
     @classmethod
     @abstractmethod

@@ -98,6 +98,8 @@ class Wan(PipelinePolicy):
         if "transformer_2" not in modules:
             return self._one(modules["transformer"], latents, sigma, rows)
         early = self._early(sigma)
+        if self.lockstep:
+            return self._both(modules, latents, sigma, rows)
         if bool(early.all()):
             return self._one(modules["transformer"], latents, sigma, rows)
         if not bool(early.any()):
@@ -106,6 +108,17 @@ class Wan(PipelinePolicy):
         for name, chosen in (("transformer", early), ("transformer_2", ~early)):
             part = {key: tensor[chosen] for key, tensor in rows.items()}
             result[chosen] = self._one(modules[name], latents[chosen], sigma[chosen], part).to(result.dtype)
+        return result
+
+    def _both(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call both transformers with all rows of their noise range, or with one row of the other and no effect."""
+        early, result = self._early(sigma), torch.zeros_like(latents)
+        for name, chosen in (("transformer", early), ("transformer_2", ~early)):
+            used = chosen if bool(chosen.any()) else torch.arange(len(sigma), device=sigma.device) == 0
+            part = {key: tensor[used] for key, tensor in rows.items()}
+            predicted = self._one(modules[name], latents[used], sigma[used], part).to(result.dtype)
+            counts = expand(chosen[used].to(predicted.dtype), predicted)
+            result = result.index_add(0, used.nonzero().flatten(), predicted * counts)
         return result
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:

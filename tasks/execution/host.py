@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import create, resolve
 from configs.schema import RewardSection, RunConfig
@@ -20,6 +21,7 @@ from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards import REWARDS
 from models.rewards.base import Reward
+from models.sharding import Sharding, spread_like
 from storage.layout import ArtifactRef
 from tasks.execution.devices import (
     chosen_device,
@@ -36,6 +38,7 @@ from tasks.sources import Weights, chosen_weights, local_model, read_weights
 
 if TYPE_CHECKING:
     from tasks.context import RunContext
+    from tasks.stage import Stage
 
 #: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
 _BASE = ("base", "")
@@ -98,6 +101,37 @@ class ModelHost:
         """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
         return {**self.held(), "peak": peak_memory(self.device)}
 
+    # Together with the other ranks
+
+    def meet(self, stage: Stage) -> None:
+        """Load what all shards of a stage need while every rank does, where the ranks hold the weights together."""
+        if self.sharding is not None and stage.parts:
+            self.prepare(stage.parts)
+            stage.load()
+
+    def assemble(self, ref: ArtifactRef | None = None, weights: Weights = Weights.TRAINED) -> Trainable:
+        """Return the policy with its weights whole on every rank, so that each works on its own; all do it together.
+
+        Args:
+            ref: a policy artifact; None: the policy as it is loaded.
+            weights: which of its weights.
+        """
+        with self._lock:
+            held = self._loaded() if ref is None else self.trainable(ref, weights)
+            held.gather()
+            return held
+
+    def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
+        if self.sharding is None:
+            return self.trainable(ref, weights)
+        policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
+        made = Trainable(policy, self.lora_spec(policy), seed=0)
+        values = read_weights(self.context.store, ref, weights)
+        if values is not None:
+            made.load(values)
+        return made
+
     # Loading and releasing
 
     def prepare(self, parts: frozenset[Part]) -> None:
@@ -155,14 +189,20 @@ class ModelHost:
         with self._lock:
             held, wanted = self._loaded(), self._names(ref, weights)
             if self._holds != wanted:
+                # What is whole for sampling is a copy: the ranks take it apart, and whole again, together.
+                gathered = held.gathered
+                held.scatter()
                 values = read_weights(self.context.store, ref, weights)
                 held.load(values if values is not None else self.base_weights())
                 self._holds = wanted
+                if gathered:
+                    held.gather()
             return held
 
     def borrow(self, ref: ArtifactRef) -> Trainable:
         """Return the policy with the trained weights of an artifact, to be changed: it then holds those of none."""
         held = self.trainable(ref)
+        held.scatter()
         self._holds = None
         return held
 
@@ -175,7 +215,7 @@ class ModelHost:
         assert self._trainable is not None
         values = read_weights(self.context.store, ref, Weights.TRAINED)
         values = values if values is not None else self.base_weights()
-        return [values[name].to(p.device) for name, p in self._trainable.named_parameters()]
+        return [spread_like(p, values[name]) for name, p in self._trainable.named_parameters()]
 
     def fresh_state(self) -> dict[str, torch.Tensor]:
         """Return the trained parameters before any training."""
@@ -218,7 +258,18 @@ class ModelHost:
 
     def _fresh(self) -> Trainable:
         policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
-        return Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
+        made = Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
+        if self.sharding is not None:
+            made.shard(self.sharding)
+        return made
+
+    @cached_property
+    def sharding(self) -> Sharding | None:
+        """How weights are spread over the ranks, None where each holds them whole."""
+        execution = self.config.execution
+        if execution.strategy != "fsdp" or self.ranks.world == 1:
+            return None
+        return Sharding(mesh=init_device_mesh(self.device.type, (self.ranks.world,)), offload=execution.offload)
 
     # What models are called with
 

@@ -46,6 +46,8 @@ class Memory:
     """Kept for the backward pass of ``execution.micro_batch_size`` rows."""
     decoder: int
     """Autoencoder while images are decoded."""
+    parts: int = 1
+    """Ranks that hold the weights together while training."""
 
     @property
     def rollout(self) -> int:
@@ -55,7 +57,7 @@ class Memory:
     @property
     def optimize(self) -> int:
         """Memory of training."""
-        return self.weights + self.training_state + self.optimize_activations
+        return self.weights // self.parts + self.training_state + self.optimize_activations
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -85,6 +87,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
     guided = uses_guidance(config)
     joined = 2 if guided and getattr(family, "joint_guidance", False) else 1
     differentiated = 2 if guided and config.optimize.guidance_gradient == "both" else 1
+    # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
+    parts = config.execution.ranks if config.execution.strategy == "fsdp" else 1
     block = _PER_BLOCK * tokens * width * number
     kept = (2 * tokens * width * number * depth + block) if config.model.gradient_checkpointing else block * depth
     return Memory(
@@ -93,7 +97,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         tokens=tokens,
         # Trained float32 weights serve the forward themselves; they count as training state.
         weights=0 if lora is None and number == 4 else total * number,
-        training_state=trained * 4 * copies + frozen_copy,
+        training_state=(trained * 4 * copies + frozen_copy) // parts,
+        parts=parts,
         rollout_activations=config.execution.rollout_batch_size * joined * block,
         optimize_activations=config.execution.micro_batch_size * differentiated * kept,
         decoder=int(_DECODER_GB * 1e9),

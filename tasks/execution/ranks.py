@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from tasks.execution.board import Board
 from tasks.execution.pulse import Beat, Pulse
@@ -34,13 +35,21 @@ class Ranks:
         return self.rank == 0
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero."""
-        if self.world == 1:
+        """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero.
+
+        Parameters that have no gradient on any rank keep none, as in one process. Those of spread parameters were added
+        up in the backward pass.
+        """
+        if self.world == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
             return
-        for parameter in parameters:
+        has = self.largest(torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8))
+        used = [parameter for parameter, some in zip(parameters, has.tolist(), strict=True) if some]
+        for parameter in used:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in used if parameter.grad is not None]
+        if not gradients:
+            return
         flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))

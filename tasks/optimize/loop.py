@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
+from models.sharding import number as number_of
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.execution.ranks import Ranks
 from tasks.optimize.metrics import LARGEST, RowFigures, entry
@@ -92,9 +93,13 @@ def run_updates(
     """
     for number in range(len(state.metrics), len(plan)):
         rows = len(plan[number].rows)
-        chunks = micro_batches(plan[number], micro_batch_size)[ranks.rank :: ranks.world]
-        means = _gradients(state, algorithm, models, partial(read_ahead, batches, chunks), rows=rows, ranks=ranks)
-        gradient_norm = float(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
+        chunks = micro_batches(plan[number], micro_batch_size)
+        own = chunks[ranks.rank :: ranks.world]
+        # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
+        idle = -(-len(chunks) // ranks.world) - len(own) if state.trainable.sharded else 0
+        reading = partial(_with_idle, partial(read_ahead, batches, [*own, *[chunks[0]] * idle]), len(own))
+        means = _gradients(state, algorithm, models, reading, rows=rows, ranks=ranks)
+        gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
         means["lr"] = learning_rate(section, state.total_updates)
         for group in state.optimizer.param_groups:
@@ -107,6 +112,12 @@ def run_updates(
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[Batch]:
+    """Yield batches; those after ``count`` of them do not count."""
+    for place, batch in enumerate(batches()):
+        yield batch if place < count else replace(batch, weights=torch.zeros_like(batch.weights), count=0)
 
 
 def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> Iterator[Batch]:

@@ -46,7 +46,7 @@ class RowFigures:
 
     def totals(self) -> dict[str, float]:
         """Return this rank's part of the means over all rows, beside the shares of rows that some of them are of."""
-        if not self._figures:
+        if not sum(len(ages) for ages in self._ages):
             return {}
         table = torch.cat(self._figures, dim=1).cpu().double()
         figures = dict(zip(self._names, table, strict=True))

@@ -6,11 +6,14 @@ skipped: the rows of an update are in the store, so an update that overflows is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from models.sharding import local, number
 
 #: Exponents tried in turn at an overflow lie this far apart.
 _STEP = 2
@@ -60,5 +63,5 @@ def loss_scale(dtype: str) -> LossScale | None:
 def unscale(parameters: Iterable[nn.Parameter], factor: float) -> bool:
     """Divide gradients by a power of two, in place; return whether all of them are finite."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, 1 / factor)
-    return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+    torch._foreach_mul_([local(gradient) for gradient in gradients], 1 / factor)
+    return math.isfinite(number(torch.nn.utils.get_total_norm(gradients)))

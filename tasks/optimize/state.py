@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.errors import CorruptError
+from models.sharding import assign, spread_like, whole
 from tasks.optimize.loop import TrainerState
 from tasks.optimize.scaling import LossScale
 from tasks.sources import OPTIMIZER, Weights
@@ -18,17 +19,26 @@ from tasks.sources import OPTIMIZER, Weights
 METRICS = "metrics.json"
 
 
-def write_state(state: TrainerState, folder: Path) -> None:
-    """Write weights, average, optimizer moments and the metrics so far."""
+def write_state(state: TrainerState, folder: Path, *, first: bool) -> None:
+    """Write weights, average, optimizer moments and the metrics so far.
+
+    Of spread state every rank gives its part, so all must call this; only the first writes.
+    """
     names = [name for name, _ in state.trainable.named_parameters()]
-    save_file(state.trainable.state(), folder / Weights.TRAINED.value)
+    files = {Weights.TRAINED.value: state.trainable.state()}
     if state.ema is not None:
-        save_file(dict(zip(names, (v.cpu() for v in state.ema.values), strict=True)), folder / Weights.AVERAGE.value)
+        values = [whole(value).cpu() for value in state.ema.values]
+        files[Weights.AVERAGE.value] = dict(zip(names, values, strict=True))
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in state.trainable.named_parameters():
         for key, value in state.optimizer.state.get(parameter, {}).items():
-            moments[f"{key}/{name}"] = value.detach().cpu().reshape(-1) if value.ndim == 0 else value.detach().cpu()
-    save_file(moments, folder / OPTIMIZER)
+            moment = whole(value.detach()).cpu()
+            moments[f"{key}/{name}"] = moment.reshape(-1) if moment.ndim == 0 else moment
+    files[OPTIMIZER] = moments
+    if not first:
+        return
+    for file, tensors in files.items():
+        save_file(tensors, folder / file)
     progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
     if state.scale is not None:
         progress["loss_scale"] = asdict(state.scale)
@@ -49,8 +59,8 @@ def read_state(state: TrainerState, folder: Path) -> None:
         kind, _, name = key.partition("/")
         if name not in own:
             raise CorruptError(f"{folder / OPTIMIZER} holds moments of '{name}', which is not trained.")
-        moved = value.reshape(()) if kind == "step" else value.to(own[name].device)
-        state.optimizer.state[own[name]][kind] = moved
+        placed = value.reshape(()) if kind == "step" else spread_like(own[name], value)
+        state.optimizer.state[own[name]][kind] = placed
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
     state.metrics.extend(progress["metrics"])
@@ -65,4 +75,4 @@ def _read_average(state: TrainerState, folder: Path) -> None:
         raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
     stored = load_file(folder / Weights.AVERAGE.value)
     for value, (name, _) in zip(state.ema.values, state.trainable.named_parameters(), strict=True):
-        value.copy_(stored[name])
+        assign(value, stored[name])

@@ -60,6 +60,10 @@ class EvaluateStage(Stage):
         """The policy, the prompts."""
         return (policy_after(self.epoch), Node(0, "preprocess"))
 
+    def load(self) -> None:
+        """The policy."""
+        self.host.assemble(self.inputs()[0], Weights.AVERAGE)
+
     def shards(self) -> list[Shard]:
         """One per split that has prompts."""
         return [Shard(split) for split in SPLITS if self.context.prompts[split]]

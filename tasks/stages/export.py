@@ -71,7 +71,7 @@ class ExportStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write model, images, settings and card."""
-        trainable = self.host.trainable(self.inputs()[0], Weights.AVERAGE)
+        trainable = self.host.exportable(self.inputs()[0], Weights.AVERAGE)
         target, base = folder / PIPELINE, describe_base(self.context)
         negative = self.config.model.negative_prompt if uses_guidance(self.config) else None
         call = trainable.policy.pipeline_call(self._steps, negative)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from models.adapters import Ema
 from models.policies.base import Conditioning, Part
+from models.sharding import spread_like, whole
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -96,9 +97,9 @@ class OptimizeStage(Stage):
                 ranks=self.host.ranks,
                 after_update=lambda done: self._after_update(state, done, len(plan)),
             )
+        write_state(state, folder, first=self.host.ranks.first)
+        self._write_behavior(state, models, algorithm.requires, folder)
         if self.host.ranks.first:
-            write_state(state, folder)
-            self._write_behavior(state, models, algorithm.requires, folder)
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
             (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
         rows = sum(len(units.rows) for units in plan)
@@ -147,14 +148,15 @@ class OptimizeStage(Stage):
             self.host.give_teacher(state.trainable, requires.teacher)
         average = state.ema.values if state.ema is not None else None
         models = Models(trainable=state.trainable, kernel=make_kernel(self.config), average=average)
-        if self.config.optimize.inner_epochs > 1:
+        if self.config.optimize.inner_epochs > 1 and not state.trainable.sharded:
+            # Ranks that compute in step cannot leave out what one of them happens to know.
             models.remembered = {}
         if requires.behavior:
             stored = policy_folder(self.context.store, self.inputs()[0]) / Weights.BEHAVIOR.value
             models.on_policy = not stored.exists() and self.config.optimize.replay is None
             own = [(name, p.detach()) for name, p in state.trainable.named_parameters()]
             values = load_file(stored) if stored.exists() else None
-            models.behavior = [p.clone() if values is None else values[name].to(p.device) for name, p in own]
+            models.behavior = [p.clone() if values is None else spread_like(p, values[name]) for name, p in own]
         return models
 
     def _samples(self, requires: Requirements) -> SampleSet:
@@ -219,10 +221,10 @@ class OptimizeStage(Stage):
         if decay == 0.0:
             return
         named = list(state.trainable.named_parameters())
-        moved = [
-            torch.lerp(new.detach(), old, decay).cpu() for (_, new), old in zip(named, models.behavior, strict=True)
-        ]
-        save_file(dict(zip((name for name, _ in named), moved, strict=True)), folder / Weights.BEHAVIOR.value)
+        pairs = zip(named, models.behavior, strict=True)
+        moved = {name: torch.lerp(whole(new.detach()), whole(old), decay).cpu() for (name, new), old in pairs}
+        if self.host.ranks.first:
+            save_file(moved, folder / Weights.BEHAVIOR.value)
 
     def _after_update(self, state: TrainerState, done: int, total: int) -> None:
         latest = state.metrics[-1]
@@ -231,10 +233,11 @@ class OptimizeStage(Stage):
         if self.host.ranks.first:
             self.context.reporter.progress(self.name, self.epoch, done, total, f"loss {latest['loss']:+.4f}")
         every = self.config.execution.checkpoint_every
-        if every and done % every == 0 and done < total and self.host.ranks.first:
+        if every and done % every == 0 and done < total:
             with self.context.store.root.staging() as folder:
-                write_state(state, folder)
-                commit_checkpoint(self.context.store, self.ref, done, folder)
+                write_state(state, folder, first=self.host.ranks.first)
+                if self.host.ranks.first:
+                    commit_checkpoint(self.context.store, self.ref, done, folder)
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
         """Say where the policy, before it has learned, computes other log-probs than it did in the rollout."""

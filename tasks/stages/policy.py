@@ -40,6 +40,11 @@ class PolicyStage(Stage):
         """One."""
         return [Shard(SHARD)]
 
+    def load(self) -> None:
+        """The fresh adapters, if there are any."""
+        if self.config.model.lora is not None:
+            self.host.assemble()
+
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
         (folder / ABOUT).write_text(canonical_json(self.options()))

@@ -59,6 +59,12 @@ class RolloutStage(Stage):
         """The policy, the prompts."""
         return (policy_after(self.epoch - 1), Node(0, "preprocess"))
 
+    def load(self) -> None:
+        """The policy, and the base model where a KL to it is wanted."""
+        trainable = self.host.assemble(self.inputs()[0], Weights.BEHAVIOR)
+        if self.config.advantage.kl_coef > 0:
+            self.host.give_reference(trainable)
+
     def shards(self) -> list[Shard]:
         """Ranges of groups."""
         records = self.context.store.records(self.ref)

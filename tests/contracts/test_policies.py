@@ -433,6 +433,22 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     assert torch.equal(noise(policy), latents)
 
 
+def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
+    policy = load()
+    cond, latents = conditioning(policy, False), noise(policy)
+    calls: list[str] = []
+    for name, module in policy.denoisers.items():
+        module.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    for levels in ([0.99, 0.98, 0.97, 0.96], [0.99, 0.1, 0.98, 0.2], [0.1, 0.2, 0.3, 0.4]):
+        sigma = torch.tensor(levels)
+        policy.lockstep = False
+        expected = policy.velocity(latents, sigma, cond)
+        policy.lockstep = True
+        calls.clear()
+        torch.testing.assert_close(policy.velocity(latents, sigma, cond), expected, rtol=1e-4, atol=1e-5)
+        assert calls == list(policy.denoisers)
+
+
 def test_a_device_map_places_the_parts(load: Load) -> None:
     policy = load(device_map="cpu")
     assert policy.pipeline.hf_device_map == "cpu"

@@ -1,0 +1,97 @@
+"""Weights spread over ranks (FSDP2, ``torch.distributed.fsdp.fully_shard``): each rank holds a part of every tensor.
+
+A block is whole only while it computes. What is done to weights here works on plain tensors too, so that nothing else
+needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Over which ranks, and where parts lie while nothing computes."""
+
+    mesh: DeviceMesh
+    """One dimension: all ranks."""
+    offload: bool = False
+    """Parameters, gradients and optimizer state stay in host memory."""
+
+    def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str]) -> None:
+        """Spread modules over the ranks, in place: the blocks in lists of these names each on its own."""
+        policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
+        for module in modules:
+            for name in blocks:
+                for block in getattr(module, name, ()):
+                    fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            # The root too is taken apart after its forward: its weights may be exchanged between two of them.
+            fully_shard(module, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            for part in sharded_parts(module):
+                # Losses are divided by the rows of all ranks already, so gradients are added up.
+                part.set_force_sum_reduction_for_comms(True)
+                part.set_gradient_divide_factor(1.0)
+
+
+def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
+    """Yield the modules that are spread on their own."""
+    yield from (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def gather(module: nn.Module) -> None:
+    """Make a module's weights whole on every rank and keep them so: it then computes without the other ranks."""
+    for part in sharded_parts(module):
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+
+
+def scatter(module: nn.Module) -> None:
+    """Take a gathered module's weights apart again; changes to the whole are lost."""
+    for part in sharded_parts(module):
+        part.reshard()
+        part.set_reshard_after_forward(True, recurse=False)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a whole tensor; of one that is spread all ranks must ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, which shares memory with the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(like: Tensor, value: Tensor) -> Tensor:
+    """Return a whole value spread as another tensor is, on its device; every rank has the whole, nothing is sent."""
+    if not isinstance(like, DTensor):
+        return value.to(like.device)
+    moved = value.to(like.to_local().device)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def assign(target: Tensor, value: Tensor) -> None:
+    """Set a tensor, spread or not, to a whole value."""
+    local(target).copy_(local(spread_like(target, value)))
+
+
+@torch.no_grad()
+def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """Exchange the contents of tensors that are spread alike."""
+    for one, other in zip(left, right, strict=True):
+        kept = local(one).clone()
+        local(one).copy_(local(other))
+        local(other).copy_(kept)
+
+
+def number(tensor: Tensor) -> float:
+    """Return a scalar, spread or not."""
+    return float(whole(tensor))
