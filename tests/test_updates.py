@@ -30,6 +30,8 @@ RATIOS = torch.tensor([1.5, 0.5, 1.0, 1.1, 0.9, 2.0, 1.0])
 class Plain:
     """A trainable of two parameters."""
 
+    sharded = False
+
     def __init__(self) -> None:
         self.theta = nn.Parameter(torch.tensor([0.3, -0.7]))
 
