@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from configs.execution import ExecutionSection
 from configs.learning import AdvantageSection, ReplaySection
 from configs.optimizer import EmaSection, ScheduleSection
 from configs.section import Component, Section
@@ -229,53 +230,6 @@ class TrackingSection(Section):
     """MLflow experiment."""
     registered_model: str | None = None
     """Name in the model registry; "flowmill-<run name>" when absent."""
-
-
-class ExecutionSection(Section):
-    """How the work is carried out. Nothing here changes results beyond float rounding."""
-
-    device: str = "auto"
-    """Torch device, or auto: CUDA when there is one."""
-    processes: int = Field(1, ge=1)
-    """Processes that hold models; more than one stay under torchrun for the whole run and share every stage."""
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """How several processes hold the weights: each whole, or each a part of every block while training (FSDP2)."""
-    offload: bool = False
-    """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
-    nodes: int = Field(1, ge=1)
-    """Machines, each with so many processes; they share the store."""
-    launcher: Component = Component(name="local")
-    """How the processes are started: local, or agents for several machines."""
-    resident_epochs: int | None = Field(None, ge=1)
-    """Start the processes anew after so many epochs; they stay for the whole run when absent."""
-    stall_s: float = Field(1800.0, gt=0)
-    """Seconds after which a process that is silent, or does not move on, is said to hang and the run stops."""
-    deterministic: bool = False
-    """Use only kernels that give the same bits every time, slower: then resuming on an accelerator is bit for bit too.
-    On the CPU all do."""
-    threads: int = Field(1, ge=1)
-    """Torch threads per process on CPU."""
-    rollout_batch_size: int = Field(16, ge=1)
-    """Rows per forward in rollouts and evaluation; the last batch is padded to it."""
-    decode_batch_size: int | None = Field(None, ge=1)
-    """Images or clips decoded at a time, the last ones padded; as many as are sampled when absent."""
-    micro_batch_size: int = Field(16, ge=1)
-    """(sample, step) rows per training forward; the last one is padded to it."""
-    encode_batch_size: int = Field(8, ge=1)
-    """Prompts per text encoder forward; the last batch is padded to it."""
-    score_workers: int = Field(1, ge=1)
-    """Threads that score shards while rollouts go on."""
-    checkpoint_every: int = Field(0, ge=0)
-    """Commit an optimizer checkpoint every so many updates within an epoch; 0 only at its end."""
-    retries: int = Field(2, ge=0)
-    """Retries of a shard on transient errors."""
-    retry_delay_s: float = Field(5.0, ge=0)
-    """First retry delay in seconds; doubles with each retry."""
-
-    @property
-    def ranks(self) -> int:
-        """Processes on all machines together."""
-        return self.processes * self.nodes
 
 
 class RunConfig(Section):

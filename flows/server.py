@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from configs.errors import FlowmillError
-from tasks.execution.launch import die_with_parent, stop_trees
+from tasks.execution.launch import stop_trees
+from tasks.execution.parent import die_with_parent
 
 
 @contextmanager

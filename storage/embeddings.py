@@ -222,7 +222,8 @@ def _check(shard: _Shard, count: int) -> None:
     Raises:
         ValueError: it does not.
     """
-    if len(shard.hashes) != count or not shard.tensors:
+    # Rows that another run has encoded meanwhile leave a shard without any.
+    if len(shard.hashes) != count or bool(shard.tensors) != bool(count):
         raise ValueError(f"{len(shard.hashes)} hashes and {len(shard.tensors)} tensors for {count} rows")
     for name, about in shard.tensors.items():
         plain = np.dtype(about["stored"]).kind in "biuf" and all(type(n) is int and n >= 0 for n in about["shape"])

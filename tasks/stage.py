@@ -204,12 +204,9 @@ class StageRun:
         found = self.store.record(self.ref, shard.name)
         if found is not None:
             return found
-        if self.stage.parts:
-            self.stage.host.prepare(self.stage.parts)
         with self.store.root.staging() as folder:
             started = time.time()
-            with self.stage.context.ledger.work(self.stage.name), enough_memory(self.stage):
-                output = self.stage.run(shard, folder)
+            output = self._work(shard, folder)
             producer: dict[str, Any] = {"started": started, "seconds": round(time.time() - started, 4)}
             if self.stage.parts:
                 producer["memory"] = self.stage.host.memory()
@@ -221,10 +218,8 @@ class StageRun:
 
     def join_shard(self, shard: Shard) -> None:
         """Work on a shard together with the rank that commits it; what this process writes is dropped."""
-        if self.stage.parts:
-            self.stage.host.prepare(self.stage.parts)
-        with self.store.root.staging() as folder, enough_memory(self.stage):
-            self.stage.run(shard, folder)
+        with self.store.root.staging() as folder:
+            self._work(shard, folder)
 
     def joined(self, shard: Shard) -> None:
         """Hear that a shard that was worked on together is committed."""
@@ -255,6 +250,12 @@ class StageRun:
             for shard in self.pending():
                 self.run_shard(shard)
         return self.finish()
+
+    def _work(self, shard: Shard, folder: Path) -> Output:
+        if self.stage.parts:
+            self.stage.host.prepare(self.stage.parts)
+        with self.stage.context.ledger.work(self.stage.name), enough_memory(self.stage):
+            return self.stage.run(shard, folder)
 
     def _seal(self) -> Manifest:
         names = [shard.name for shard in self.stage.shards()]
@@ -289,21 +290,3 @@ def enough_memory(stage: Stage) -> Iterator[None]:
 
 #: torch's, and Python's own; by name, as torch need not be loaded here.
 _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
-
-
-def cover(total: int, size: int, records: Sequence[ShardRecord]) -> list[Shard]:
-    """Return shards that cover ``total`` items: committed ranges as they are, the gaps cut at multiples of ``size``.
-
-    The shard size is not part of a fingerprint, so an artifact begun with one size may be finished with another.
-    """
-    committed = sorted(tuple(int(part) for part in record.shard.split("-")) for record in records)
-    shards, position = [], 0
-    for start, stop in [*committed, (total, total)]:
-        while position < start:
-            cut = min(start, (position // size + 1) * size)
-            shards.append(Shard(f"{position:06d}-{cut:06d}", position, cut))
-            position = cut
-        if stop > start >= position:
-            shards.append(Shard(f"{start:06d}-{stop:06d}", start, stop))
-            position = stop
-    return shards

@@ -258,6 +258,28 @@ def test_ranks_in_a_crowded_folder_run_ours(crowded: Path) -> None:
     assert all(str(ROOT / "tasks" / "__init__.py") in line and line.endswith("'a']") for line in lines)
 
 
+def rank(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a rank's program in a folder, without installed packages, below a process with words in its command."""
+    code = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-P', '-S', *sys.argv[1:3]]))"
+    line = [sys.executable, "-c", code, str(ROOT / "tasks" / "execution" / "rank.py"), "child", *words]
+    variables = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    return subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_a_rank_finds_flowmill_beside_itself(crowded: Path) -> None:
+    (crowded / "child.py").write_text("import tasks\nprint(tasks.__file__)\n")
+    result = rank(crowded, "torch.distributed.run")
+    assert result.stdout.strip() == str(ROOT / "tasks" / "__init__.py"), result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for the parent")
+def test_a_rank_whose_agent_is_gone_ends(crowded: Path) -> None:
+    (crowded / "child.py").write_text("print('began')\n")
+    result = rank(crowded)
+    assert result.stdout == ""
+    assert "torchrun's agent, which started this process, is gone" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [("models:MyReward", "models"), ("models.mine:Mine", "models"), ("tasks:MyReward", "tasks.py")],

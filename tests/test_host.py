@@ -82,6 +82,21 @@ def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
     assert [device.type for device in moves] == ["meta", "cpu", "meta"]
 
 
+def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = prepare(make_config()).host
+    policy, moves = host.load(SAMPLING), []  # type: ignore[var-annotated]
+    policy.move_decoder = moves.append  # type: ignore[method-assign]
+    host.release()
+    monkeypatch.setattr(host, "load", lambda parts: policy)
+    monkeypatch.setattr("tasks.execution.host.free_cached_memory", lambda device: None)
+    vars(host)["device"] = torch.device("meta")
+    host.prepare(frozenset({Part.DENOISER}))
+    host._loaded()
+    assert [device.type for device in moves] == ["cpu"]
+
+
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Makes torch find so many accelerators of a kind."""
@@ -96,7 +111,7 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 
 @pytest.mark.parametrize(
     ("name", "number", "expected"),
-    [("auto", 0, "cuda:0"), ("auto", 1, "cuda:1"), ("cuda", 1, "cuda:1"), ("cuda:0", 1, "cuda:0"), ("cpu", 5, "cpu")],
+    [("auto", 0, "cuda:0"), ("auto", 1, "cuda:1"), ("cuda", 1, "cuda:1"), ("cuda:1", 0, "cuda:1"), ("cpu", 5, "cpu")],
 )
 def test_a_process_takes_the_device_of_its_number(
     accelerators: Callable[[str, int], None], name: str, number: int, expected: str
@@ -115,7 +130,8 @@ def test_a_process_takes_the_device_of_its_number(
             2,
             r"process 2 of this machine needs device 2, but it has 2\. Set execution",
         ),
-        ("cuda", 2, "cuda:3", 0, r"needs device 3, but it has 2"),
+        ("cuda", 2, "cuda:3", 0, r"'cuda:3' is one device, but this machine has 2"),
+        ("cuda", 2, "cuda:0", 1, r"'cuda:0' is one device, but there are 2 processes or more"),
         ("xpu", 1, "cuda", 0, r"'cuda', but torch finds 'xpu' on this machine"),
         ("cuda", 0, "cuda", 0, r"'cuda', but torch finds no accelerator"),
         ("cuda", 1, "gpu", 0, r"execution\.device 'gpu' is no device of torch"),

@@ -261,6 +261,15 @@ def test_a_launcher_that_cannot_work_is_refused(
         check_config(make_config("execution.nodes=2", f"execution.launcher={launcher}"))
 
 
+def test_a_rank_whose_parent_hangs_up_ends_though_it_is_busy() -> None:
+    reading = "threading.Thread(target=worker._read, args=(queue.Queue(),)).start()"
+    code = f"import queue, threading, time; from tasks.execution import worker; {reading}; time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=50) == -signal.SIGKILL
+
+
 # Who hangs
 
 
@@ -365,11 +374,9 @@ def test_two_resident_processes_equal_one(
             assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
             assert all(torch.isfinite(value).all() for value in theirs.values())
     assert two.crew.starts == 1
-    assert two.crew.loads == [{"denoiser": 1, "vae": 1}] * 2 or {**two.crew.loads[0], **two.crew.loads[1]} == {
-        "denoiser": 1,
-        "vae": 1,
-        "text": 1,
-    }
+    assert all(set(loads.values()) == {1} for loads in two.crew.loads)
+    assert all({"denoiser", "vae"} <= set(loads) for loads in two.crew.loads)
+    assert [set(loads) for loads in two.crew.loads].count({"denoiser", "vae", "text"}) == 1
     assert two.host.held() == {}, "the process that orchestrates holds no parameter"
 
 

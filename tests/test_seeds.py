@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from storage.records import ShardRecord
 from tasks.seeds import derive, epoch_prompts, generator
-from tasks.stage import cover
+from tasks.stages.rollout import cover
 
 
 def test_seeds_are_what_they_were() -> None:

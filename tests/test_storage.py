@@ -297,6 +297,14 @@ def test_a_batch_of_embeddings_reads_its_rows_alone(tmp_path: Path, monkeypatch:
         cache.load(["39"])
 
 
+def test_a_shard_whose_rows_another_run_has_encoded_meanwhile_harms_nobody(tmp_path: Path) -> None:
+    cache = EmbeddingCache(ArtifactStore(str(tmp_path)), ArtifactRef("embeddings", "e"))
+    encode(cache, "empty", [])
+    encode(cache, "s", ["a"], Rows({"x": np.ones((1, 2), np.float32)}))
+    again = EmbeddingCache(cache.store, cache.ref)
+    np.testing.assert_array_equal(again.load(["a"]).arrays["x"], [[1, 1]])
+
+
 @pytest.mark.parametrize(
     "change",
     [

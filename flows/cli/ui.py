@@ -10,7 +10,8 @@ import time
 from configs.errors import FlowmillError
 from flows.cli.console import console, default_root
 from storage.commit import ArtifactStore
-from tasks.execution.launch import die_with_parent, stop_trees
+from tasks.execution.launch import stop_trees
+from tasks.execution.parent import die_with_parent
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"

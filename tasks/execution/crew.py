@@ -89,7 +89,7 @@ class Crew:
         order = Order.of(self._given, run)
         self._given += 1
         launched.tell(order.line())
-        watch = Watch(execution.stall_s, world=execution.processes * execution.nodes)
+        watch = Watch(execution.stall_s, world=execution.ranks)
         for line in launched.lines(_LOOK_S):
             listener.on_look()
             hanging = watch.hanging()

@@ -36,13 +36,16 @@ def chosen_device(name: str, number: int = 0) -> torch.device:
     if found is None or wanted.type != found.type:
         has = "no accelerator" if found is None else f"'{found.type}'"
         raise ConfigError(f"execution.device is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
-    index, count = number if wanted.index is None else wanted.index, torch.accelerator.device_count()
-    if index >= count:
+    count = torch.accelerator.device_count()
+    if wanted.index is not None and (number > 0 or wanted.index >= count):
+        why = f"there are {number + 1} processes or more" if number else f"this machine has {count}"
+        raise ConfigError(f"execution.device '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
+    if number >= count:
         raise ConfigError(
-            f"execution.device is '{name}' and process {number} of this machine needs device {index}, but it has "
+            f"execution.device is '{name}' and process {number} of this machine needs device {number}, but it has "
             f"{count}. Set execution.processes to {count} or less."
         )
-    return torch.device(wanted.type, index)
+    return torch.device(wanted.type, number if wanted.index is None else wanted.index)
 
 
 def free_cached_memory(device: torch.device) -> None:

@@ -21,18 +21,18 @@ from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards import REWARDS
 from models.rewards.base import Reward
-from models.sharding import Sharding, spread_like
+from models.sharding import Sharding, local, spread_like
 from storage.layout import ArtifactRef
+from tasks.execution.conditioning import read_conditioning
 from tasks.execution.devices import (
     chosen_device,
     free_cached_memory,
     local_rank,
-    moved,
     peak_memory,
     use_deterministic_kernels,
 )
 from tasks.execution.ranks import Ranks
-from tasks.prompts import StoredPrompt, condition_key, uses_guidance
+from tasks.prompts import StoredPrompt
 from tasks.seeds import derive
 from tasks.sources import Weights, chosen_weights, local_model, read_weights
 
@@ -125,8 +125,7 @@ class ModelHost:
         """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
         if self.sharding is None:
             return self.trainable(ref, weights)
-        policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
-        made = Trainable(policy, self.lora_spec(policy), seed=0)
+        made = self._fresh(spread=False)
         values = read_weights(self.context.store, ref, weights)
         if values is not None:
             made.load(values)
@@ -143,8 +142,7 @@ class ModelHost:
             if Part.TEXT not in parts:
                 self._encoder = None
             if self._trainable is not None:
-                # Where the device's memory is the host's, this moves nothing.
-                self._trainable.policy.move_decoder(self.device if Part.VAE in parts else torch.device("cpu"))
+                self._place_decoder(self._trainable.policy)
             free_cached_memory(self.device)
 
     def release(self) -> None:
@@ -256,12 +254,19 @@ class ModelHost:
             self._trainable, self._holds = self._fresh(), _BASE
         return self._trainable
 
-    def _fresh(self) -> Trainable:
+    def _fresh(self, *, spread: bool = True) -> Trainable:
+        """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
         policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
+        self._place_decoder(policy)
         made = Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
-        if self.sharding is not None:
+        if spread and self.sharding is not None:
             made.shard(self.sharding)
         return made
+
+    def _place_decoder(self, policy: Policy) -> None:
+        """Keep what only decodes in host memory while nothing does; where that is the device's, this moves nothing."""
+        decodes = self._prepared is None or Part.VAE in self._prepared
+        policy.move_decoder(self.device if decodes else torch.device("cpu"))
 
     @cached_property
     def sharding(self) -> Sharding | None:
@@ -274,28 +279,8 @@ class ModelHost:
     # What models are called with
 
     def conditioning(self, prompts: Sequence[StoredPrompt]) -> Conditioning:
-        """Return one row per prompt on the device, each with its negative when guidance is on.
-
-        Rows of equal prompts are read and moved once.
-        """
-        positive = self._tensors([prompt.condition for prompt in prompts])
-        if not uses_guidance(self.config):
-            return Conditioning(positive)
-        text = self.config.model.negative_prompt
-        return Conditioning(positive, self._tensors([condition_key(text, prompt.metadata) for prompt in prompts]))
-
-    def _tensors(self, conditions: Sequence[str]) -> dict[str, torch.Tensor]:
-        places = {condition: place for place, condition in enumerate(dict.fromkeys(conditions))}
-        loaded = self.context.embeddings.load(list(places))
-        index = torch.tensor([places[condition] for condition in conditions], device=self.device)
-        tensors = {}
-        for name, array in loaded.arrays.items():
-            rows = torch.from_numpy(array)
-            rows = rows.view(torch.bfloat16) if loaded.dtypes.get(name) == "bfloat16" else rows
-            # Positions, lengths and masks are whole numbers, which bfloat16 has only up to 256.
-            dtype = self.dtype if rows.is_floating_point() else rows.dtype
-            tensors[name] = moved(rows, self.device).to(dtype)[index]
-        return tensors
+        """Return one row per prompt on the device, each with its negative when guidance is on."""
+        return read_conditioning(self.context, prompts, device=self.device, dtype=self.dtype)
 
     # Rewards
 
@@ -313,4 +298,4 @@ class ModelHost:
 
 def _bytes(module: Any) -> int:
     tensors = [*module.parameters(), *module.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)

@@ -6,14 +6,12 @@ through the kernel's parent-death signal the agents die with their parent and th
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import queue
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -25,9 +23,9 @@ import psutil
 
 from configs.errors import LostRankError, WorkerError
 from tasks.execution.launchers import Launcher, Program
+from tasks.execution.parent import die_with_parent
 
 _GRACE_S = 10.0
-_PR_SET_PDEATHSIG = 1
 #: Lines that are kept: torchrun's report on a failure, with a traceback in it.
 _TAIL, _SHOWN = 300, 20
 
@@ -166,12 +164,6 @@ class _Agent:
         for line in self.process.stdout:
             self._lines.put(line.rstrip("\n"))
         self._lines.put(self.process.wait())
-
-
-def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to end this process when its parent dies, however it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, by)
 
 
 def stop_trees(processes: Sequence[subprocess.Popen[str]], grace: float) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.errors import ConfigError
+from configs.execution import ExecutionSection
 from configs.registry import create
-from configs.schema import ExecutionSection
 
 LAUNCHERS = {
     "local": "tasks.execution.launchers:Local",

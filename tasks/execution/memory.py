@@ -55,9 +55,14 @@ class Memory:
         return self.weights + self.rollout_activations + self.decoder
 
     @property
+    def held(self) -> int:
+        """Weights and state while training, activations aside; with offloading this is an upper bound."""
+        return self.weights // self.parts + self.training_state
+
+    @property
     def optimize(self) -> int:
         """Memory of training."""
-        return self.weights // self.parts + self.training_state + self.optimize_activations
+        return self.held + self.optimize_activations
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -114,7 +119,7 @@ def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
         fits = f"rollout: set execution.rollout_batch_size={rows}"
         found.append(fits if rows >= 1 else "rollout: the weights alone do not fit; take a larger GPU")
     if memory.optimize > limit:
-        room = limit - memory.weights - memory.training_state
+        room = limit - memory.held
         rows = room * config.execution.micro_batch_size // max(1, memory.optimize_activations)
         if rows >= 1:
             found.append(f"optimize: set execution.micro_batch_size={rows}")

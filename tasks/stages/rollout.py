@@ -34,7 +34,7 @@ from tasks.components import (
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.sources import Weights
-from tasks.stage import Output, Shard, Stage, cover
+from tasks.stage import Output, Shard, Stage
 
 
 class RolloutStage(Stage):
@@ -244,3 +244,21 @@ def _stored_branch(
         means=made.means[row : row + 1].cpu().numpy() if means else None,
         **about,
     )
+
+
+def cover(total: int, size: int, records: Sequence[ShardRecord]) -> list[Shard]:
+    """Return shards that cover ``total`` items: committed ranges as they are, the gaps cut at multiples of ``size``.
+
+    The shard size is not part of a fingerprint, so an artifact begun with one size may be finished with another.
+    """
+    committed = sorted(tuple(int(part) for part in record.shard.split("-")) for record in records)
+    shards, position = [], 0
+    for start, stop in [*committed, (total, total)]:
+        while position < start:
+            cut = min(start, (position // size + 1) * size)
+            shards.append(Shard(f"{position:06d}-{cut:06d}", position, cut))
+            position = cut
+        if stop > start >= position:
+            shards.append(Shard(f"{start:06d}-{stop:06d}", start, stop))
+            position = stop
+    return shards
