@@ -10,7 +10,7 @@ from configs.section import Component, Section
 
 
 class ExecutionSection(Section):
-    """How the work is carried out. Nothing here changes results beyond float rounding."""
+    """How the work is carried out. Nothing here but ``ahead`` changes results beyond float rounding."""
 
     device: str = "auto"
     """Torch device, or auto: CUDA when there is one."""
@@ -41,8 +41,14 @@ class ExecutionSection(Section):
     """(sample, step) rows per training forward; the last one is padded to it."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
+    ahead: int = Field(0, ge=0)
+    """Epochs that are rolled out before those ahead of them are trained: epoch n with policy n - 1 - ahead, whoever is
+    fast or slow. With a runner that has other processes, rollouts and training then go on at the same time."""
+    runner: Component = Component(name="threads")
+    """Who takes the shards of encode, rollout, score, evaluate and judge: threads (this process and its ranks), or the
+    workers of a dask or ray cluster."""
     score_workers: int = Field(1, ge=1)
-    """Threads that score shards while rollouts go on."""
+    """With runner threads: how many score shards while rollouts go on."""
     checkpoint_every: int = Field(0, ge=0)
     """Commit an optimizer checkpoint every so many updates within an epoch; 0 only at its end."""
     retries: int = Field(2, ge=0)

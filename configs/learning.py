@@ -50,8 +50,9 @@ class AdvantageSection(Section):
 class ReplaySection(Section):
     """Training on the stored trajectories of earlier epochs, which only a durable store can offer."""
 
-    epochs: int = Field(1, ge=1)
-    """How many epochs before the current one are trained on too; older ones are too stale."""
+    epochs: int = Field(1, ge=0)
+    """How many epochs before the current one are trained on too; older ones are too stale. 0: none, but with
+    execution.ahead the rows of the current one are corrected as the other settings here say."""
     proximal: bool = True
     """Recompute old log-probs and means of stale rows under the policy at the epoch's start (decoupled PPO, arXiv
     2110.00641): the ratio is clipped around that policy, and an importance weight corrects for the behavior policy."""

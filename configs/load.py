@@ -27,8 +27,10 @@ FREE_TO_CHANGE = (
     "prompts.train",
     "prompts.heldout",
 )
-#: Settings that change nothing of what is made.
+#: Settings that change nothing of what is made,
 _CARRYING_OUT = ("store.", "execution.", "tracking.")
+#: but for this one among them.
+_DECIDES = ("execution.ahead",)
 
 
 #: Where a setting is: the parts of its dotted name.
@@ -96,7 +98,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def asks_for(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that say what a run shall make, flat; where and how it is made are not among them."""
-    return {key: value for key, value in flatten(config).items() if not key.startswith(_CARRYING_OUT)}
+    return {
+        key: value for key, value in flatten(config).items() if key in _DECIDES or not key.startswith(_CARRYING_OUT)
+    }
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -146,7 +150,7 @@ def _flatten_value(name: str, value: object) -> dict[str, Any]:
 
 
 def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+    return key not in _DECIDES and any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

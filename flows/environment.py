@@ -23,6 +23,9 @@ _DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "GIT_PYTHON_REFRESH": "quiet",
+    # Clusters say what goes wrong through the tasks that fail.
+    "DASK_LOGGING__DISTRIBUTED": "critical",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 

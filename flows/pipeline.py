@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.errors import CancelledError
 from flows import runtime
 from flows.artifacts import Progress, evaluation_table, flow_run_tags, tracking_link
-from flows.cancellation import check_cancelled
-from flows.stages import execute, is_spread, submit, work
+from flows.rollouts import Rollouts
+from flows.stages import execute
 from tasks.chain import evaluation_nodes
 from tasks.check import is_evaluated
 from tasks.context import RunContext
 from tasks.figures import evaluation_figures
 from tasks.runs import executing, mark_finished, open_run
-from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage
-from tasks.stages.rollout import RolloutStage
-from tasks.stages.score import ScoreStage
 from tasks.tracking.tracker import Tracker
 
 
@@ -78,10 +74,10 @@ def train(context: RunContext, tracker: Tracker) -> None:
     prepare(context)
     evaluate(context, tracker, epoch=0)
     tracking_link(context.run.name, context.store.root.uri, tracker.url())
-    progress = Progress()
+    progress, rollouts = Progress(), Rollouts(context)
     for epoch in range(1, config.run.epochs + 1):
         context.begin_epoch()
-        rollout_and_score(context, epoch)
+        rollouts.complete(epoch)
         execute(make_stage(context, "advantage", epoch))
         execute(make_stage(context, "optimize", epoch))
         tracker.log_epoch(epoch)
@@ -98,49 +94,6 @@ def prepare(context: RunContext) -> None:
         execute(make_stage(context, name, 0))
 
 
-def rollout_and_score(context: RunContext, epoch: int) -> None:
-    """Roll out shard by shard, and score each shard while the next one is being rolled out.
-
-    Rewards that work on the ranks have their turn after it.
-    """
-    rollout = StageRun(RolloutStage(context, epoch))
-    scores = [StageRun(following(context, section.slot, rollout)) for section in context.config.rewards]
-    together = [run for run in scores if is_spread(run)]
-    left = {
-        run.stage.slot: {shard.name: shard for shard in run.pending()}
-        for run in scores
-        if run not in together and not run.complete
-    }
-    futures: list[Any] = []
-
-    def score(shard_name: str) -> None:
-        for run in scores:
-            shard: Shard | None = left.get(run.stage.slot, {}).get(shard_name)
-            if shard is not None:
-                futures.append(submit(run, shard))
-
-    for record in context.store.records(rollout.ref):
-        score(record.shard)
-    if not rollout.complete:
-        work(rollout, on_commit=score)
-    rollout.finish()
-    for run in together:
-        if not run.complete:
-            work(run, on_commit=lambda shard: None)
-    for future in futures:
-        check_cancelled()
-        future.result()
-    for run in scores:
-        run.finish()
-
-
-def following(context: RunContext, slot: str, rollout: StageRun) -> ScoreStage:
-    """Return the stage that scores a rollout while it goes on."""
-    stage = ScoreStage(context, rollout.stage.epoch, slot)
-    stage.follow(rollout.ref)
-    return stage
-
-
 def evaluate(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
     """Sample with the policy after an epoch, score the images, and show the figures."""
     for node in evaluation_nodes(context.config, epoch):
@@ -153,9 +106,3 @@ def export(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
     """Write the model for diffusers and register it."""
     execute(ExportStage(context, epoch))
     tracker.log_export(epoch)
-
-
-def with_score_workers(workers: int) -> Callable[..., Any]:
-    """Return the pipeline flow with as many scoring threads."""
-    runner: Any = ThreadPoolTaskRunner(max_workers=workers)
-    return pipeline.with_options(task_runner=runner)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from configs.load import load_config
+from configs.registry import resolve
 from configs.schema import RunConfig
 from tasks.context import RunContext
+from tasks.execution.orders import Order
+from tasks.execution.runners import make_runner
 from tasks.progress import Reporter
-from tasks.runs import begin_run, open_run
+from tasks.runs import begin_run
 
 
 class LogReporter:
@@ -30,7 +35,33 @@ class LogReporter:
         self._log.info(text)
 
 
-_contexts: dict[tuple[str, str], RunContext] = {}
+class Open:
+    """A run that flows of this process work on."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to its context; no runner is started yet."""
+        self.context = context
+        self._stack = ExitStack()
+        self._runner: Any = None
+
+    @property
+    def runner(self) -> Any:
+        """Prefect's task runner as ``execution.runner`` asks for it, started when it is needed first."""
+        if self._runner is None:
+            execution = self.context.config.execution
+            chosen = make_runner(execution)
+            kind = resolve({}, chosen.task_runner, what="execution.runner")
+            self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
+        return self._runner
+
+    def close(self) -> None:
+        """Let workers, ranks and models go."""
+        self._stack.close()
+        self._runner = None
+        self.context.close()
+
+
+_open: dict[tuple[str, str], Open] = {}
 _reporter: list[Reporter] = []
 
 
@@ -61,33 +92,63 @@ def configured(config: str, root: str | None, name: str | None, overrides: Seque
 def begin(config: RunConfig) -> RunContext:
     """Return the context of a run that is started or continued in this process; one that is open already stays."""
     context = begin_run(config, reporter=reporter())
-    return _contexts.get(_key(context), context)
+    found = _open.get(_key(context))
+    return context if found is None else found.context
 
 
 @contextmanager
 def opened(context: RunContext) -> Iterator[RunContext]:
-    """Let the tasks of this process find a run, inside; its ranks and models are released afterwards."""
-    key = _key(context)
-    before = _contexts.get(key)
-    _contexts[key] = context
+    """Let the tasks of this process find a run, inside; its workers, ranks and models are released afterwards."""
+    key, before, made = _key(context), _open.get(_key(context)), Open(context)
+    _open[key] = made
     try:
         yield context
     finally:
-        context.close()
-        del _contexts[key]
+        made.close()
+        del _open[key]
         if before is not None:
-            _contexts[key] = before
+            _open[key] = before
 
 
-def context(root: str, run: str) -> RunContext:
-    """Return the open context of a run, opening it from the store in a process that has not yet.
+def task_runner(context: RunContext) -> Any:
+    """Return the task runner of an open run."""
+    return _open[_key(context)].runner
 
-    Raises:
-        StoreError: there is no such run.
-    """
-    if (root, run) not in _contexts:
-        _contexts[root, run] = open_run(root, run, reporter=reporter())
-    return _contexts[root, run]
+
+class Visitor:
+    """A process that works for a run it did not open: it keeps the context, with its models, from task to task."""
+
+    def __init__(self) -> None:
+        """Know of no run."""
+        self._order: Order | None = None
+        self._context: RunContext | None = None
+        self.lock = threading.Lock()
+        """Held while models are used: tasks of different policies must not exchange them under each other."""
+
+    def context(self, order: Order) -> RunContext:
+        """Return the context of an order's run; one of another run or config lets its models go."""
+        known, self._order = self._order, order
+        if self._context is None or known is None or known.settings != order.settings:
+            if self._context is not None:
+                self._context.close()
+            self._context = order.context(reporter())
+        elif known.node != order.node:
+            self._context.refresh()
+        return self._context
+
+
+_visitor = Visitor()
+
+
+@contextmanager
+def context_of(order: Order) -> Iterator[RunContext]:
+    """Give the context of an order's run: the one that is open here, else this process's own, one task at a time."""
+    found = _open.get((order.root, order.run))
+    if found is not None:
+        yield found.context
+        return
+    with _visitor.lock:
+        yield _visitor.context(order)
 
 
 def _key(context: RunContext) -> tuple[str, str]:

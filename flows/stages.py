@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -20,12 +20,17 @@ from storage.layout import ArtifactRef
 from tasks.chain import Node
 from tasks.describe import describe_artifact
 from tasks.execution.crew import Listener
+from tasks.execution.orders import Order
+from tasks.execution.runners import make_runner
 from tasks.plans import named_stages
 from tasks.runs import open_run, refuse_while_executing
 from tasks.stage import Shard, Stage, StageRun
 from tasks.stages import STAGES
 from tasks.tracking.tracker import log_side_evaluations
 
+Future = PrefectFuture[str]
+#: Seconds between two looks at a shard that is made elsewhere.
+_LOOK_S = 0.5
 _TRANSIENT = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -51,16 +56,14 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 
 @task(name="shard", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
-def run_shard(
-    root: str, run: str, node: tuple[int, str, str], artifact: str, inputs: tuple[str, ...], shard: tuple[str, int, int]
-) -> str:
+def run_shard(order: str, shard: tuple[str, int, int]) -> str:
     """Run and commit one shard; our manifests decide what is skipped, so Prefect caches nothing.
 
     Everything is named, nothing is handed over, so that any process that reaches the store can do it.
     """
-    stage = runtime.context(root, run).chain.stage(Node(*node))
-    stage.adopt(ArtifactRef.parse(artifact), [ArtifactRef.parse(ref) for ref in inputs])
-    return StageRun(stage).run_shard(Shard(*shard)).digest
+    parsed = Order.parse(order)
+    with runtime.context_of(parsed) as context:
+        return StageRun(parsed.stage(context)).run_shard(Shard(*shard)).digest
 
 
 def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
@@ -79,20 +82,46 @@ def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
         name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
         carry_out.with_options(task_run_name=name)(run, on_commit)
         return
+    if is_elsewhere(run):
+        started = {shard.name: submit(run, shard) for shard in run.pending()}
+        with run.stage.context.ledger.work(run.stage.name):
+            await_shards(run, started, on_commit=on_commit)
+        return
     for shard in run.pending():
         check_cancelled()
-        shard_task(run, shard)(*shard_arguments(run, shard))
+        shard_task(run, shard)(order_of(run), astuple(shard))
         on_commit(shard.name)
 
 
 def is_spread(run: StageRun) -> bool:
     """Return whether the run's ranks carry out a stage together."""
-    return run.stage.on_ranks and run.stage.config.execution.ranks > 1
+    return run.stage.on_ranks and run.stage.config.execution.ranks > 1 and not is_elsewhere(run)
 
 
-def submit(run: StageRun, shard: Shard) -> PrefectFuture[str]:
-    """Start one shard on the flow's task runner and return its future."""
-    return shard_task(run, shard).submit(*shard_arguments(run, shard))  # type: ignore[return-value]
+def is_elsewhere(run: StageRun) -> bool:
+    """Return whether the shards of a stage go to other processes one by one."""
+    return run.stage.separable and make_runner(run.stage.config.execution).elsewhere
+
+
+def submit(run: StageRun, shard: Shard, *, after: Future | None = None) -> Future:
+    """Start one shard on the run's task runner, or once another is made, and return its future."""
+    parameters = {"order": order_of(run), "shard": astuple(shard)}
+    runner = runtime.task_runner(run.stage.context)
+    return runner.submit(shard_task(run, shard), parameters, wait_for=None if after is None else [after])  # type: ignore[no-any-return]
+
+
+def await_shards(
+    run: StageRun, started: Mapping[str, Future], *, on_commit: Callable[[str], None] = lambda shard: None
+) -> None:
+    """Wait for shards in their order, with an eye on cancellation; the first that failed raises."""
+    stage = run.stage
+    for done, (name, future) in enumerate(started.items(), 1):
+        while not future.state.is_final():
+            check_cancelled()
+            future.wait(timeout=_LOOK_S)
+        future.result()
+        stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
+        on_commit(name)
 
 
 def shard_task(run: StageRun, shard: Shard) -> Task[..., str]:
@@ -106,11 +135,9 @@ def shard_task(run: StageRun, shard: Shard) -> Task[..., str]:
     )
 
 
-def shard_arguments(run: StageRun, shard: Shard) -> tuple[Any, ...]:
-    """Return what identifies a shard's work in any process."""
-    stage, uri = run.stage, run.store.root.uri
-    inputs = tuple(str(ref) for ref in stage.inputs())
-    return (uri, stage.context.run.name, tuple(stage.node), str(run.ref), inputs, astuple(shard))
+def order_of(run: StageRun) -> str:
+    """Return what identifies a stage's work in any process."""
+    return Order.of(run).line()
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)

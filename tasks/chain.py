@@ -43,6 +43,16 @@ def policy_after(epoch: int) -> Node:
     return Node(epoch, "optimize" if epoch else "policy")
 
 
+def policy_of(config: RunConfig, epoch: int) -> Node:
+    """Return what makes the policy that an epoch is rolled out with: the one before, with ``execution.ahead`` older."""
+    return policy_after(max(0, epoch - 1 - config.execution.ahead))
+
+
+def rolled_out_by(config: RunConfig, epoch: int) -> range:
+    """Return the epochs that can be rolled out when one begins: it, and with ``execution.ahead`` some after it."""
+    return range(epoch, min(epoch + config.execution.ahead, config.run.epochs) + 1)
+
+
 class Chain:
     """The artifacts of one run under one config."""
 

@@ -23,6 +23,7 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.combinations import Combination, check_combination, draw_plans
 from tasks.execution.launchers import check_launcher
+from tasks.execution.runners import check_runner
 from tasks.model_settings import check_model
 from tasks.prompts import source_prompts, uses_guidance
 
@@ -89,6 +90,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     algorithm = config.optimize.algorithm
     requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
     check_launcher(config.execution)
+    check_runner(config.execution)
     _check_rewards(config, build=rewards)
     check_model(config)
     draws = draw_plans(config, plan)

@@ -68,6 +68,8 @@ class Stage(ABC):
     """What to change when there is too little memory, a sentence each."""
     collective: ClassVar[bool] = False
     """On several ranks: True when all work on each shard together, False when each takes its own shards."""
+    separable: ClassVar[bool] = False
+    """True when no shard needs another, so that any process that reaches the store may make it."""
     slot: str = ""
     """Which of several equal stages of the epoch: the reward's name for score and judge, an evaluation's own name."""
 

@@ -56,16 +56,15 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
     rewards = try_rewards(checked)
     from flows import runtime
     from flows.cli.summary import print_summary
-    from flows.pipeline import with_score_workers
+    from flows.pipeline import pipeline
     from tasks.describe import describe_result
 
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
         context = runtime.begin(checked)
         context.host.use_rewards(rewards)
-        flow = with_score_workers(checked.execution.score_workers)
         with runtime.opened(context), _progress_noted(context):
-            run_flow(flow, api, config=config, name=checked.run.name, overrides=list(overrides))
+            run_flow(pipeline, api, config=config, name=checked.run.name, overrides=list(overrides))
     print_summary(context, describe_result(context), quiet=quiet)
 
 

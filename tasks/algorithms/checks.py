@@ -82,6 +82,11 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel) -> N
     section, algorithm = config.optimize.replay, config.optimize.algorithm.name
     if section is None:
         return
+    if not section.epochs and not config.execution.ahead:
+        raise ConfigError(
+            "optimize.replay.epochs is 0 and execution.ahead is 0, so every row is of the policy its epoch starts from "
+            "and optimize.replay does nothing. Remove it, or raise one of the two."
+        )
     weights = {"weight": section.weight, "max_importance": section.max_importance, "level": section.level}
     changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
     if requires.data == "forward":

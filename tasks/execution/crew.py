@@ -86,7 +86,7 @@ class Crew:
     def _carry_out(self, run: StageRun, listener: Listener) -> None:
         execution = self._context.config.execution
         launched = self._started()
-        order = Order.of(self._given, run)
+        order = Order.of(run, number=self._given)
         self._given += 1
         launched.tell(order.line())
         watch = Watch(execution.stall_s, world=execution.ranks)

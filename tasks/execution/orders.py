@@ -1,4 +1,4 @@
-"""What the ranks are told to do: one stage of one epoch of a run, named completely, as one line of JSON."""
+"""What other processes are told to do: one stage of one epoch of a run, named completely, as plain data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from tasks.stage import Stage, StageRun
 class Order:
     """One stage to carry out."""
 
-    number: int
-    """How many were given before."""
     config: Mapping[str, Any]
     """The run's config, or another that this stage is run with."""
     run: str
@@ -36,21 +34,23 @@ class Order:
     """What it makes."""
     inputs: tuple[str, ...]
     """What it reads."""
+    number: int = 0
+    """Of those given to ranks: how many were given before."""
 
     @classmethod
-    def of(cls, number: int, run: StageRun) -> Order:
+    def of(cls, run: StageRun, *, number: int = 0) -> Order:
         """Return the order to carry out a stage."""
         stage, context = run.stage, run.stage.context
         config = context.config.model_dump(mode="json")
         config["store"]["root"] = run.store.root.uri
         return cls(
-            number=number,
             config=config,
             run=context.run.name,
             epoch=context.epoch,
             node=(stage.node.epoch, stage.node.stage, stage.node.slot),
             artifact=str(run.ref),
             inputs=tuple(str(ref) for ref in stage.inputs()),
+            number=number,
         )
 
     @classmethod
@@ -62,6 +62,16 @@ class Order:
     def line(self) -> str:
         """Return the order as one line."""
         return json.dumps(asdict(self))
+
+    @property
+    def root(self) -> str:
+        """The store."""
+        return str(self.config["store"]["root"])
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What orders with one context have in common."""
+        return (self.config, self.run, self.epoch)
 
     def parsed_config(self) -> RunConfig:
         """Return the config."""

@@ -82,7 +82,7 @@ class Worker:
         """Return the run's context: the one of the order before, with its models, if it is of the same run."""
         known = self._order
         self._order = order
-        if self._context is None or known is None or _settings(known) != _settings(order):
+        if self._context is None or known is None or known.settings != order.settings:
             if self._context is not None:
                 self._context.close()
             self._context = order.context(RankReporter(self._ranks))
@@ -192,10 +192,6 @@ def main() -> None:
         worker = Worker(ranks, board)
         for order in orders(ranks, board):
             worker.carry_out(order)
-
-
-def _settings(order: Order) -> tuple[object, ...]:
-    return (order.config, order.run, order.epoch)
 
 
 def _send_beats(beats: Mapping[int, Beat]) -> None:

@@ -31,8 +31,13 @@ from tasks.seeds import derive, generator, permutation
 class SampleSet(ABC):
     """The samples of one or more epochs with their advantages; latents stay in their files until asked for."""
 
-    def __init__(self, shards: Sequence[TrajectoryShard], advantages: pa.Table) -> None:
+    def __init__(self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, ahead: int = 0) -> None:
         """Join samples and advantages by sample id.
+
+        Args:
+            shards: the shards, opened.
+            advantages: their advantages.
+            ahead: every epoch was rolled out with a policy so many epochs older than the one before it.
 
         Raises:
             CorruptError: a sample has no advantage.
@@ -44,13 +49,11 @@ class SampleSet(ABC):
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[found.to_numpy()]
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[found.to_numpy()]
-        self._newest = int(self.reader.epochs.max(initial=0))
+        # Policies are numbered by the epoch they come out of; epoch n starts from number n - 1.
+        start = int(self.reader.epochs.max(initial=1)) - 1
+        self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
+        """(N,) how much older than the policy this epoch starts from the one is that made each sample, in epochs."""
         self._importance: dict[tuple[int, int], float] = {}
-
-    @property
-    def ages(self) -> np.ndarray:
-        """(N,) how many epochs before the newest each sample was rolled out."""
-        return self._newest - self.reader.epochs
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
         """Return the denoising step of rows (B, 2), or the number of their noise level."""
@@ -132,9 +135,11 @@ class SampleSet(ABC):
 class TransitionSet(SampleSet):
     """Stored stochastic steps."""
 
-    def __init__(self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, kernel: Kernel, means: bool) -> None:
+    def __init__(
+        self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, kernel: Kernel, means: bool, ahead: int = 0
+    ) -> None:
         """Bind to the samples; ``kernel`` gives the noise stds of the schedule, ``means`` asks for stored means."""
-        super().__init__(shards, advantages)
+        super().__init__(shards, advantages, ahead=ahead)
         self._means = means
         self._proximal: Proximal | None = None
         self._mean_std = self._mean_over_rows(kernel)
@@ -148,7 +153,7 @@ class TransitionSet(SampleSet):
         return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
 
     def stale(self, requires: Requirements) -> Units:
-        """Return the rows of earlier epochs that can contribute."""
+        """Return the rows made by an older policy that can contribute."""
         return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
@@ -201,10 +206,10 @@ class ForwardSet(SampleSet):
     """Final latents, noised anew to levels drawn from the run's seed."""
 
     def __init__(
-        self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, times: ForwardTimes, seed: int
+        self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, times: ForwardTimes, seed: int, ahead: int = 0
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
-        super().__init__(shards, advantages)
+        super().__init__(shards, advantages, ahead=ahead)
         self._times = times
         self._seed = seed
 

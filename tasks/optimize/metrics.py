@@ -54,10 +54,11 @@ class RowFigures:
         totals = {name: float(values.sum()) / self.rows for name, values in figures.items()}
         ages, steps = torch.cat(self._ages), torch.cat(self._steps)
         parts = self._labeled(figures, ages, steps)
-        if gap is not None and self.first:
-            parts |= _gaps(gap, ages, steps)
-            fresh = gap[ages == 0]
-            totals[f"{LARGEST}replay_gap_max"] = float(fresh.max()) if len(fresh) else 0.0
+        fresh = ages == 0
+        # Rollouts ahead of training have no fresh rows.
+        if gap is not None and self.first and bool(fresh.any()):
+            parts |= _gaps(gap, fresh, steps)
+            totals[f"{LARGEST}replay_gap_max"] = float(gap[fresh].max())
         for name, (values, mask) in parts.items():
             totals[name] = float(values[mask].sum()) / self.rows
             totals[f"share_{name}"] = float(mask.sum()) / self.rows
@@ -79,9 +80,8 @@ class RowFigures:
         return parts
 
 
-def _gaps(gap: Tensor, ages: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def _gaps(gap: Tensor, fresh: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Return by how much log-probs of fresh rows differ from those stored in the rollout, in all and by step."""
-    fresh = ages == 0
     by_step = {f"replay_gap_step{i}": (gap, fresh & (steps == i)) for i in steps[fresh].unique().tolist()}
     return {"replay_gap": (gap, fresh), **by_step}
 

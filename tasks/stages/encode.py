@@ -34,6 +34,7 @@ class EncodeStage(Stage):
     parts = frozenset({Part.TEXT})
     saves_memory = ("Lower execution.encode_batch_size.",)
     grows = True
+    separable = True
 
     def options(self) -> Mapping[str, Any]:
         """What identifies the encoder, and where it encodes images too, the size they are scaled to."""

@@ -33,6 +33,7 @@ class EvaluateStage(Stage):
     name = "evaluate"
     kind = "evaluations"
     parts = frozenset({Part.DENOISER, Part.VAE})
+    separable = True
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
     # 2: images alone; scores are artifacts of their own.
     version = 2

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import torch
 from safetensors.torch import load_file, save_file
 
+from configs.learning import ReplaySection
 from models.adapters import Ema
 from models.policies.base import Conditioning, Part
 from models.sharding import spread_like, whole
@@ -165,11 +166,11 @@ class OptimizeStage(Stage):
         for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
             shards += self._open(trajectories)
             tables.append(read_advantages(self.context.store, rated))
-        advantages = pa.concat_tables(tables)
+        advantages, ahead = pa.concat_tables(tables), self.config.execution.ahead
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)
-            return ForwardSet(shards, advantages, times=requires.times, seed=seed)
-        return TransitionSet(shards, advantages, kernel=make_kernel(self.config), means=requires.old_means)
+            return ForwardSet(shards, advantages, times=requires.times, seed=seed, ahead=ahead)
+        return TransitionSet(shards, advantages, kernel=make_kernel(self.config), means=requires.old_means, ahead=ahead)
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
@@ -201,8 +202,10 @@ class OptimizeStage(Stage):
     def _corrected(
         self, samples: SampleSet, models: Models, batches: Callable[[Units], Batch], requires: Requirements
     ) -> Iterator[None]:
-        """Give replayed rows, inside, the log-probs and means of the policy this epoch starts from."""
+        """Give rows of older policies, inside, the log-probs and means of the policy this epoch starts from."""
         section = self.config.optimize.replay
+        if section is None and self.config.execution.ahead:
+            section = ReplaySection(epochs=0)
         if section is None or not section.proximal or not isinstance(samples, TransitionSet):
             yield
             return

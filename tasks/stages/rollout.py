@@ -20,7 +20,7 @@ from models.schedules import DrawnPerSample, Plan, Steps
 from models.transitions import Kernel
 from storage.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryStore
-from tasks.chain import Node, policy_after
+from tasks.chain import Node, policy_of
 from tasks.components import (
     call_options,
     decode_rows,
@@ -38,11 +38,12 @@ from tasks.stage import Output, Shard, Stage
 
 
 class RolloutStage(Stage):
-    """Generates the trajectories of one epoch with the policy of the epoch before."""
+    """Generates the trajectories of one epoch with the policy of the epoch before, or an older one."""
 
     name = "rollout"
     kind = "trajectories"
     parts = frozenset({Part.DENOISER, Part.VAE})
+    separable = True
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def options(self) -> Mapping[str, Any]:
@@ -57,7 +58,7 @@ class RolloutStage(Stage):
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts."""
-        return (policy_after(self.epoch - 1), Node(0, "preprocess"))
+        return (policy_of(self.config, self.epoch), Node(0, "preprocess"))
 
     def load(self) -> None:
         """The policy, and the base model where a KL to it is wanted."""

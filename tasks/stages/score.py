@@ -32,6 +32,7 @@ class _Scoring(Stage):
     """One reward over one artifact of samples, shard by shard."""
 
     kind = "rewards"
+    separable = True
 
     section: RewardSection
     """The reward."""

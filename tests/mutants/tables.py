@@ -193,11 +193,11 @@ EQUIVALENT = (
     *[
         Equivalent(
             path="tasks/optimize/batches.py",
-            before="self._newest = int(self.reader.epochs.max(initial=0))",
-            after=f"self._newest = int(self.reader.epochs.max(initial={initial}))",
+            before="start = int(self.reader.epochs.max(initial=1)) - 1",
+            after=f"start = int(self.reader.epochs.max(initial={initial})) - 1",
             reason="the first epoch with samples is 1",
         )
-        for initial in ("1", "(-1)")
+        for initial in ("0", "(-1)")
     ],
     Equivalent(
         path="models/kernels.py",

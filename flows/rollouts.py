@@ -1,0 +1,99 @@
+"""Rollouts and their scores: each shard is scored while others are rolled out, maybe epochs ahead of training."""
+
+from __future__ import annotations
+
+from flows.cancellation import check_cancelled
+from flows.stages import Future, await_shards, is_elsewhere, is_spread, submit, work
+from tasks.chain import rolled_out_by
+from tasks.context import RunContext
+from tasks.stage import Shard, StageRun
+from tasks.stages.rollout import RolloutStage
+from tasks.stages.score import ScoreStage
+
+
+class Rollouts:
+    """The rollouts of a run, with their scores."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; nothing is begun."""
+        self._context = context
+        self._begun: dict[int, EpochRollout] = {}
+
+    def complete(self, epoch: int) -> None:
+        """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile."""
+        for upcoming in rolled_out_by(self._context.config, epoch):
+            if upcoming not in self._begun:
+                self._begun[upcoming] = EpochRollout(self._context, upcoming)
+        self._begun.pop(epoch).finish()
+
+
+class EpochRollout:
+    """The rollout of one epoch, and its scores."""
+
+    def __init__(self, context: RunContext, epoch: int) -> None:
+        """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
+        self._context = context
+        self._rollout = StageRun(RolloutStage(context, epoch))
+        self._scores = [StageRun(self._following(epoch, section.slot)) for section in context.config.rewards]
+        self._shards: dict[str, Future] = {}
+        self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
+        if is_elsewhere(self._rollout):
+            self._begin()
+
+    def finish(self) -> None:
+        """Do what is left, and complete the artifacts."""
+        if is_elsewhere(self._rollout):
+            with self._context.ledger.work(self._rollout.stage.name):
+                await_shards(self._rollout, self._shards)
+            self._rollout.finish()
+            for run, futures in zip(self._scores, self._scored, strict=True):
+                with self._context.ledger.work(run.stage.name):
+                    await_shards(run, futures)
+        else:
+            self._work()
+        for run in self._scores:
+            run.finish()
+
+    def _begin(self) -> None:
+        """Hand out all shards; each score waits for its rollout."""
+        self._shards = {shard.name: submit(self._rollout, shard) for shard in self._rollout.pending()}
+        for run, futures in zip(self._scores, self._scored, strict=True):
+            if not run.complete:
+                futures |= {each.name: submit(run, each, after=self._shards.get(each.name)) for each in run.pending()}
+
+    def _work(self) -> None:
+        """Roll out here or on the ranks, and score each shard on threads as soon as it is made.
+
+        Rewards that work on the ranks have their turn after it.
+        """
+        rollout, futures = self._rollout, list[Future]()
+        together = [run for run in self._scores if is_spread(run)]
+        left = {
+            run.stage.slot: {shard.name: shard for shard in run.pending()}
+            for run in self._scores
+            if run not in together and not run.complete
+        }
+
+        def score(shard_name: str) -> None:
+            for run in self._scores:
+                shard: Shard | None = left.get(run.stage.slot, {}).get(shard_name)
+                if shard is not None:
+                    futures.append(submit(run, shard))
+
+        for record in self._context.store.records(rollout.ref):
+            score(record.shard)
+        if not rollout.complete:
+            work(rollout, on_commit=score)
+        rollout.finish()
+        for run in together:
+            if not run.complete:
+                work(run, on_commit=lambda shard: None)
+        for future in futures:
+            check_cancelled()
+            future.result()
+
+    def _following(self, epoch: int, slot: str) -> ScoreStage:
+        """Return the stage that scores the rollout while it goes on."""
+        stage = ScoreStage(self._context, epoch, slot)
+        stage.follow(self._rollout.ref)
+        return stage

@@ -1,0 +1,159 @@
+"""Who takes shards that need no other: threads of this process, or the workers of a Dask or Ray cluster.
+
+A runner says which of Prefect's task runners it is and what that is built with; only ``flows`` imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from configs.errors import ConfigError
+from configs.execution import ExecutionSection
+from configs.registry import create
+
+RUNNERS = {
+    "threads": "tasks.execution.runners:Threads",
+    "dask": "tasks.execution.runners:Dask",
+    "ray": "tasks.execution.runners:Ray",
+}
+
+
+class Runner(Protocol):
+    """One way to have shards made."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """True for other processes, which hold models of their own; False for threads of this one."""
+        ...
+
+    @property
+    def task_runner(self) -> str:
+        """Import string of Prefect's task runner."""
+        ...
+
+    def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
+        """Return what the task runner is built with."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Scores go to ``execution.score_workers`` threads while this process, or its ranks, roll out."""
+
+    elsewhere = False
+    task_runner = "prefect.task_runners:ThreadPoolTaskRunner"
+
+    def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
+        """Return how many threads."""
+        return {"max_workers": execution.score_workers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dask:
+    """A Dask cluster: one that runs at ``address``, one of ``cluster_class``, or workers on this machine."""
+
+    elsewhere = True
+    task_runner = "prefect_dask:DaskTaskRunner"
+
+    workers: int = 2
+    """Processes to start on this machine, one shard each at a time."""
+    address: str | None = None
+    """Scheduler of a cluster that runs: ``tcp://host:8786``."""
+    cluster_class: str | None = None
+    """Another kind of cluster to start: ``dask_cuda.LocalCUDACluster``, ``dask_jobqueue.SLURMCluster``."""
+    cluster: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the cluster that is started."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: two contradict each other, or one is out of range.
+        """
+        _require_workers(self.workers)
+        if self.address is not None and (self.cluster_class is not None or self.cluster):
+            raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
+
+    def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
+        """Return the address, or what is to be started: all on loopback."""
+        _require_package("prefect_dask", "dask")
+        if self.address is not None:
+            return {"address": self.address}
+        if self.cluster_class is not None:
+            return {"cluster_class": self.cluster_class, "cluster_kwargs": self.cluster}
+        # Models may fill the memory: the nanny must not end workers at a share of it that it takes for theirs.
+        local = {"n_workers": self.workers, "threads_per_worker": 1, "memory_limit": 0}
+        return {"cluster_kwargs": {**local, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", **self.cluster}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ray:
+    """A Ray cluster: one that runs at ``address``, or workers on this machine."""
+
+    elsewhere = True
+    task_runner = "prefect_ray:RayTaskRunner"
+
+    workers: int = 2
+    """Processes to start on this machine, one shard each at a time."""
+    address: str | None = None
+    """A cluster that runs: ``auto``, or ``ray://host:10001``."""
+    init: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of ``ray.init``."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one is out of range.
+        """
+        _require_workers(self.workers)
+
+    def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
+        """Return the address, or what is to be started: on loopback, without a dashboard."""
+        _require_package("prefect_ray", "ray")
+        if self.address is not None:
+            return {"address": self.address, "init_kwargs": self.init}
+        local = {"num_cpus": self.workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        # Nothing large is handed over: workers read and write the store.
+        return {"init_kwargs": {**local, "object_store_memory": 100_000_000, "log_to_driver": False, **self.init}}
+
+
+def make_runner(section: ExecutionSection) -> Runner:
+    """Return who takes shards.
+
+    Raises:
+        ConfigError: there is no runner of this name, or an option cannot work.
+    """
+    chosen = section.runner
+    return create(RUNNERS, chosen.name, chosen.options, what="execution.runner")  # type: ignore[no-any-return]
+
+
+def check_runner(section: ExecutionSection) -> None:
+    """Check that shards can be handed out as configured.
+
+    Raises:
+        ConfigError: they cannot, or a setting does nothing.
+    """
+    runner = make_runner(section)
+    runner.arguments(section)
+    if runner.elsewhere and section.score_workers != 1:
+        raise ConfigError(
+            f"execution.score_workers is {section.score_workers}, but scores go to the workers of execution.runner "
+            f"'{section.runner.name}'. Remove it."
+        )
+
+
+def _require_workers(workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; it must be 1 or more.")
+
+
+def _require_package(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"execution.runner '{extra}' needs the package '{module.replace('_', '-')}', which is not installed: "
+            f"pip install 'flowmill[{extra}]'."
+        )
