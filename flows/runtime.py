@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from configs.errors import ConfigError
 from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
@@ -51,7 +52,13 @@ class Open:
             execution = self.context.config.execution
             chosen = make_runner(execution)
             kind = resolve({}, chosen.task_runner, what="execution.runner")
-            self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
+            try:
+                self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
+                # Dask connects only now.
+                getattr(self._runner, "client", None)
+            except (OSError, RuntimeError, ValueError, TypeError) as error:
+                said = f"{type(error).__name__}: {error}".strip()
+                raise ConfigError(f"execution.runner '{execution.runner.name}' cannot be started. {said}") from error
         return self._runner
 
     def close(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +25,7 @@ from tasks.context import RunContext
 from tasks.execution import runners
 from tasks.runs import begin_run, open_run
 from tests.conftest import ROOT, FlowmillCommand, prepare, run_epoch
-from tests.s3 import Server, make_bucket, use
+from tests.s3 import Server, free_port, make_bucket, use
 
 Make = Callable[..., RunConfig]
 
@@ -43,7 +45,8 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
             "address names a cluster that runs",
         ),
-        (["execution.runner={name: ray}", "execution.score_workers=2"], "execution.score_workers is 2"),
+        (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
+        (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
         (["optimize.replay={epochs: 0}"], "optimize.replay.epochs is 0 and execution.ahead is 0"),
     ],
 )
@@ -57,7 +60,7 @@ def test_a_runner_whose_package_is_missing_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(runners, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'flowmill\[ray\]'"):
-        check_config(make_config("execution.runner={name: ray}"))
+        check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
 
 
 def test_which_policy_rolls_out_which_epoch_is_fixed(make_config: Make) -> None:
@@ -137,14 +140,42 @@ def by_threads(flowmill: FlowmillCommand, config: Path, root: Path) -> str:
     return digest(str(root))
 
 
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray cluster of two workers on this machine, which wants a token."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    port, ray = free_port(), str(Path(sys.executable).with_name("ray"))
+    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--port={port}"]
+    options += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
+        subprocess.run([ray, "start", "--head", *options, f"--temp-dir={folder}"], check=True, capture_output=True)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+
+
 @pytest.mark.slow
 def test_ray_workers_make_the_same_artifacts_as_threads(
-    flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
+    ray_cluster: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
 ) -> None:
-    root = str(tmp_path / "ray")
-    said = flowmill("run", str(config_file), "--root", root, "--set", "execution.runner={name: ray}", *AHEAD)
+    root, chosen = str(tmp_path / "ray"), f"execution.runner={{name: ray, options: {{address: '{ray_cluster}'}}}}"
+    said = flowmill("run", str(config_file), "--root", root, "--set", chosen, *AHEAD)
     assert said.returncode == 0, said.stderr
     assert digest(root) == by_threads(flowmill, config_file, tmp_path / "threads")
+
+
+def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    chosen = f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"
+    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+    said = flowmill("run", str(config_file), "--root", str(tmp_path / "x"), "--set", chosen, "--quiet", **patience)
+    assert said.returncode == 1
+    assert (
+        f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
+    )
+    assert "Traceback" not in said.stderr
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ class Dask:
         Raises:
             ValueError: two contradict each other, or one is out of range.
         """
-        _require_workers(self.workers)
+        if self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; it must be 1 or more.")
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
 
@@ -91,34 +92,20 @@ class Dask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """A Ray cluster: one that runs at ``address``, or workers on this machine."""
+    """A Ray cluster that runs. None is started here: it would listen on every interface, and do what it is told."""
 
     elsewhere = True
     task_runner = "prefect_ray:RayTaskRunner"
 
-    workers: int = 2
-    """Processes to start on this machine, one shard each at a time."""
-    address: str | None = None
-    """A cluster that runs: ``auto``, or ``ray://host:10001``."""
+    address: str
+    """``host:6379`` of a cluster this machine belongs to, or ``ray://host:10001``."""
     init: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``ray.init``."""
 
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: one is out of range.
-        """
-        _require_workers(self.workers)
-
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
-        """Return the address, or what is to be started: on loopback, without a dashboard."""
+        """Return the address."""
         _require_package("prefect_ray", "ray")
-        if self.address is not None:
-            return {"address": self.address, "init_kwargs": self.init}
-        local = {"num_cpus": self.workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        # Nothing large is handed over: workers read and write the store.
-        return {"init_kwargs": {**local, "object_store_memory": 100_000_000, "log_to_driver": False, **self.init}}
+        return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
 
 def make_runner(section: ExecutionSection) -> Runner:
@@ -144,11 +131,6 @@ def check_runner(section: ExecutionSection) -> None:
             f"execution.score_workers is {section.score_workers}, but scores go to the workers of execution.runner "
             f"'{section.runner.name}'. Remove it."
         )
-
-
-def _require_workers(workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; it must be 1 or more.")
 
 
 def _require_package(module: str, extra: str) -> None:
