@@ -20,6 +20,8 @@ class ExecutionSection(Section):
     """How several processes hold the weights: each whole, or each a part of every block while training (FSDP2)."""
     offload: bool = False
     """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
+    context_parallel: int = Field(1, ge=1)
+    """Processes that share the tokens of each row while training (Ulysses), for long clips; it divides their number."""
     nodes: int = Field(1, ge=1)
     """Machines, each with so many processes; they share the store."""
     launcher: Component = Component(name="local")

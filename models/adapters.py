@@ -74,18 +74,19 @@ class Trainable:
     def gather(self) -> None:
         """Make the weights whole on every rank, for sampling: the ranks then need not call the models together."""
         if self.sharded and not self._gathered:
-            for module in self._modules():
+            for module in self.modules():
                 gather(module)
             self._gathered, self.policy.lockstep = True, False
 
     def scatter(self) -> None:
         """Spread gathered weights over the ranks again."""
         if self._gathered:
-            for module in self._modules():
+            for module in self.modules():
                 scatter(module)
             self._gathered, self.policy.lockstep = False, True
 
-    def _modules(self) -> list[nn.Module]:
+    def modules(self) -> list[nn.Module]:
+        """Return all denoisers: the policy's own, and those of a reference and a teacher."""
         beside = (module for modules in self.frozen.values() for module in modules.values())
         return [*self.policy.denoisers.values(), *beside]
 

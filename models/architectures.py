@@ -78,6 +78,13 @@ class Architecture:
     image_tokens: bool = False
     """The image a prompt starts from stands beside the generated tokens, as many again."""
 
+    def tokens(self, *, height: int, width: int, frames: int) -> int:
+        """Return the tokens of one row, text aside."""
+        _, pixels, times = self.latents
+        unit = pixels * self.patch
+        made = ((frames - 1) // times + 1) * (height // unit) * (width // unit)
+        return made * (2 if self.image_tokens else 1)
+
 
 PUBLISHED: Mapping[str, Architecture] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(

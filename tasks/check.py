@@ -22,8 +22,7 @@ from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.combinations import Combination, check_combination, draw_plans
-from tasks.execution.launchers import check_launcher
-from tasks.execution.runners import check_runner
+from tasks.execution.checks import check_execution
 from tasks.model_settings import check_model
 from tasks.prompts import source_prompts, uses_guidance
 
@@ -89,8 +88,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     plan = create(PLANS, config.rollout.plan.name, config.rollout.plan.options, what="rollout.plan")
     algorithm = config.optimize.algorithm
     requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
-    check_launcher(config.execution)
-    check_runner(config.execution)
+    check_execution(config)
     _check_rewards(config, build=rewards)
     check_model(config)
     draws = draw_plans(config, plan)

@@ -34,7 +34,7 @@ def check_model(config: RunConfig) -> None:
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
-    _check_execution(config)
+    _check_precision(config)
 
 
 def _check_source(config: RunConfig) -> None:
@@ -145,28 +145,12 @@ def _check_attention(config: RunConfig) -> None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
 
 
-def _check_execution(config: RunConfig) -> None:
+def _check_precision(config: RunConfig) -> None:
     model = config.model
     if model.compile and model.policy in _NOT_COMPILED:
         raise ConfigError(
             f"model.compile is true, but diffusers does not say which blocks of model.policy '{model.policy}' repeat, "
             "so none can be compiled. Set it to false."
-        )
-    execution = config.execution
-    if execution.strategy == "fsdp" and execution.ranks == 1:
-        raise ConfigError(
-            "execution.strategy is 'fsdp', but there is one process, which has nobody to share weights with. Set "
-            "execution.processes to 2 or more, or strategy to 'ddp'."
-        )
-    if execution.offload and execution.strategy != "fsdp":
-        raise ConfigError(
-            f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
-            "strategy to 'fsdp', or offload to false."
-        )
-    if execution.strategy == "fsdp" and (model.compile or model.device_map):
-        odd = "compile" if model.compile else "device_map"
-        raise ConfigError(
-            f"model.{odd} is set, but execution.strategy 'fsdp' places and wraps the blocks itself. Remove one of them."
         )
     if model.dtype == "float16" and model.policy in _OVERFLOWING:
         raise ConfigError(

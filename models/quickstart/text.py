@@ -80,29 +80,38 @@ def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any
     return t.T5EncoderModel(t.T5Config(**options)).eval()
 
 
-def byte_pairs(special: list[str], suffix: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
+def byte_pairs(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return vocabulary and merges of a byte-pair encoding trained on a few words."""
-    ended: dict[str, Any] = {"end_of_word_suffix": suffix} if suffix else {}
-    tokenizer = Tokenizer(models.BPE(**ended))
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet, **ended
+        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet
     )
-    texts = _SENTENCE.lower().split() if suffix else [_SENTENCE]
-    tokenizer.train_from_iterator(texts * 3, trainer)
+    tokenizer.train_from_iterator([_SENTENCE] * 3, trainer)
     model = json.loads(tokenizer.to_str())["model"]
-    vocabulary = dict(model["vocab"])
-    for character in alphabet if suffix else ():
-        vocabulary.setdefault(character + suffix, len(vocabulary))
     merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
-    return vocabulary, merges
+    return dict(model["vocab"]), merges
 
 
 def clip_tokenizer() -> Any:
-    """Return a CLIP tokenizer of a few hundred pieces that knows every byte."""
-    vocabulary, merges = byte_pairs(["<|startoftext|>", "<|endoftext|>"], suffix="</w>")
-    return t.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
+    """Return a CLIP tokenizer of a few hundred pieces that knows every byte.
+
+    Words are merged from left to right. Not by ``BpeTrainer``: with a suffix for the ends of words it numbers pieces in
+    another order every time, and equal options must give equal models.
+    """
+    end = "</w>"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(character + end for character in alphabet)]
+    merges: dict[tuple[str, str], None] = {}
+    for word in dict.fromkeys(_SENTENCE.lower().split()):
+        left, *rest = [*word[:-1], word[-1] + end]
+        for right in rest:
+            merges[left, right] = None
+            left += right
+    pieces += [left + right for left, right in merges]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    return t.CLIPTokenizer(vocab=vocabulary, merges=list(merges), model_max_length=77)
 
 
 def t5_tokenizer() -> Any:

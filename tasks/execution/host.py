@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from configs.registry import create, resolve
 from configs.schema import RewardSection, RunConfig
 from models.adapters import LoraSpec, Trainable
+from models.context_parallel import TokenSplit
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
@@ -275,6 +276,12 @@ class ModelHost:
         if execution.strategy != "fsdp" or self.ranks.world == 1:
             return None
         return Sharding(mesh=init_device_mesh(self.device.type, (self.ranks.world,)), offload=execution.offload)
+
+    @cached_property
+    def token_split(self) -> TokenSplit | None:
+        """Which ranks share the tokens of each row while training, None where none do."""
+        degree = self.config.execution.context_parallel
+        return None if degree == 1 else TokenSplit.of(self.device, world=self.ranks.world, degree=degree)
 
     # What models are called with
 

@@ -8,7 +8,6 @@ from typing import Any
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.architectures import (
-    Architecture,
     architecture_of,
     lora_parameters,
     meta_denoiser,
@@ -86,7 +85,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         targets = tuple(lora.targets or family.lora_targets)
         trained = lora_parameters(module, targets, lora.rank) * architecture.denoisers
     width, depth = width_and_depth(module, family.blocks)
-    tokens, number = _tokens(config, architecture), _BYTES[config.model.dtype]
+    model, number = config.model, _BYTES[config.model.dtype]
+    tokens = architecture.tokens(height=model.height, width=model.width, frames=model.frames) + architecture.text_tokens
     copies = 4 + (1 if config.optimize.ema else 0)
     frozen_copy = total * number if lora is None and reference else 0
     guided = uses_guidance(config)
@@ -105,7 +105,10 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         training_state=(trained * 4 * copies + frozen_copy) // parts,
         parts=parts,
         rollout_activations=config.execution.rollout_batch_size * joined * block,
-        optimize_activations=config.execution.micro_batch_size * differentiated * kept,
+        optimize_activations=config.execution.micro_batch_size
+        * differentiated
+        * kept
+        // config.execution.context_parallel,
         decoder=int(_DECODER_GB * 1e9),
     )
 
@@ -132,10 +135,3 @@ def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
         else:
             found.append("optimize: one row does not fit: lower model.height and model.width, or take a larger GPU")
     return found
-
-
-def _tokens(config: RunConfig, architecture: Architecture) -> int:
-    _, pixels, times = architecture.latents
-    model, unit = config.model, pixels * architecture.patch
-    image = ((model.frames - 1) // times + 1) * (model.height // unit) * (model.width // unit)
-    return image * (2 if architecture.image_tokens else 1) + architecture.text_tokens

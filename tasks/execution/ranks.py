@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,11 +28,32 @@ class Ranks:
     """Number of processes."""
     pulse: Pulse = field(default_factory=Pulse, compare=False)
     """Says where this process is."""
+    together: int = 1
+    """Processes next to each other that work on the same rows."""
 
     @property
     def first(self) -> bool:
         """True on the rank that writes."""
         return self.rank == 0
+
+    def sharing(self, together: int) -> Ranks:
+        """Return the same processes where so many next to each other work on the same rows."""
+        return replace(self, together=together)
+
+    @property
+    def share(self) -> int:
+        """Which share of the rows this process works on."""
+        return self.rank // self.together
+
+    @property
+    def shares(self) -> int:
+        """Shares of the rows."""
+        return self.world // self.together
+
+    @property
+    def counts(self) -> bool:
+        """True on the process whose figures stand for its share."""
+        return self.rank % self.together == 0
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up gradients over ranks, in place, as one flat buffer; a rank without rows counts as zero.

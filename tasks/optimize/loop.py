@@ -94,9 +94,9 @@ def run_updates(
     for number in range(len(state.metrics), len(plan)):
         rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)
-        own = chunks[ranks.rank :: ranks.world]
+        own = chunks[ranks.share :: ranks.shares]
         # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
-        idle = -(-len(chunks) // ranks.world) - len(own) if state.trainable.sharded else 0
+        idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
         reading = partial(_with_idle, partial(read_ahead, batches, [*own, *[chunks[0]] * idle]), len(own))
         means = _gradients(state, algorithm, models, reading, rows=rows, ranks=ranks)
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
@@ -153,14 +153,14 @@ def _gradients(
     if state.scale is None:
         _accumulate(batches(), algorithm, models, figures, ranks)
         ranks.sum_gradients(state.parameters)
-        return _reduce(figures.totals(), ranks)
+        return _reduce(figures, ranks)
     overflows = 0
     while True:
         factor = state.scale.factor(rows)
         figures = RowFigures(rows, first=not state.metrics)
         _accumulate(batches(), algorithm, models, figures, ranks, factor)
         ranks.sum_gradients(state.parameters)
-        means = _reduce(figures.totals(), ranks)
+        means = _reduce(figures, ranks)
         finite = unscale(state.parameters, factor)
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
@@ -188,8 +188,9 @@ def _accumulate(
         figures.add(batch, {"loss": result.loss, **result.metrics})
 
 
-def _reduce(totals: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:
     """Return metrics of the rows of all ranks."""
+    totals = figures.totals() if ranks.counts else {}
     # A rank may have had rows that others had not.
     names = ranks.gather_names(list(totals))
     values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64)

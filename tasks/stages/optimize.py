@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,9 @@ class OptimizeStage(Stage):
         self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
         batches = self._batches(samples)
-        with self._corrected(samples, models, batches, algorithm.requires):
+        split = self.host.token_split
+        together = nullcontext() if split is None else split.over(state.trainable.modules())
+        with together, self._corrected(samples, models, batches, algorithm.requires):
             run_updates(
                 state,
                 algorithm,
@@ -95,7 +97,7 @@ class OptimizeStage(Stage):
                 batches=batches,
                 micro_batch_size=self.config.execution.micro_batch_size,
                 section=self.config.optimize,
-                ranks=self.host.ranks,
+                ranks=self.host.ranks.sharing(self.config.execution.context_parallel),
                 after_update=lambda done: self._after_update(state, done, len(plan)),
             )
         write_state(state, folder, first=self.host.ranks.first)

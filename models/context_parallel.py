@@ -1,0 +1,86 @@
+"""Token sequences split over ranks: Ulysses (arXiv 2309.14509), as diffusers' ``apply_context_parallel`` does it.
+
+Each rank computes its part of the tokens; around attention the ranks exchange tokens for heads, so that each sees all
+tokens of some heads. A rank's gradients are those of its tokens: those of all ranks added up are the whole ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from configs.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSplit:
+    """Which ranks share the tokens of each row."""
+
+    mesh: DeviceMesh
+    """Dimensions 'data', 'ring' (1) and 'ulysses': ranks next to each other share tokens."""
+
+    @classmethod
+    def of(cls, device: torch.device, *, world: int, degree: int) -> TokenSplit:
+        """Return the split of ``world`` ranks into groups of ``degree``; all ranks must call this together."""
+        shape = (world // degree, 1, degree)
+        return cls(mesh=init_device_mesh(device.type, shape, mesh_dim_names=("data", "ring", "ulysses")))
+
+    @contextmanager
+    def over(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Let the ranks of a group compute the rows of some denoisers together, inside.
+
+        Raises:
+            ConfigError: a denoiser cannot be split so.
+        """
+        from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
+
+        config = self._config()
+        plans = [_plan(module, self.mesh["ulysses"].size()) for module in modules]
+        for module, plan in zip(modules, plans, strict=True):
+            _tell_attention(module, config)
+            apply_context_parallel(module, config.context_parallel_config, plan)
+        try:
+            yield
+        finally:
+            for module, plan in zip(modules, plans, strict=True):
+                _tell_attention(module, None)
+                remove_context_parallel(module, plan)
+
+    def _config(self) -> Any:
+        # Not by ``enable_parallelism``: it asks for an accelerator, and cannot be undone.
+        from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+
+        sizes = {"ring_degree": 1, "ulysses_degree": self.mesh["ulysses"].size()}
+        config = ParallelConfig(context_parallel_config=ContextParallelConfig(**sizes, mesh=self.mesh))
+        config.setup(dist.get_rank(), dist.get_world_size(), torch.device(self.mesh.device_type), mesh=self.mesh)
+        return config
+
+
+def _plan(module: nn.Module, degree: int) -> Any:
+    """Return where a denoiser's tokens are split and joined."""
+    plan, heads = getattr(module, "_cp_plan", None), module.config.get("num_attention_heads")  # type: ignore[union-attr, operator]
+    if plan is None:
+        raise ConfigError(
+            f"execution.context_parallel is {degree}, but diffusers does not say how the tokens of a "
+            f"{type(module).__name__} are split. Set it to 1."
+        )
+    if heads is not None and heads % degree:
+        raise ConfigError(
+            f"execution.context_parallel is {degree}, but the denoiser has {heads} attention heads, which that does "
+            "not divide."
+        )
+    return plan
+
+
+def _tell_attention(module: nn.Module, config: Any) -> None:
+    for layer in module.modules():
+        processor = getattr(layer, "processor", None)
+        if hasattr(processor, "_parallel_config"):
+            processor._parallel_config = config  # type: ignore[union-attr]

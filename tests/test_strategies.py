@@ -1,0 +1,145 @@
+"""Ways to share weights, tokens and rows among ranks: each trains as one process does, on every kind of denoiser."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.architectures import PUBLISHED
+from models.attention import UNSPLIT
+from models.libraries import diffusers_class
+from tasks.check import check_config
+from tasks.context import RunContext
+from tasks.execution.crew import Crew, Listener
+from tasks.runs import begin_run
+from tasks.stage import StageRun
+from tasks.stages import make_stage
+from tests.conftest import ROOT, prepare, run_epoch
+from tests.test_stages import assert_same_trajectories, weights
+
+FAMILIES = ("sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22")
+STRATEGIES = {
+    "ddp": (),
+    "fsdp": ("strategy=fsdp",),
+    "fsdp, offload": ("strategy=fsdp", "offload=true"),
+    "ulysses": ("context_parallel=2",),
+    "fsdp, ulysses": ("strategy=fsdp", "context_parallel=2"),
+}
+#: On two nodes one strategy stands for all.
+CASES = [
+    *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES),
+    *(("two agents", family, "fsdp") for family in FAMILIES),
+]
+HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
+#: Three updates, with a reference, where splitting over ranks changes the order of sums only.
+SETTINGS = (
+    "optimize.updates_per_epoch=3",
+    "optimize.learning_rate=1e-4",
+    "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, kl_coef: 0.1}}",
+    "execution.micro_batch_size=4",
+)
+
+
+def config_of(family: str, root: Path, *settings: str) -> RunConfig:
+    return load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={root}", *SETTINGS, *settings])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunContext]:
+    """An epoch of each family in one process, made when it is asked for."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Two resident ranks that take orders of many runs."""
+    settings = ["execution.processes=2"]
+    if request.param == "two agents":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
+        settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
+    context = begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))
+    made = Crew(context)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("crew", "family", "strategy"),
+    [case for case in CASES if "ulysses" not in case[2] or case[1] not in UNSPLIT],
+    indirect=["crew"],
+    scope="module",
+)
+def test_two_ranks_train_as_one_process(
+    crew: Crew, alone: dict[str, RunContext], tmp_path_factory: pytest.TempPathFactory, family: str, strategy: str
+) -> None:
+    if family not in alone:
+        alone[family] = prepare(config_of(family, tmp_path_factory.mktemp(family)))
+        run_epoch(alone[family], 1)
+    one = alone[family]
+    chosen = [f"execution.{setting}" for setting in ("processes=2", *STRATEGIES[strategy])]
+    two = prepare(config_of(family, tmp_path_factory.mktemp("two"), *chosen))
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
+        run = StageRun(make_stage(two, name, 1, slot))
+        if run.stage.on_ranks:
+            crew.carry_out(run, HEARD)
+            run.finish()
+        else:
+            run.execute()
+    assert_same_trajectories(one, two)
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 3e-5
+    first = weights(one, 0)
+    assert max(float((ours[name] - first[name]).abs().max()) for name in ours) > 1e-4
+    assert crew.starts == 1
+
+
+def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:
+    presets = [load_config(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
+    plans = {
+        preset.model.policy: diffusers_class(PUBLISHED[preset.model.path].denoiser)._cp_plan
+        for preset in presets
+        if preset.model.path in PUBLISHED
+    }
+    assert set(plans) >= {"sd15", "sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22", "z_image"}
+    assert {family for family, plan in plans.items() if plan is None} == UNSPLIT
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("wan21", ["processes=3", "context_parallel=2"], "there are 3 processes, which cannot be put in groups of 2"),
+        ("sd3", ["processes=2", "context_parallel=2"], "how the tokens of model.policy 'sd3' are split"),
+        ("wan21", ["strategy=fsdp"], "there is one process"),
+        ("wan21", ["processes=2", "offload=true"], "keeps weights on devices"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, family: str, settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(config_of(family, tmp_path, *[f"execution.{setting}" for setting in settings]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["execution.context_parallel=5", "execution.processes=5"], "24 attention heads, which that does not divide"),
+        (["model.height=528", "model.width=528"], "a row has 1089 tokens"),
+        (["model.options={max_sequence_length: 77}"], "a row has 77 text tokens"),
+        (["model.compile=true"], "model.compile is set"),
+    ],
+)
+def test_a_published_model_that_cannot_be_shared_out_evenly_is_refused(settings: list[str], said: str) -> None:
+    shared = ["execution.processes=2", "execution.context_parallel=2"]
+    config = load_config(ROOT / "configs" / "flux1_dev.yaml", [*shared, *settings])
+    with pytest.raises(ConfigError, match=said):
+        check_config(config, rewards=False)
