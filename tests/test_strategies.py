@@ -72,6 +72,17 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     made.close()
 
 
+def on_ranks(crew: Crew, context: RunContext, epoch: int) -> None:
+    """Carry out an epoch, on the ranks what they work on."""
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
+        run = StageRun(make_stage(context, name, epoch, slot))
+        if run.stage.on_ranks:
+            crew.carry_out(run, HEARD)
+            run.finish()
+        else:
+            run.execute()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("crew", "family", "strategy"),
@@ -88,13 +99,7 @@ def test_two_ranks_train_as_one_process(
     one = alone[family]
     chosen = [f"execution.{setting}" for setting in ("processes=2", *STRATEGIES[strategy])]
     two = prepare(config_of(family, tmp_path_factory.mktemp("two"), *chosen))
-    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
-        run = StageRun(make_stage(two, name, 1, slot))
-        if run.stage.on_ranks:
-            crew.carry_out(run, HEARD)
-            run.finish()
-        else:
-            run.execute()
+    on_ranks(crew, two, 1)
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
     assert ours.keys() == theirs.keys()
@@ -102,6 +107,39 @@ def test_two_ranks_train_as_one_process(
     first = weights(one, 0)
     assert max(float((ours[name] - first[name]).abs().max()) for name in ours) > 1e-4
     assert crew.starts == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "ulysses"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "optimize.replay={epochs: 0, level: sequence}",
+        "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}",
+    ],
+    ids=["weights of sequences", "means"],
+)
+def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
+    crew: Crew, tmp_path: Path, strategy: str, algorithm: str
+) -> None:
+    """Each rank recomputes only the rows it trains."""
+    settings = ["execution.ahead=1", "optimize.learning_rate=1e-3", algorithm]
+    one = prepare(config_of("flux1", tmp_path / "one", *settings))
+    two = prepare(
+        config_of(
+            "flux1", tmp_path / "two", *settings, *[f"execution.{s}" for s in ("processes=2", *STRATEGIES[strategy])]
+        )
+    )
+    for epoch in (1, 2):
+        run_epoch(one, epoch)
+        on_ranks(crew, two, epoch)
+    first = [context.store.require(context.policy_ref(2)).summary["updates"][0] for context in (one, two)]
+    for name in ("loss", "ratio_mean", "importance", "behavior_kl", "rows"):
+        assert first[0][name] == pytest.approx(first[1][name], rel=1e-3, abs=1e-5), name
+    assert first[0]["importance"] != 1.0
+    ours, theirs = weights(one, 2), weights(two, 2)
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
 
 
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -88,6 +88,15 @@ class Ranks:
             with self.pulse.waiting():
                 dist.all_reduce(values, operation)
         return values
+
+    def gather_parts(self, part: Mapping[Any, float]) -> dict[Any, float]:
+        """Return the numbers of all ranks by key, in one order on all of them."""
+        gathered: list[dict[Any, float]] = [{} for _ in range(self.world)]
+        if self.world == 1:
+            return dict(part)
+        with self.pulse.waiting():
+            dist.all_gather_object(gathered, dict(part))
+        return {key: value for each in gathered for key, value in each.items()}
 
     def gather_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of all ranks, each once, in one order."""

@@ -94,7 +94,7 @@ def run_updates(
     for number in range(len(state.metrics), len(plan)):
         rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)
-        own = chunks[ranks.share :: ranks.shares]
+        own = dealt(chunks, ranks)
         # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
         idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
         reading = partial(_with_idle, partial(read_ahead, batches, [*own, *[chunks[0]] * idle]), len(own))
@@ -112,6 +112,11 @@ def run_updates(
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
+    """Return the micro-batches of an update that this rank works on."""
+    return chunks[ranks.share :: ranks.shares]
 
 
 def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -60,11 +60,28 @@ class Proximal:
 
 @torch.no_grad()
 def recompute(
-    stale: Units, batches: Callable[[Units], Batch], models: Models, *, micro_batch_size: int, means: RowFile | None
+    stale: Units,
+    batches: Callable[[Units], Batch],
+    models: Models,
+    *,
+    micro_batch_size: int,
+    means: RowFile | None,
+    idle: Sequence[Units] = (),
 ) -> Proximal:
-    """Replay rows under the weights the policy has now; ``means`` is filled if given."""
+    """Replay rows under the weights the policy has now; ``means`` is filled if given.
+
+    Args:
+        stale: the rows.
+        batches: units -> micro-batch of the fixed size.
+        models: the policy and its sampler.
+        micro_batch_size: rows per micro-batch.
+        means: takes the means of the rows' steps.
+        idle: micro-batches that are computed and forgotten, where ranks compute in step.
+    """
     log_probs: dict[Key, float] = {}
     dims = 1
+    for units in idle:
+        models.velocity(batches(units))
     for units in micro_batches(stale, micro_batch_size):
         batch = expect(batches(units), TransitionBatch)
         step, values = replay(models.kernel, batch.latents, models.velocity(batch), batch.next_latents, batch.grid)

@@ -55,6 +55,13 @@ def single_rows(samples: np.ndarray, positions: np.ndarray) -> Units:
     return Units(rows.astype(np.int64).reshape(-1, 2), np.arange(total + 1))
 
 
+def rows_among(units: Units, plan: Sequence[Units]) -> Units:
+    """Return the units of one row each whose rows are in some of a plan."""
+    wanted = {key for part in plan for key in map(tuple, part.rows.tolist())}
+    kept = [number for number, key in enumerate(map(tuple, units.rows.tolist())) if key in wanted]
+    return units.take(np.asarray(kept, np.int64))
+
+
 def joint_rows(members: Sequence[Sequence[int]], positions: np.ndarray) -> Units:
     """Return one unit per position of the samples in each entry of ``members``, which all have equally many."""
     blocks = [

@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, Models, Requirements
 from tasks.chain import Node, policy_after
 from tasks.components import make_algorithm, make_kernel, open_trajectory_store
+from tasks.execution.ranks import Ranks
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
-from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
+from tasks.optimize.loop import TrainerState, dealt, make_optimizer, run_updates
 from tasks.optimize.replay import RowFile, recompute
-from tasks.optimize.rows import Units, plan_updates
+from tasks.optimize.rows import Units, micro_batches, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
 from tasks.optimize.state import read_state, write_state
 from tasks.seeds import derive
@@ -88,7 +90,7 @@ class OptimizeStage(Stage):
         batches = self._batches(samples)
         split = self.host.token_split
         together = nullcontext() if split is None else split.over(state.trainable.modules())
-        with together, self._corrected(samples, models, batches, algorithm.requires):
+        with together, self._corrected(samples, models, batches, algorithm.requires, plan):
             run_updates(
                 state,
                 algorithm,
@@ -97,7 +99,7 @@ class OptimizeStage(Stage):
                 batches=batches,
                 micro_batch_size=self.config.execution.micro_batch_size,
                 section=self.config.optimize,
-                ranks=self.host.ranks.sharing(self.config.execution.context_parallel),
+                ranks=self._ranks,
                 after_update=lambda done: self._after_update(state, done, len(plan)),
             )
         write_state(state, folder, first=self.host.ranks.first)
@@ -127,6 +129,10 @@ class OptimizeStage(Stage):
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""
         clear_checkpoints(self.context.store, ref)
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self.host.ranks.sharing(self.config.execution.context_parallel)
 
     def _state(self) -> TrainerState:
         """Return the trainer as the policy before left it."""
@@ -202,7 +208,12 @@ class OptimizeStage(Stage):
 
     @contextmanager
     def _corrected(
-        self, samples: SampleSet, models: Models, batches: Callable[[Units], Batch], requires: Requirements
+        self,
+        samples: SampleSet,
+        models: Models,
+        batches: Callable[[Units], Batch],
+        requires: Requirements,
+        plan: Sequence[Units],
     ) -> Iterator[None]:
         """Give rows of older policies, inside, the log-probs and means of the policy this epoch starts from."""
         section = self.config.optimize.replay
@@ -211,14 +222,30 @@ class OptimizeStage(Stage):
         if section is None or not section.proximal or not isinstance(samples, TransitionSet):
             yield
             return
-        start = self.host.starting_weights(self.inputs()[0])
+        start, ranks = self.host.starting_weights(self.inputs()[0]), self._ranks
         size = self.config.execution.micro_batch_size
         with tempfile.TemporaryFile() as file:
             with models.trainable.holding(start):
                 means = RowFile(file) if requires.old_means else None
-                proximal = recompute(samples.stale(requires), batches, models, micro_batch_size=size, means=means)
-            samples.correct(proximal, section)
+                stale, idle = self._own_stale(samples.stale(requires), plan, models)
+                proximal = recompute(stale, batches, models, micro_batch_size=size, means=means, idle=idle)
+            # The weight of a whole sample is made of all its rows, which may be other ranks' to train.
+            everything = section.level == "sequence" and ranks.shares > 1
+            known = ranks.gather_parts(proximal.log_probs) if everything else proximal.log_probs
+            samples.correct(replace(proximal, log_probs=known), section)
             yield
+
+    def _own_stale(self, stale: Units, plan: Sequence[Units], models: Models) -> tuple[Units, list[Units]]:
+        """Return the stale rows this rank trains, and micro-batches to take beside them to stay in step."""
+        ranks, size = self._ranks, self.config.execution.micro_batch_size
+        if ranks.shares == 1 or not len(plan):
+            return stale, []
+        own = rows_among(stale, [chunk for update in plan for chunk in dealt(micro_batches(update, size), ranks)])
+        if not models.trainable.sharded:
+            return own, []
+        count = len(micro_batches(own, size))
+        most = int(ranks.largest(torch.tensor(count)))
+        return own, [micro_batches(plan[0], size)[0]] * (most - count)
 
     def _write_behavior(self, state: TrainerState, models: Models, requires: Requirements, folder: Path) -> None:
         """Write the policy that rolls out next, where it follows the trained one slowly."""
