@@ -41,6 +41,8 @@ class ExecutionSection(Section):
     """Images or clips decoded at a time, the last ones padded; as many as are sampled when absent."""
     micro_batch_size: int = Field(16, ge=1)
     """(sample, step) rows per training forward; the last one is padded to it."""
+    fused_adamw: bool = False
+    """One kernel for all of an optimizer step: faster with many parameters, equal to float rounding."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
     ahead: int = Field(0, ge=0)

@@ -71,6 +71,8 @@ class ModelSection(Section):
     """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False
     """Compile the denoiser's repeated blocks: slower to start, faster to run."""
+    vae_tiling: bool = False
+    """Decode large images and clips in overlapping tiles: less memory, and slightly other images where tiles meet."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model family."""
 

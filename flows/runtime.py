@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from tasks.context import RunContext
-from tasks.execution.orders import Order
+from tasks.execution.orders import Order, own_code
 from tasks.execution.runners import make_runner
 from tasks.progress import Reporter
 from tasks.runs import begin_run
@@ -133,7 +134,16 @@ class Visitor:
         """Held while models are used: tasks of different policies must not exchange them under each other."""
 
     def context(self, order: Order) -> RunContext:
-        """Return the context of an order's run; one of another run or config lets its models go."""
+        """Return the context of an order's run; one of another run or config lets its models go.
+
+        Raises:
+            WorkerError: this process is another program than the one that gave the order.
+        """
+        if order.code != own_code():
+            raise WorkerError(
+                f"A worker on {platform.node()} runs another version of flowmill than run '{order.run}'. Install the "
+                "same one on every machine."
+            )
         known, self._order = self._order, order
         if self._context is None or known is None or known.settings != order.settings:
             if self._context is not None:

@@ -72,7 +72,8 @@ def call_options(config: RunConfig) -> dict[str, Any]:
         guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
     size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
     clip = {"frames": model.frames} if model.frames > 1 else {}
-    return {**size, **clip, **guided, "attention": attention_identity(model.attention)}
+    tiles = {"vae_tiling": True} if model.vae_tiling else {}
+    return {**size, **clip, **tiles, **guided, "attention": attention_identity(model.attention)}
 
 
 def decode_rows(config: RunConfig) -> int:

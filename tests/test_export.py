@@ -118,8 +118,10 @@ def follow(folder: Path, place: Path, samples: list[dict[str, Any]], base: Path 
 
 
 def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: ConfigFactory, tmp_path: Path) -> None:
-    context = trained(make_config("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2"))
+    settings = ("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2", "model.vae_tiling=true")
+    context = trained(make_config(*settings))
     folder = folder_of(context)
+    assert "\npipe.vae.enable_tiling()\n" in snippet_of(folder)
     samples, ours = evaluated(context, "heldout")
     made = follow(folder, tmp_path / "place", samples)
     assert np.abs(made - ours).max() <= 1

@@ -9,13 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from configs.errors import ConfigError, RunConflictError
+from configs.errors import ConfigError, RunConflictError, WorkerError
 from configs.schema import RunConfig, StoreSection
+from flows import runtime
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.chain import Node, policy_of, rolled_out_by
@@ -23,7 +25,10 @@ from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.execution import runners
+from tasks.execution.orders import Order
 from tasks.runs import begin_run, open_run
+from tasks.stage import StageRun
+from tasks.stages import make_stage
 from tests.conftest import ROOT, FlowmillCommand, prepare, run_epoch
 from tests.s3 import Server, free_port, make_bucket, use
 
@@ -125,6 +130,18 @@ def rolled_out_with(context: RunContext, epoch: int) -> str:
     }
     assert named == {context.store.require(ref).inputs[0]}
     return str(ArtifactRef.parse(named.pop()))
+
+
+def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
+    context = prepare(make_config())
+    order = Order.of(StageRun(make_stage(context, "rollout", 1)))
+    with runtime.context_of(order) as visited:
+        assert visited.run.name == "small"
+    with (
+        pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"),
+        runtime.context_of(replace(order, code="other")),
+    ):
+        pass
 
 
 AHEAD = ("--set", "execution.ahead=1", "--set", "run.epochs=3", "--quiet")

@@ -20,7 +20,7 @@ from tasks.execution.crew import Crew, Listener
 from tasks.runs import begin_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ROOT, prepare, run_epoch
+from tests.conftest import ROOT, prepare
 from tests.test_stages import assert_same_trajectories, weights
 
 FAMILIES = ("sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22")
@@ -29,7 +29,7 @@ STRATEGIES = {
     "fsdp": ("strategy=fsdp",),
     "fsdp, offload": ("strategy=fsdp", "offload=true"),
     "ulysses": ("context_parallel=2",),
-    "fsdp, ulysses": ("strategy=fsdp", "context_parallel=2"),
+    "fsdp, ulysses, fused": ("strategy=fsdp", "context_parallel=2", "fused_adamw=true"),
 }
 #: On two nodes one strategy stands for all.
 CASES = [
@@ -48,6 +48,14 @@ SETTINGS = (
 
 def config_of(family: str, root: Path, *settings: str) -> RunConfig:
     return load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={root}", *SETTINGS, *settings])
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """One process of its own: the tests' own process has been through other tests, which may leave other kernels."""
+    made = Crew(begin_run(config_of("sd3", tmp_path_factory.mktemp("single"))))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +99,16 @@ def on_ranks(crew: Crew, context: RunContext, epoch: int) -> None:
     scope="module",
 )
 def test_two_ranks_train_as_one_process(
-    crew: Crew, alone: dict[str, RunContext], tmp_path_factory: pytest.TempPathFactory, family: str, strategy: str
+    crew: Crew,
+    single: Crew,
+    alone: dict[str, RunContext],
+    tmp_path_factory: pytest.TempPathFactory,
+    family: str,
+    strategy: str,
 ) -> None:
     if family not in alone:
         alone[family] = prepare(config_of(family, tmp_path_factory.mktemp(family)))
-        run_epoch(alone[family], 1)
+        on_ranks(single, alone[family], 1)
     one = alone[family]
     chosen = [f"execution.{setting}" for setting in ("processes=2", *STRATEGIES[strategy])]
     two = prepare(config_of(family, tmp_path_factory.mktemp("two"), *chosen))
@@ -121,7 +134,7 @@ def test_two_ranks_train_as_one_process(
     ids=["weights of sequences", "means"],
 )
 def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
-    crew: Crew, tmp_path: Path, strategy: str, algorithm: str
+    crew: Crew, single: Crew, tmp_path: Path, strategy: str, algorithm: str
 ) -> None:
     """Each rank recomputes only the rows it trains."""
     settings = ["execution.ahead=1", "optimize.learning_rate=1e-3", algorithm]
@@ -132,7 +145,7 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
         )
     )
     for epoch in (1, 2):
-        run_epoch(one, epoch)
+        on_ranks(single, one, epoch)
         on_ranks(crew, two, epoch)
     first = [context.store.require(context.policy_ref(2)).summary["updates"][0] for context in (one, two)]
     for name in ("loss", "ratio_mean", "importance", "behavior_kl", "rows"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,17 @@ def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     assert saved == expected
     summary = context.store.require(context.policy_ref(1)).summary
     assert [entry["update"] for entry in summary["updates"]] == [1, 2, 3, 4]
+
+
+def test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them(make_config: Make, tmp_path: Path) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    fused: list[bool] = []
+    for chosen in (False, True):
+        root = f"store.root={tmp_path / str(chosen)}"
+        context = prepare(make_config(root, f"execution.fused_adamw={chosen}", "optimize.learning_rate=1e-4"))
+        for epoch in (1, 2):
+            run_epoch(context, epoch)
+        found.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
+        fused.append(bool(optimize(context, 2)._state().optimizer.defaults["fused"]))
+    assert fused == [False, True]
+    assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-5

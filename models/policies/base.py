@@ -51,6 +51,8 @@ class PolicySettings:
     """How the pipeline's parts are placed over devices; None: all on ``device``."""
     compile: bool = False
     """Compile the denoiser's repeated blocks."""
+    vae_tiling: bool = False
+    """Decode in overlapping tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class PipelineCall:
     """Scheduler to set first; None: the pipeline's own."""
     image_size: tuple[int, int] | None = None
     """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
+    vae_tiling: bool = False
+    """Its autoencoder decodes in overlapping tiles."""
     differences: tuple[str, ...] = ()
     """What the pipeline cannot be told, a sentence each."""
 

@@ -117,6 +117,8 @@ class PipelinePolicy(Policy):
         if pipeline.vae is not None:
             # Decoding is a small part of the work, and rewards see its rounding.
             pipeline.vae.to(torch.float32)
+            if settings.vae_tiling:
+                pipeline.vae.enable_tiling()
         for name in cls.denoiser_names:
             if name in has and getattr(pipeline, name) is None:
                 # Encoding reads widths from the denoiser's config; a meta copy has the config and no weights.
@@ -207,7 +209,7 @@ class PipelinePolicy(Policy):
             arguments["negative_prompt"] = negative_prompt
         if "max_sequence_length" in option_names(self.options_type):
             arguments["max_sequence_length"] = self.options.max_sequence_length
-        return PipelineCall(arguments=arguments)
+        return PipelineCall(arguments=arguments, vae_tiling=settings.vae_tiling)
 
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:

@@ -170,6 +170,7 @@ class ModelHost:
             attention=section.attention,
             device_map=section.device_map,
             compile=section.compile,
+            vae_tiling=section.vae_tiling,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")
         self.loads.update(part.value for part in parts)

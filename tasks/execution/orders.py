@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from configs.fingerprint import fingerprint
 from configs.load import parse_config
 from configs.schema import RunConfig
+from storage.checksums import hash_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
@@ -16,6 +20,15 @@ from tasks.chain import Node
 from tasks.context import RunContext
 from tasks.progress import Reporter
 from tasks.stage import Stage, StageRun
+
+
+@cache
+def own_code() -> str:
+    """Return a hash of the program of this process: only equal ones may work on one run."""
+    folder = Path(__file__).parent.parent.parent
+    rooms = ("configs", "models", "storage", "tasks")
+    files = [path for room in rooms for path in sorted((folder / room).rglob("*.py"))]
+    return fingerprint([[str(path.relative_to(folder)), hash_file(path)] for path in files])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,8 @@ class Order:
     """What it makes."""
     inputs: tuple[str, ...]
     """What it reads."""
+    code: str
+    """The program that gives it, see ``own_code``."""
     number: int = 0
     """Of those given to ranks: how many were given before."""
 
@@ -50,6 +65,7 @@ class Order:
             node=(stage.node.epoch, stage.node.stage, stage.node.slot),
             artifact=str(run.ref),
             inputs=tuple(str(ref) for ref in stage.inputs()),
+            code=own_code(),
             number=number,
         )
 

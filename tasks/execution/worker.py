@@ -15,17 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from itertools import islice
-from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from configs.errors import WorkerError
-from configs.fingerprint import fingerprint
-from storage.checksums import hash_file
 from tasks.context import RunContext
 from tasks.execution.board import Board
 from tasks.execution.devices import chosen_device, local_rank
-from tasks.execution.orders import Order
+from tasks.execution.orders import Order, own_code
 from tasks.execution.pulse import Beat
 from tasks.execution.ranks import Ranks, torchrun_ranks
 from tasks.stage import Shard, Stage, StageRun
@@ -164,9 +161,7 @@ def same_code(ranks: Ranks, board: Board) -> None:
     Raises:
         WorkerError: one runs another; what they compute together would not be what either would.
     """
-    folder = Path(__file__).parent.parent.parent
-    rooms = ("configs", "models", "storage", "tasks")
-    own = fingerprint([[str(p.relative_to(folder)), hash_file(p)] for room in rooms for p in _sources(folder / room)])
+    own = own_code()
     board.post(f"code{ranks.rank}", own)
     if ranks.first:
         others = {rank: board.read(f"code{rank}") for rank in range(ranks.world)}
@@ -175,10 +170,6 @@ def same_code(ranks: Ranks, board: Board) -> None:
             raise WorkerError(
                 f"Rank {odd[0]} runs another version of flowmill than rank 0. Install the same one on every machine."
             )
-
-
-def _sources(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
 
 
 @record

@@ -54,6 +54,7 @@ class Usage:
             "dtype": self.dtype,
             "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
             "call": dict(call.arguments),
+            **({"vae_tiling": True} if call.vae_tiling else {}),
             "input_image": {"file": INPUT, "size": call.image_size} if self.conditioned else None,
             "frames_per_second": self.fps,
             "prompt": self.prompt,
@@ -76,6 +77,7 @@ def snippet(usage: Usage) -> str:
     lines += ["", f"folder = {HERE}", *_loading(usage)]
     if scheduler is not None:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
+    lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
     lines += [f"prompt = {_text(usage.prompt)}", *_image_lines(usage)]
     lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]

@@ -52,14 +52,17 @@ class TrainerState:
         return self.trainable.parameters()
 
 
-def make_optimizer(parameters: Sequence[torch.nn.Parameter], section: OptimizeSection) -> torch.optim.AdamW:
-    """Return AdamW with the configured settings."""
+def make_optimizer(
+    parameters: Sequence[torch.nn.Parameter], section: OptimizeSection, *, fused: bool = False
+) -> torch.optim.AdamW:
+    """Return AdamW with the configured settings, maybe as one kernel."""
     return torch.optim.AdamW(
         parameters,
         lr=section.learning_rate,
         betas=section.betas,
         weight_decay=section.weight_decay,
         eps=section.epsilon,
+        fused=fused or None,
     )
 
 

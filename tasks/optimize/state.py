@@ -59,7 +59,9 @@ def read_state(state: TrainerState, folder: Path) -> None:
         kind, _, name = key.partition("/")
         if name not in own:
             raise CorruptError(f"{folder / OPTIMIZER} holds moments of '{name}', which is not trained.")
-        placed = value.reshape(()) if kind == "step" else spread_like(own[name], value)
+        # A fused optimizer counts its steps where it works, the others on the CPU.
+        counted_on = own[name].device if state.optimizer.defaults["fused"] else torch.device("cpu")
+        placed = value.reshape(()).to(counted_on) if kind == "step" else spread_like(own[name], value)
         state.optimizer.state[own[name]][kind] = placed
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]

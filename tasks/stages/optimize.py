@@ -142,7 +142,8 @@ class OptimizeStage(Stage):
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
         scale = loss_scale(self.config.model.dtype)
-        state = TrainerState(trainable, make_optimizer(parameters, section), ema, 0, scale=scale)
+        optimizer = make_optimizer(parameters, section, fused=self.config.execution.fused_adamw)
+        state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         folder = policy_folder(self.context.store, before)
         if (folder / OPTIMIZER).exists():
             read_state(state, folder)

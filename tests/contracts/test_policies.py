@@ -433,6 +433,15 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     assert torch.equal(noise(policy), latents)
 
 
+def test_large_images_are_decoded_in_tiles_and_small_ones_whole(load: Load) -> None:
+    for size, same in ((320, False), (32, True)):
+        whole, tiled = (load(height=size, width=size, vae_tiling=tiling) for tiling in (False, True))
+        latents = noise(whole, 1)
+        images = [policy.decode(latents) for policy in (whole, tiled)]
+        assert images[0].shape == images[1].shape
+        assert torch.equal(*images) is same
+
+
 def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
     policy = load()
     cond, latents = conditioning(policy, False), noise(policy)

@@ -190,15 +190,12 @@ EQUIVALENT = (
         after="return records[(-1)].summary",
         reason="the stage has one shard",
     ),
-    *[
-        Equivalent(
-            path="tasks/optimize/batches.py",
-            before="start = int(self.reader.epochs.max(initial=1)) - 1",
-            after=f"start = int(self.reader.epochs.max(initial={initial})) - 1",
-            reason="the first epoch with samples is 1",
-        )
-        for initial in ("0", "(-1)")
-    ],
+    Equivalent(
+        path="tasks/optimize/batches.py",
+        before="start = int(self.reader.epochs.max(initial=1)) - 1",
+        after="start = int(self.reader.epochs.max(initial=0)) - 1",
+        reason="the first epoch with samples is 1",
+    ),
     Equivalent(
         path="models/kernels.py",
         before="std = self.eta * following * torch.sqrt(inner.clamp(min=0))",
