@@ -52,7 +52,7 @@ def config_of(family: str, root: Path, *settings: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    """One process of its own: the tests' own process has been through other tests, which may leave other kernels."""
+    """One rank in a process of its own, as the others are."""
     made = Crew(begin_run(config_of("sd3", tmp_path_factory.mktemp("single"))))
     yield made
     made.close()

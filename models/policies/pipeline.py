@@ -279,7 +279,7 @@ class PipelinePolicy(Policy):
         if self.settings.gradient_checkpointing:
             module.enable_gradient_checkpointing()
         if self.settings.attention is not None:
-            module.set_attention_backend(self.settings.attention)
+            _set_attention(module, self.settings.attention)
         if self.settings.compile:
             module.compile_repeated_blocks()
 
@@ -306,6 +306,17 @@ class PipelinePolicy(Policy):
                 f"{cls.pipeline_name}. Choose the policy of that family, or another model."
             )
         return index
+
+
+def _set_attention(module: Any, backend: str) -> None:
+    """Set the attention backend of one model: diffusers would make it that of every model of the process."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
+
+    before, _ = Registry.get_active_backend()
+    try:
+        module.set_attention_backend(backend)
+    finally:
+        Registry.set_active_backend(before)
 
 
 def read_json(path: Path) -> dict[str, Any]:

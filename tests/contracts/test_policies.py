@@ -433,6 +433,14 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     assert torch.equal(noise(policy), latents)
 
 
+def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
+    policy = load()
+    cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)
+    before = policy.velocity(latents, sigma, cond)
+    load(attention="_native_math").velocity(latents, sigma, cond)
+    assert torch.equal(load().velocity(latents, sigma, cond), before)
+
+
 def test_large_images_are_decoded_in_tiles_and_small_ones_whole(load: Load) -> None:
     for size, same in ((320, False), (32, True)):
         whole, tiled = (load(height=size, width=size, vae_tiling=tiling) for tiling in (False, True))
