@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.packages import shadows
+from configs.section import Component
 from configs.suggest import did_you_mean
 
 
@@ -73,6 +74,11 @@ def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, w
         return component(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} '{name}': {error}") from None
+
+
+def chosen(table: Mapping[str, str], component: Component, *, what: str) -> Any:
+    """Return an instance of the component that a config names, with its options; see ``create``."""
+    return create(table, component.name, component.options, what=what)
 
 
 def option_names(component: Any) -> list[str]:

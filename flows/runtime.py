@@ -14,7 +14,7 @@ from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from tasks.context import RunContext
-from tasks.execution.orders import Order, own_code
+from tasks.execution.orders import Order, OrderedContext, own_code
 from tasks.execution.runners import make_runner
 from tasks.progress import Reporter
 from tasks.runs import begin_run
@@ -55,8 +55,7 @@ class Open:
             kind = resolve({}, chosen.task_runner, what="execution.runner")
             try:
                 self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
-                # Dask connects only now.
-                getattr(self._runner, "client", None)
+                chosen.connect(self._runner)
             except (OSError, RuntimeError, ValueError, TypeError) as error:
                 said = f"{type(error).__name__}: {error}".strip()
                 raise ConfigError(f"execution.runner '{execution.runner.name}' cannot be started. {said}") from error
@@ -123,49 +122,29 @@ def task_runner(context: RunContext) -> Any:
     return _open[_key(context)].runner
 
 
-class Visitor:
-    """A process that works for a run it did not open: it keeps the context, with its models, from task to task."""
-
-    def __init__(self) -> None:
-        """Know of no run."""
-        self._order: Order | None = None
-        self._context: RunContext | None = None
-        self.lock = threading.Lock()
-        """Held while models are used: tasks of different policies must not exchange them under each other."""
-
-    def context(self, order: Order) -> RunContext:
-        """Return the context of an order's run; one of another run or config lets its models go.
-
-        Raises:
-            WorkerError: this process is another program than the one that gave the order.
-        """
-        if order.code != own_code():
-            raise WorkerError(
-                f"A worker on {platform.node()} runs another version of flowmill than run '{order.run}'. Install the "
-                "same one on every machine."
-            )
-        known, self._order = self._order, order
-        if self._context is None or known is None or known.settings != order.settings:
-            if self._context is not None:
-                self._context.close()
-            self._context = order.context(reporter())
-        elif known.node != order.node:
-            self._context.refresh()
-        return self._context
-
-
-_visitor = Visitor()
+_visited = OrderedContext()
+#: Held while models are used: tasks of different policies must not exchange them under each other.
+_visiting = threading.Lock()
 
 
 @contextmanager
 def context_of(order: Order) -> Iterator[RunContext]:
-    """Give the context of an order's run: the one that is open here, else this process's own, one task at a time."""
+    """Give the context of an order's run: the one that is open here, else this process's own, one task at a time.
+
+    Raises:
+        WorkerError: this process is another program than the one that gave the order.
+    """
     found = _open.get((order.root, order.run))
     if found is not None:
         yield found.context
         return
-    with _visitor.lock:
-        yield _visitor.context(order)
+    if order.code != own_code():
+        raise WorkerError(
+            f"A worker on {platform.node()} runs another version of flowmill than run '{order.run}'. Install the same "
+            "one on every machine."
+        )
+    with _visiting:
+        yield _visited.of(order, reporter, lambda context: None)
 
 
 def _key(context: RunContext) -> tuple[str, str]:

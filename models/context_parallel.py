@@ -42,7 +42,7 @@ class TokenSplit:
         from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
 
         config = self._config()
-        plans = [_plan(module, self.mesh["ulysses"].size()) for module in modules]
+        plans = [token_plan(module, self.mesh["ulysses"].size()) for module in modules]
         for module, plan in zip(modules, plans, strict=True):
             _tell_attention(module, config)
             apply_context_parallel(module, config.context_parallel_config, plan)
@@ -63,8 +63,12 @@ class TokenSplit:
         return config
 
 
-def _plan(module: nn.Module, degree: int) -> Any:
-    """Return where a denoiser's tokens are split and joined."""
+def token_plan(module: nn.Module, degree: int) -> Any:
+    """Return where a denoiser's tokens are split and joined; it may be on the meta device.
+
+    Raises:
+        ConfigError: diffusers does not say, or its heads cannot be shared out evenly.
+    """
     plan, heads = getattr(module, "_cp_plan", None), module.config.get("num_attention_heads")  # type: ignore[union-attr, operator]
     if plan is None:
         raise ConfigError(

@@ -14,14 +14,13 @@ from configs.suggest import did_you_mean
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from models.schedules import PLANS, Steps
+from models.schedules import Steps
 from models.solvers import SOLVERS
-from models.transitions import KERNELS
 from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.combinations import Combination, check_combination, draw_plans
+from tasks.components import make_algorithm, make_kernel, make_plan
 from tasks.execution.checks import check_execution
 from tasks.model_settings import check_model
 from tasks.prompts import source_prompts, uses_guidance
@@ -84,10 +83,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _known("rollout.solver", config.rollout.solver, SOLVERS)
     _known("evaluate.solver", config.evaluate.solver, SOLVERS)
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
-    kernel = create(KERNELS, config.rollout.sampler.name, config.rollout.sampler.options, what="rollout.sampler")
-    plan = create(PLANS, config.rollout.plan.name, config.rollout.plan.options, what="rollout.plan")
-    algorithm = config.optimize.algorithm
-    requires = create(ALGORITHMS, algorithm.name, algorithm.options, what="optimize.algorithm").requires
+    kernel, plan, requires = make_kernel(config), make_plan(config), make_algorithm(config).requires
     check_execution(config)
     _check_rewards(config, build=rewards)
     check_model(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.registry import create, resolve
+from configs.registry import chosen, create, resolve
 from configs.schema import RunConfig
 from models.attention import attention_identity
 from models.policies import EMBEDDED_GUIDANCE
@@ -25,8 +25,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    chosen = config.optimize.algorithm
-    return create(ALGORITHMS, chosen.name, chosen.options, what="optimize.algorithm")  # type: ignore[no-any-return]
+    return chosen(ALGORITHMS, config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
 
 
 def make_kernel(config: RunConfig) -> Kernel:
@@ -35,8 +34,7 @@ def make_kernel(config: RunConfig) -> Kernel:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    sampler = config.rollout.sampler
-    return create(KERNELS, sampler.name, sampler.options, what="rollout.sampler")  # type: ignore[no-any-return]
+    return chosen(KERNELS, config.rollout.sampler, what="rollout.sampler")  # type: ignore[no-any-return]
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -45,8 +43,7 @@ def make_plan(config: RunConfig) -> Plan:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    plan = config.rollout.plan
-    return create(PLANS, plan.name, plan.options, what="rollout.plan")  # type: ignore[no-any-return]
+    return chosen(PLANS, config.rollout.plan, what="rollout.plan")  # type: ignore[no-any-return]
 
 
 def make_solver(name: str, where: str) -> Solver:

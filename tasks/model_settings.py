@@ -34,6 +34,7 @@ def check_model(config: RunConfig) -> None:
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
+    _check_compiling(config)
     _check_precision(config)
 
 
@@ -145,13 +146,17 @@ def _check_attention(config: RunConfig) -> None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
 
 
-def _check_precision(config: RunConfig) -> None:
+def _check_compiling(config: RunConfig) -> None:
     model = config.model
     if model.compile and model.policy in _NOT_COMPILED:
         raise ConfigError(
             f"model.compile is true, but diffusers does not say which blocks of model.policy '{model.policy}' repeat, "
             "so none can be compiled. Set it to false."
         )
+
+
+def _check_precision(config: RunConfig) -> None:
+    model = config.model
     if model.dtype == "float16" and model.policy in _OVERFLOWING:
         raise ConfigError(
             f"model.dtype is 'float16', but activations of model.policy '{model.policy}' exceed its range, so that "

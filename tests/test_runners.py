@@ -25,7 +25,8 @@ from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.execution import runners
-from tasks.execution.orders import Order
+from tasks.execution.orders import Order, OrderedContext
+from tasks.progress import Silent
 from tasks.runs import begin_run, open_run
 from tasks.stage import StageRun
 from tasks.stages import make_stage
@@ -142,6 +143,22 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
         runtime.context_of(replace(order, code="other")),
     ):
         pass
+
+
+def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
+    first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
+    orders = [Order.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
+    kept, failing = OrderedContext(), [True]
+
+    def opened(context: RunContext) -> None:
+        if context.store.root.uri == orders[1].root and failing.pop():
+            raise OSError("the store cannot be reached")
+
+    assert kept.of(orders[0], Silent, opened).store.root.uri == orders[0].root
+    with pytest.raises(OSError, match="cannot be reached"):
+        kept.of(orders[1], Silent, opened)
+    failing.append(False)
+    assert kept.of(orders[1], Silent, opened).store.root.uri == orders[1].root
 
 
 AHEAD = ("--set", "execution.ahead=1", "--set", "run.epochs=3", "--quiet")

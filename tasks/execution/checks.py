@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.architectures import architecture_of, meta_denoiser
 from models.attention import UNSPLIT
+from models.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
 
@@ -70,10 +69,7 @@ def _check_tokens(config: RunConfig) -> None:
         return
     model, degree = config.model, config.execution.context_parallel
     where = f"execution.context_parallel is {degree}"
-    about: Any = meta_denoiser(architecture).config
-    heads = about.get("num_attention_heads", degree)
-    if heads % degree:
-        raise ConfigError(f"{where}, but the denoiser has {heads} attention heads, which that does not divide.")
+    token_plan(meta_denoiser(architecture), degree)
     image = architecture.tokens(height=model.height, width=model.width, frames=model.frames)
     if image % degree:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
-from configs.registry import create
+from configs.registry import chosen
 
 LAUNCHERS = {
     "local": "tasks.execution.launchers:Local",
@@ -60,8 +60,7 @@ def make_launcher(section: ExecutionSection) -> Launcher:
     Raises:
         ConfigError: there is no launcher of this name, or an option cannot work.
     """
-    chosen = section.launcher
-    return create(LAUNCHERS, chosen.name, chosen.options, what="execution.launcher")  # type: ignore[no-any-return]
+    return chosen(LAUNCHERS, section.launcher, what="execution.launcher")  # type: ignore[no-any-return]
 
 
 def check_launcher(section: ExecutionSection) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
-from configs.registry import create
+from configs.registry import chosen
 
 RUNNERS = {
     "threads": "tasks.execution.runners:Threads",
@@ -38,6 +38,10 @@ class Runner(Protocol):
         """Return what the task runner is built with."""
         ...
 
+    def connect(self, task_runner: Any) -> None:
+        """Reach the workers of a task runner that was started; what fails is said before any shard is handed out."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
@@ -49,6 +53,9 @@ class Threads:
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return how many threads."""
         return {"max_workers": execution.score_workers}
+
+    def connect(self, task_runner: Any) -> None:
+        """Do nothing: threads are here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +96,10 @@ class Dask:
         local = {"n_workers": self.workers, "threads_per_worker": 1, "memory_limit": 0}
         return {"cluster_kwargs": {**local, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", **self.cluster}}
 
+    def connect(self, task_runner: Any) -> None:
+        """Start the cluster and its client, which otherwise wait for the first shard."""
+        _ = task_runner.client
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
@@ -107,6 +118,9 @@ class Ray:
         _require_package("prefect_ray", "ray")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
+    def connect(self, task_runner: Any) -> None:
+        """Do nothing: Ray connects when the task runner is started."""
+
 
 def make_runner(section: ExecutionSection) -> Runner:
     """Return who takes shards.
@@ -114,8 +128,7 @@ def make_runner(section: ExecutionSection) -> Runner:
     Raises:
         ConfigError: there is no runner of this name, or an option cannot work.
     """
-    chosen = section.runner
-    return create(RUNNERS, chosen.name, chosen.options, what="execution.runner")  # type: ignore[no-any-return]
+    return chosen(RUNNERS, section.runner, what="execution.runner")  # type: ignore[no-any-return]
 
 
 def check_runner(section: ExecutionSection) -> None:

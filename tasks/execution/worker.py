@@ -22,7 +22,7 @@ from configs.errors import WorkerError
 from tasks.context import RunContext
 from tasks.execution.board import Board
 from tasks.execution.devices import chosen_device, local_rank
-from tasks.execution.orders import Order, own_code
+from tasks.execution.orders import Order, OrderedContext, own_code
 from tasks.execution.pulse import Beat
 from tasks.execution.ranks import Ranks, torchrun_ranks
 from tasks.stage import Shard, Stage, StageRun
@@ -60,14 +60,13 @@ class Worker:
         """Bind to this process's rank and to what the ranks tell each other."""
         self._ranks = ranks
         self._board = board
-        self._order: Order | None = None
-        self._context: RunContext | None = None
+        self._kept = OrderedContext()
 
     def carry_out(self, order: Order) -> None:
         """Take this rank's share of a stage, and tell when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
-        context = self._context_of(order)
+        context = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
         run_share(order.stage(context), self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(context.host.loads))
         if self._ranks.first:
@@ -75,18 +74,9 @@ class Worker:
                 loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
             send({"done": order.number, "loads": loads})
 
-    def _context_of(self, order: Order) -> RunContext:
-        """Return the run's context: the one of the order before, with its models, if it is of the same run."""
-        known = self._order
-        self._order = order
-        if self._context is None or known is None or known.settings != order.settings:
-            if self._context is not None:
-                self._context.close()
-            self._context = order.context(RankReporter(self._ranks))
-            self._context.host.ranks = self._ranks
-            self._context.host.use_threads()
-        self._context.refresh()
-        return self._context
+    def _prepare(self, context: RunContext) -> None:
+        context.host.ranks = self._ranks
+        context.host.use_threads()
 
 
 def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
