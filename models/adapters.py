@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError, CorruptError
 from models.policies.base import Conditioning, Policy
-from models.sharding import Sharding, assign, exchange, gather, local, scatter, whole
+from models.sharding import Sharding, exchange, gather, local, scatter, whole
+from models.tensor_files import read_into, stored_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Trainable:
             if lora is None:
                 module.requires_grad_(True)
             else:
-                _add_lora(name, module, lora, seed)
+                with _as_if_in_memory(module):
+                    _add_lora(name, module, lora, seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
 
@@ -66,9 +69,12 @@ class Trainable:
         return self._gathered
 
     def shard(self, sharding: Sharding) -> None:
-        """Spread the weights over ranks, those of a reference or teacher that comes later too."""
+        """Spread the weights over ranks, those of a reference or teacher that comes later too.
+
+        A policy that was made empty reads this rank's part of its weights now.
+        """
         self._sharding = sharding
-        sharding.shard(self.policy.denoisers.values(), self.policy.blocks)
+        _spread(self.policy, sharding)
         self.policy.lockstep = True
 
     def gather(self) -> None:
@@ -105,32 +111,42 @@ class Trainable:
         """Return copies of the trained parameters, float32 on CPU; of spread ones all ranks must ask together."""
         return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
 
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Set the trained parameters.
+    def read(self, files: Sequence[Path] | None) -> None:
+        """Set the trained parameters to stored ones, see ``fill``."""
+        self.fill(dict(self.named_parameters()), files)
+
+    def fill(self, targets: Mapping[str, Tensor], files: Sequence[Path] | None) -> None:
+        """Fill tensors like the trained parameters with stored ones; of spread ones each rank reads its part.
+
+        Args:
+            targets: by parameter name.
+            files: a file of whole parameters, or the parts several ranks wrote; None: the base model's own weights.
 
         Raises:
             CorruptError: names or shapes differ from what is trained.
         """
-        own = dict(self.named_parameters())
-        if set(own) != set(state):
-            odd = sorted(set(own) ^ set(state))[0]
+        if files is None:
+            for name, stored in self.policy.stored.items():
+                own = [key for key in targets if key.startswith(f"{name}.")]
+                stored.read({key.removeprefix(f"{name}."): targets[key] for key in own})
+            return
+        shapes = stored_shapes(files)
+        if set(targets) != set(shapes):
+            odd = sorted(set(targets) ^ set(shapes))[0]
             raise CorruptError(f"The stored policy and the model differ in trained parameters, the first is '{odd}'.")
-        for name, parameter in own.items():
-            if parameter.shape != state[name].shape:
-                raise CorruptError(
-                    f"Stored '{name}' has shape {tuple(state[name].shape)}, the model {tuple(parameter.shape)}."
-                )
-            assign(parameter, state[name])
+        for name, target in targets.items():
+            if target.shape != shapes[name]:
+                raise CorruptError(f"Stored '{name}' has shape {tuple(shapes[name])}, the model {tuple(target.shape)}.")
+        read_into(files, targets)
 
     @property
     def needs_reference(self) -> bool:
         """True when the reference is a frozen copy that must be given; LoRA is its own reference when switched off."""
         return self.lora is None and self._reference is None
 
-    def set_reference(self, denoisers: Mapping[str, nn.Module]) -> None:
-        """Give the frozen base denoisers that full weights are compared with; equal weights give equal velocities."""
-        self._reference = self._beside({name: _computed_as_trained(module) for name, module in denoisers.items()})
+    def set_reference(self, base: Policy) -> None:
+        """Give the frozen base model that full weights are compared with; equal weights give equal velocities."""
+        self._reference = self._beside(base, _computed_as_trained)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
@@ -156,14 +172,14 @@ class Trainable:
         """The modules beside the policy's own, by what they are."""
         return {"reference": self._reference or {}, "teacher": self._teacher or {}}
 
-    def set_teacher(self, denoisers: Mapping[str, nn.Module]) -> None:
-        """Give the frozen denoisers of a teacher of the same family; equal weights give equal velocities."""
-        same = _computed_as_trained if self.lora is None else _frozen
-        self._teacher = self._beside({name: same(module) for name, module in denoisers.items()})
+    def set_teacher(self, teacher: Policy) -> None:
+        """Give the frozen teacher, a model of the same family; equal weights give equal velocities."""
+        self._teacher = self._beside(teacher, _computed_as_trained if self.lora is None else _frozen)
 
-    def _beside(self, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    def _beside(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
+        modules = {name: prepare(module) for name, module in other.denoisers.items()}
         if self._sharding is not None:
-            self._sharding.shard(modules.values(), self.policy.blocks)
+            _spread(other, self._sharding)
             if self._gathered:
                 for module in modules.values():
                     gather(module)
@@ -253,6 +269,14 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
             )
 
 
+def _spread(policy: Policy, sharding: Sharding) -> None:
+    """Spread a policy's denoisers over the ranks, and read this rank's part of weights that were not read yet."""
+    sharding.shard(policy.denoisers.values(), policy.blocks)
+    if policy.settings.empty:
+        for name, module in policy.denoisers.items():
+            policy.stored[name].give(module, sharding.device)
+
+
 def _frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False).eval()
 
@@ -269,6 +293,23 @@ def _computed_as_trained(module: nn.Module) -> nn.Module:
             for parameter in layer.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     return _frozen(module)
+
+
+@contextmanager
+def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
+    """Let parameters on the meta device look as if they were in host memory: one number each that stands for all.
+
+    peft makes adapters, and draws their initial weights, where the layers they are for are.
+    """
+    empty = [
+        (part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False) if p.is_meta
+    ]
+    for part, name, parameter in empty:
+        stand_in = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
+        setattr(part, name, nn.Parameter(stand_in, requires_grad=False))
+    yield
+    for part, name, parameter in empty:
+        setattr(part, name, parameter)
 
 
 def _add_lora(name: str, module: Any, lora: LoraSpec, seed: int) -> None:

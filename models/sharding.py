@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,13 @@ class Sharding:
     """One dimension: all ranks."""
     offload: bool = False
     """Parameters, gradients and optimizer state stay in host memory."""
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        if self.mesh.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
 
     def shard(self, modules: Iterable[nn.Module], blocks: Sequence[str]) -> None:
         """Spread modules over the ranks, in place: the blocks in lists of these names each on its own."""
@@ -69,18 +76,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(like: Tensor, value: Tensor) -> Tensor:
-    """Return a whole value spread as another tensor is, on its device; every rank has the whole, nothing is sent."""
-    if not isinstance(like, DTensor):
-        return value.to(like.device)
-    moved = value.to(like.to_local().device)
-    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
-
-
 @torch.no_grad()
-def assign(target: Tensor, value: Tensor) -> None:
-    """Set a tensor, spread or not, to a whole value."""
-    local(target).copy_(local(spread_like(target, value)))
+def between(start: Tensor, end: Tensor, weight: float) -> Tensor:
+    """Return start + weight * (end - start) of tensors that are spread alike, spread as they are."""
+    made = torch.empty_like(start)
+    torch.lerp(local(start), local(end), weight, out=local(made))
+    return made
 
 
 @torch.no_grad()

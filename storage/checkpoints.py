@@ -1,31 +1,45 @@
 """Transient optimizer checkpoints of a policy that is being trained.
 
-They live beside the unfinished policy artifact, are committed like shards (files first, then a record that names them),
-and are removed when the policy is complete.
+They live beside the unfinished policy artifact and are committed like shards: files first, maybe of several processes,
+then a record that names them. The newest two stay, and none once the policy is complete.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from storage import layout
-from storage.checksums import describe_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots.base import FileEntry
+from storage.together import Alone, Company, publish
+
+#: Checkpoints that stay: one to resume from, and the one before it in case it is damaged.
+_KEPT = 2
 
 
-def commit_checkpoint(store: ArtifactStore, ref: ArtifactRef, update: int, folder: Path) -> None:
-    """Publish a folder as the checkpoint after ``update`` optimizer updates."""
-    files = [describe_file(path, path.name) for path in sorted(folder.iterdir())]
-    name = f"{update:06d}-{fingerprint([[file.name, file.xxh3] for file in files])[:16]}"
-    store.root.publish(folder, f"{layout.checkpoints(ref)}/{name}")
-    record = json.dumps({"files": [asdict(file) for file in files]}, sort_keys=True)
-    store.root.create(f"{layout.checkpoints(ref)}/{name}.json", record.encode())
+def commit_checkpoint(
+    store: ArtifactStore, ref: ArtifactRef, update: int, folder: Path, company: Company | None = None
+) -> None:
+    """Publish a folder as the checkpoint after ``update`` optimizer updates; all of ``company`` call this together."""
+    company = company or Alone()
+    top = layout.checkpoints(ref)
+
+    def name(files: Sequence[FileEntry]) -> str:
+        return f"{update:06d}-{fingerprint([[file.name, file.xxh3] for file in files])[:16]}"
+
+    files = publish(store.root, folder, lambda files: f"{top}/{name(files)}", company)
+    if company.rank == 0:
+        record = json.dumps({"files": [asdict(file) for file in files]}, sort_keys=True)
+        store.root.create(f"{top}/{name(files)}.json", record.encode())
+        for old in _committed(store, ref)[:-_KEPT]:
+            store.root.remove(f"{top}/{old}.json")
+            store.root.remove(f"{top}/{old}")
 
 
 def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path] | None:
@@ -34,20 +48,27 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
     Raises:
         CorruptError: its content is not what its record says.
     """
-    names = [name for name in store.root.list(layout.checkpoints(ref)) if name.endswith(".json")]
+    names = _committed(store, ref)
     if not names:
         return None
-    name = names[-1].removesuffix(".json")
-    path = f"{layout.checkpoints(ref)}/{name}"
+    path = f"{layout.checkpoints(ref)}/{names[-1]}"
     try:
         files = json.loads(store.root.read(f"{path}.json") or b"")["files"]
         entries = [FileEntry.parse(file) for file in files]
         for entry in entries:
             store.root.check(path, entry)
-        folder = {store.root.fetch(path, entry).parent for entry in entries}.pop()
+        folder = {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
     except (ValueError, KeyError, TypeError, CorruptError) as error:
-        raise CorruptError(f"Checkpoint {path} was damaged after it was committed ({error}). Remove it.") from None
-    return int(name.partition("-")[0]), folder
+        raise CorruptError(
+            f"Checkpoint {path} was damaged after it was committed ({error}). Remove {path}.json: training then goes "
+            "on from the checkpoint before it, or from the start of the epoch."
+        ) from None
+    return int(names[-1].partition("-")[0]), folder
+
+
+def _committed(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
+    names = store.root.list(layout.checkpoints(ref))
+    return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
 
 def clear_checkpoints(store: ArtifactStore, ref: ArtifactRef) -> None:

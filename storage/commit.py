@@ -19,12 +19,13 @@ from configs.errors import CommitLostError, CorruptError, NotCommittedError, Sto
 from configs.fingerprint import canonical_json
 from configs.schema import StoreSection
 from storage import layout
-from storage.checksums import REMEDY, describe_file
+from storage.checksums import REMEDY
 from storage.files import ShardFiles
 from storage.layout import ArtifactRef
 from storage.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
 from storage.roots import open_root
 from storage.roots.base import FileEntry, Root
+from storage.together import Alone, Company, publish
 
 
 class ArtifactStore:
@@ -111,8 +112,18 @@ class ArtifactStore:
         rows: int,
         summary: Mapping[str, Any] | None = None,
         producer: Mapping[str, Any] | None = None,
+        company: Company | None = None,
     ) -> ShardRecord:
         """Publish a folder of finished files as one shard and create its record.
+
+        Args:
+            ref: the artifact.
+            shard: name of the shard.
+            folder: the files.
+            rows: rows in them.
+            summary: figures about the content.
+            producer: who made it, how long it took.
+            company: processes that made it together; the others call ``contribute``.
 
         Returns:
             The record that counts: ours, or an equal one that another writer created first.
@@ -120,8 +131,8 @@ class ArtifactStore:
         Raises:
             CommitLostError: another writer committed different content for this shard.
         """
-        files = _describe(folder)
-        digest = _digest([[file.name, file.size, file.xxh3] for file in files])
+        files = self._publish(ref, shard, folder, company or Alone())
+        digest = _content(files)
         record = ShardRecord(
             shard=shard,
             digest=digest,
@@ -131,10 +142,13 @@ class ArtifactStore:
             producer={"host": socket.gethostname(), "pid": os.getpid(), **(producer or {})},
             artifact=str(ref),
         )
-        self.root.publish(folder, layout.shard_folder(ref, shard, digest))
         if self.root.create(layout.record(ref, shard), encode(record)):
             return record
         return self._settle(ref, record)
+
+    def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> None:
+        """Publish this process's part of a shard that the first of several processes commits."""
+        self._publish(ref, shard, folder, company)
 
     def seal(self, ref: ArtifactRef, *, shards: Sequence[str], summary: Mapping[str, Any], **origin: Any) -> Manifest:
         """Write the manifest, once every planned shard is committed.
@@ -194,6 +208,9 @@ class ArtifactStore:
         """Return whether an artifact's files were removed on purpose; its records and manifest stay."""
         return self.root.read(layout.removed(ref)) is not None
 
+    def _publish(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> tuple[FileEntry, ...]:
+        return publish(self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company)
+
     def _require_files(self, ref: ArtifactRef) -> None:
         if ref not in self._present and self.removed(ref):
             raise NotCommittedError(
@@ -223,9 +240,8 @@ class ArtifactStore:
         return winner
 
 
-def _describe(folder: Path) -> tuple[FileEntry, ...]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in paths)
+def _content(files: Sequence[FileEntry]) -> str:
+    return _digest([[file.name, file.size, file.xxh3] for file in files])
 
 
 def _digest(value: Any) -> str:

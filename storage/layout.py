@@ -25,6 +25,7 @@ KINDS = (
 STAGING = ".staging"
 RUNS = "runs"
 QUARANTINE = "quarantine"
+PARTS = "parts"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,6 +94,11 @@ def removed(ref: ArtifactRef) -> str:
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
     """Folder of one shard's files; the content digest in its name keeps different contents apart."""
     return f"{ref.path}/{shard}-{digest[:12]}"
+
+
+def part_folder(number: int) -> str:
+    """Folder, among a shard's files, of what one of several processes made."""
+    return f"{PARTS}/{number:05d}"
 
 
 def checkpoints(ref: ArtifactRef) -> str:

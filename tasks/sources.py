@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import ModelSection
 from storage.commit import ArtifactStore
 from storage.hashes import file_hashes
-from storage.layout import ArtifactRef
-
-if TYPE_CHECKING:
-    import torch
+from storage.layout import PARTS, ArtifactRef
 
 PIPELINE = "pipeline"
 OPTIMIZER = "optimizer.safetensors"
@@ -78,17 +75,20 @@ def _model_files(folder: Path) -> list[str]:
     return sorted(file.relative_to(folder).as_posix() for file in files)
 
 
-def read_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> dict[str, torch.Tensor] | None:
-    """Return a policy's weights, or None for the base model itself.
+def weight_files(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> list[Path] | None:
+    """Return the files of a policy's weights, see ``tensor_files``; None for the base model itself.
 
     Raises:
         NotCommittedError: the policy is not complete.
         CorruptError: its files are damaged.
     """
-    from safetensors.torch import load_file
-
     chosen = chosen_weights(store, ref, weights)
-    return None if chosen is None else load_file(policy_folder(store, ref) / chosen.value)
+    return None if chosen is None else tensor_files(policy_folder(store, ref), chosen.value)
+
+
+def tensor_files(folder: Path, name: str) -> list[Path]:
+    """Return the file of whole tensors, or of each rank the one with its parts; empty where there is neither."""
+    return [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{PARTS}/*/{name}"))
 
 
 def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
@@ -98,7 +98,7 @@ def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> 
         NotCommittedError: the policy is not complete.
     """
     store.require(ref)
-    names = {file.name for file in store.shards(ref)[0].files}
+    names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
     return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
 
 

@@ -21,6 +21,7 @@ from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
+from storage.together import Company
 from tasks.chain import Node
 from tasks.context import RunContext
 
@@ -213,15 +214,22 @@ class StageRun:
             if self.stage.parts:
                 producer["memory"] = self.stage.host.memory()
             record = self.store.commit(
-                self.ref, shard.name, folder, rows=output.rows, summary=output.summary, producer=producer
+                self.ref,
+                shard.name,
+                folder,
+                rows=output.rows,
+                summary=output.summary,
+                producer=producer,
+                company=self._company,
             )
         self.stage.committed(record)
         return record
 
     def join_shard(self, shard: Shard) -> None:
-        """Work on a shard together with the rank that commits it; what this process writes is dropped."""
+        """Work on a shard together with the rank that commits it, to which this process adds its part."""
         with self.store.root.staging() as folder:
             self._work(shard, folder)
+            self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
 
     def joined(self, shard: Shard) -> None:
         """Hear that a shard that was worked on together is committed."""
@@ -252,6 +260,10 @@ class StageRun:
             for shard in self.pending():
                 self.run_shard(shard)
         return self.finish()
+
+    @property
+    def _company(self) -> Company | None:
+        return self.stage.host.ranks if self.stage.collective else None
 
     def _work(self, shard: Shard, folder: Path) -> Output:
         if self.stage.parts:

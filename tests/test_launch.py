@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
@@ -26,11 +25,11 @@ from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
 from tasks.execution.pulse import Beat, Pulse, Watch
 from tasks.runs import begin_run, open_run
-from tasks.sources import OPTIMIZER, Weights, policy_folder
+from tasks.sources import OPTIMIZER, Weights
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tests.conftest import prepare, run_epoch
-from tests.test_stages import assert_same_trajectories, weights
+from tests.test_stages import assert_same_trajectories, base_weights, stored, weights
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -370,7 +369,7 @@ def test_two_resident_processes_equal_one(
             assert_same_trajectories(one, two)
             ours, theirs = weights(one), weights(two)
             assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
-            base = one.host.base_weights()
+            base = base_weights(one)
             assert max(float((ours[name] - base[name]).abs().max()) for name in ours) > 5e-5
             assert all(torch.isfinite(value).all() for value in theirs.values())
     assert two.crew.starts == 1
@@ -413,10 +412,10 @@ def test_spread_weights_train_as_whole_ones(
     assert ours.keys() == theirs.keys()
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 3e-5
     for context in (one, two):
-        moments = load_file(policy_folder(context.store, context.policy_ref(1)) / OPTIMIZER)
+        moments = stored(context, 1, OPTIMIZER)
         assert {name.partition("/")[0] for name in moments} == {"step", "exp_avg", "exp_avg_sq"}
     if "average" in str(settings):
-        averages = [load_file(policy_folder(c.store, c.policy_ref(1)) / Weights.AVERAGE.value) for c in (one, two)]
+        averages = [stored(context, 1, Weights.AVERAGE.value) for context in (one, two)]
         assert max(float((averages[0][name] - averages[1][name]).abs().max()) for name in ours) < 3e-5
     # What one process goes on with, a run on two left.
     again = open_run(two.store.root.uri, "small", overrides=["execution.processes=1", "execution.strategy=ddp"])

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommittedError, RewardError, RunConflictError
 from configs.schema import RunConfig
+from models.tensor_files import read_into, stored_shapes
 from storage.embeddings import Rows
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
@@ -24,7 +25,7 @@ from tasks.context import RunContext
 from tasks.describe import describe_run
 from tasks.prompts import StoredPrompt
 from tasks.runs import begin_run, finished_result, mark_finished, open_run
-from tasks.sources import Weights, policy_folder
+from tasks.sources import Weights, policy_folder, tensor_files
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
 from tasks.stages.advantage import read_advantages, read_rewards
@@ -53,8 +54,22 @@ def trajectories(context: RunContext, epoch: int = 1) -> dict[str, tuple[np.ndar
 
 
 def weights(context: RunContext, epoch: int = 1) -> dict[str, torch.Tensor]:
-    folder = policy_folder(context.store, context.policy_ref(epoch))
-    return load_file(folder / "policy.safetensors")
+    return stored(context, epoch, Weights.TRAINED.value)
+
+
+def stored(context: RunContext, epoch: int, file: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of one file of a policy, whole, whoever wrote it."""
+    files = tensor_files(policy_folder(context.store, context.policy_ref(epoch)), file)
+    tensors = {name: torch.empty(shape) for name, shape in stored_shapes(files).items()}
+    read_into(files, tensors)
+    return tensors
+
+
+def base_weights(context: RunContext) -> dict[str, torch.Tensor]:
+    """Return the base model's weights as trained parameters."""
+    held = context.host.trainable(context.policy_ref(0))
+    names = [name for name, _ in held.named_parameters()]
+    return dict(zip(names, context.host.stored_weights(None), strict=True))
 
 
 def assert_same_trajectories(one: RunContext, other: RunContext) -> None:
@@ -257,7 +272,7 @@ def test_the_behavior_policy_follows_slowly_and_rolls_out(make_config: Make) -> 
         run_epoch(context, epoch)
     folders = [policy_folder(context.store, context.policy_ref(epoch)) for epoch in (1, 2)]
     new, behavior = (load_file(folders[0] / f"{name}.safetensors") for name in ("policy", "behavior"))
-    base = {name: value.float() for name, value in context.host.base_weights().items()}
+    base = base_weights(context)
     for name in new:
         torch.testing.assert_close(behavior[name], torch.lerp(new[name], base[name], 0.1))
     held = context.host.trainable(context.policy_ref(1), Weights.BEHAVIOR).state()

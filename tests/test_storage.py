@@ -331,7 +331,7 @@ def test_a_table_of_embedding_rows_that_is_none_is_refused(tmp_path: Path, chang
 def test_checkpoints_keep_the_newest_and_notice_damage(store: ArtifactStore) -> None:
     ref = ArtifactRef("policies", "p")
     assert latest_checkpoint(store, ref) is None
-    for update in (2, 10):
+    for update in (2, 9, 10):
         with store.root.staging() as folder:
             (folder / "policy.bin").write_text(f"{update}")
             commit_checkpoint(store, ref, update, folder)
@@ -346,6 +346,12 @@ def test_checkpoints_keep_the_newest_and_notice_damage(store: ArtifactStore) -> 
     (found[1] / "policy.bin").write_text("tampered")
     with pytest.raises(CorruptError, match="damaged"):
         latest_checkpoint(store, ref)
+    record.unlink()
+    before = latest_checkpoint(store, ref)
+    assert before is not None
+    assert (before[0], (before[1] / "policy.bin").read_text()) == (9, "9")
+    before[1].with_name(f"{before[1].name}.json").unlink()
+    assert latest_checkpoint(store, ref) is None, "the newest two stay"
     clear_checkpoints(store, ref)
     assert latest_checkpoint(store, ref) is None
 

@@ -15,6 +15,7 @@ from configs.schema import RunConfig
 from tasks.algorithms.base import Batch, Models
 from tasks.components import make_algorithm
 from tasks.context import RunContext
+from tasks.optimize import checkpoints
 from tasks.optimize.rows import Units, micro_batches
 from tasks.sources import policy_folder
 from tasks.stage import StageRun
@@ -135,7 +136,7 @@ def test_checkpoints_are_written_every_so_many_updates_but_not_after_the_last(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
 ) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(training, "commit_checkpoint", lambda store, ref, done, folder: saved.append(done))
+    monkeypatch.setattr(checkpoints, "commit_checkpoint", lambda store, ref, done, folder, ranks: saved.append(done))
     context = prepare(make_config("optimize.updates_per_epoch=4", f"execution.checkpoint_every={every}"))
     run_epoch(context, 1)
     assert saved == expected

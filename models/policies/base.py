@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.stored_weights import StoredWeights
+
 
 class Part(Enum):
     """What of a pipeline is loaded; text encoders and VAE are large and needed by few stages."""
@@ -53,6 +55,8 @@ class PolicySettings:
     """Compile the denoiser's repeated blocks."""
     vae_tiling: bool = False
     """Decode in overlapping tiles."""
+    empty: bool = False
+    """Make denoisers without weights, on the meta device: who spreads them over ranks then reads each rank's part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Policy(ABC):
     def __init__(self, settings: PolicySettings) -> None:
         """Keep the settings."""
         self.settings = settings
+        self.stored: dict[str, StoredWeights] = {}
+        """Where the denoisers' weights are, by the name they have in the pipeline."""
         self.lockstep = False
         """Every call must run every denoiser, rows for it or not: the other ranks wait for this one's part of it."""
 

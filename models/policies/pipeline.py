@@ -11,6 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
 from models.policies.base import Conditioning, Part, PipelineCall, Policy, PolicySettings
+from models.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +106,15 @@ class PipelinePolicy(Policy):
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
         absent: dict[str, None] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
-        absent |= {} if Part.DENOISER in parts else dict.fromkeys(cls.denoiser_names)
+        absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
         absent |= {} if Part.VAE in parts else {"vae": None}
         pipeline_class = diffusers_class(cls.pipeline_name)
         given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
+        check_safetensors(folder, [name for name in index if name not in given])
         if settings.device_map is not None:
             given["device_map"] = settings.device_map
-        pipeline = pipeline_class.from_pretrained(folder, dtype=settings.dtype, local_files_only=True, **given)
+        loading = {"dtype": settings.dtype, "local_files_only": True, "use_safetensors": True}
+        pipeline = pipeline_class.from_pretrained(folder, **loading, **given)
         pipeline.set_progress_bar_config(disable=True)
         if settings.device_map is None:
             pipeline.to(settings.device)
@@ -121,11 +125,14 @@ class PipelinePolicy(Policy):
                 pipeline.vae.enable_tiling()
         for name in cls.denoiser_names:
             if name in has and getattr(pipeline, name) is None:
-                # Encoding reads widths from the denoiser's config; a meta copy has the config and no weights.
-                with torch.device("meta"):
-                    module_class = diffusers_class(index[name][1])
-                    setattr(pipeline, name, module_class.from_config(read_json(folder / name / "config.json")))
-        return cls(pipeline, settings, chosen)
+                module_class, config = diffusers_class(index[name][1]), read_json(folder / name / "config.json")
+                make = partial(module_class.from_config, config)
+                # Where only prompts are encoded, the widths in its config are all that is asked of it.
+                setattr(pipeline, name, empty_model(make, settings.dtype) if Part.DENOISER in parts else on_meta(make))
+        policy = cls(pipeline, settings, chosen)
+        if Part.DENOISER in parts:
+            policy.stored = {name: StoredWeights.of(folder / name, made) for name, made in policy.denoisers.items()}
+        return policy
 
     @property
     def denoisers(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards import REWARDS
 from models.rewards.base import Reward
-from models.sharding import Sharding, local, spread_like
+from models.sharding import Sharding, local
 from storage.layout import ArtifactRef
 from tasks.execution.conditioning import read_conditioning
 from tasks.execution.devices import (
@@ -35,7 +35,7 @@ from tasks.execution.devices import (
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive
-from tasks.sources import Weights, chosen_weights, local_model, read_weights
+from tasks.sources import Weights, chosen_weights, local_model, weight_files
 
 if TYPE_CHECKING:
     from tasks.context import RunContext
@@ -127,9 +127,7 @@ class ModelHost:
         if self.sharding is None:
             return self.trainable(ref, weights)
         made = self._fresh(spread=False)
-        values = read_weights(self.context.store, ref, weights)
-        if values is not None:
-            made.load(values)
+        made.read(weight_files(self.context.store, ref, weights))
         return made
 
     # Loading and releasing
@@ -154,8 +152,14 @@ class ModelHost:
             if held:
                 free_cached_memory(self.device)
 
-    def load(self, parts: frozenset[Part], folder: Path | None = None) -> Policy:
-        """Load some parts of the base model, or of another folder of its family, fresh."""
+    def load(self, parts: frozenset[Part], folder: Path | None = None, *, empty: bool = False) -> Policy:
+        """Load some parts of the base model, or of another folder of its family, fresh.
+
+        Args:
+            parts: which.
+            folder: None: the base model's.
+            empty: make the denoisers without weights, for ranks that then read their parts.
+        """
         quiet_libraries()
         section = self.config.model
         settings = PolicySettings(
@@ -171,6 +175,7 @@ class ModelHost:
             device_map=section.device_map,
             compile=section.compile,
             vae_tiling=section.vae_tiling,
+            empty=empty,
         )
         family = resolve(POLICIES, section.policy, what="model.policy")
         self.loads.update(part.value for part in parts)
@@ -192,8 +197,7 @@ class ModelHost:
                 # What is whole for sampling is a copy: the ranks take it apart, and whole again, together.
                 gathered = held.gathered
                 held.scatter()
-                values = read_weights(self.context.store, ref, weights)
-                held.load(values if values is not None else self.base_weights())
+                held.read(weight_files(self.context.store, ref, weights))
                 self._holds = wanted
                 if gathered:
                     held.gather()
@@ -212,10 +216,14 @@ class ModelHost:
 
     def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
         """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
+        return self.stored_weights(weight_files(self.context.store, ref, Weights.TRAINED))
+
+    def stored_weights(self, files: Sequence[Path] | None) -> list[torch.Tensor]:
+        """Return stored parameters in parameter order, beside those being trained; None: the base model's own."""
         assert self._trainable is not None
-        values = read_weights(self.context.store, ref, Weights.TRAINED)
-        values = values if values is not None else self.base_weights()
-        return [spread_like(p, values[name]) for name, p in self._trainable.named_parameters()]
+        values = {name: torch.empty_like(p.detach()) for name, p in self._trainable.named_parameters()}
+        self._trainable.fill(values, files)
+        return list(values.values())
 
     def fresh_state(self) -> dict[str, torch.Tensor]:
         """Return the trained parameters before any training."""
@@ -223,19 +231,19 @@ class ModelHost:
             held = self._loaded()
             return held.state() if self._holds == _BASE else self._fresh().state()
 
-    def base_weights(self) -> dict[str, torch.Tensor]:
-        """Return the base model's own weights as trained parameters, from its files."""
-        return Trainable(self.load(frozenset({Part.DENOISER})), None, seed=0).state()
-
     def give_reference(self, trainable: Trainable) -> None:
         """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
         if trainable.needs_reference:
-            trainable.set_reference(self.load(frozenset({Part.DENOISER})).denoisers)
+            trainable.set_reference(self._beside())
 
     def give_teacher(self, trainable: Trainable, folder: str) -> None:
         """Load the frozen denoisers of another model of the family, unless they are there already."""
         if trainable.needs_teacher:
-            trainable.set_teacher(self.load(frozenset({Part.DENOISER}), local_model(folder, None)).denoisers)
+            trainable.set_teacher(self._beside(local_model(folder, None)))
+
+    def _beside(self, folder: Path | None = None) -> Policy:
+        """Return denoisers that stand beside the policy's, spread as they are."""
+        return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
 
     def lora_spec(self, policy: Policy) -> LoraSpec | None:
         """Return the LoRA settings with the family's published targets filled in."""
@@ -258,11 +266,12 @@ class ModelHost:
 
     def _fresh(self, *, spread: bool = True) -> Trainable:
         """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
-        policy = self.load(frozenset({Part.DENOISER, Part.VAE}))
+        sharding = self.sharding if spread else None
+        policy = self.load(frozenset({Part.DENOISER, Part.VAE}), empty=sharding is not None)
         self._place_decoder(policy)
         made = Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
-        if spread and self.sharding is not None:
-            made.shard(self.sharding)
+        if sharding is not None:
+            made.shard(sharding)
         return made
 
     def _place_decoder(self, policy: Policy) -> None:
@@ -277,6 +286,11 @@ class ModelHost:
         if execution.strategy != "fsdp" or self.ranks.world == 1:
             return None
         return Sharding(mesh=init_device_mesh(self.device.type, (self.ranks.world,)), offload=execution.offload)
+
+    @cached_property
+    def saving_ranks(self) -> Ranks:
+        """The ranks, on a channel of their own for checkpoints that are written while they train; all ask together."""
+        return self.ranks.beside()
 
     @cached_property
     def token_split(self) -> TokenSplit | None:

@@ -30,6 +30,8 @@ class Ranks:
     """Says where this process is."""
     together: int = 1
     """Processes next to each other that work on the same rows."""
+    group: dist.ProcessGroup | None = field(default=None, compare=False)
+    """The channel they talk over; None: that of all."""
 
     @property
     def first(self) -> bool:
@@ -89,23 +91,26 @@ class Ranks:
                 dist.all_reduce(values, operation)
         return values
 
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order; each waits for all."""
+        gathered = [value] * self.world
+        if self.world > 1:
+            with self.pulse.waiting():
+                dist.all_gather_object(gathered, value, group=self.group)
+        return gathered
+
     def gather_parts(self, part: Mapping[Any, float]) -> dict[Any, float]:
         """Return the numbers of all ranks by key, in one order on all of them."""
-        gathered: list[dict[Any, float]] = [{} for _ in range(self.world)]
-        if self.world == 1:
-            return dict(part)
-        with self.pulse.waiting():
-            dist.all_gather_object(gathered, dict(part))
-        return {key: value for each in gathered for key, value in each.items()}
+        return {key: value for each in self.gather(dict(part)) for key, value in each.items()}
 
     def gather_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of all ranks, each once, in one order."""
-        if self.world == 1:
-            return list(names)
-        gathered: list[list[str]] = [[] for _ in range(self.world)]
-        with self.pulse.waiting():
-            dist.all_gather_object(gathered, list(names))
-        return list(dict.fromkeys(name for each in gathered for name in each))
+        return list(dict.fromkeys(name for each in self.gather(list(names)) for name in each))
+
+    def beside(self) -> Ranks:
+        """Return the same processes on a channel of its own, for what goes on while they train; all ask together."""
+        group = dist.new_group(backend="gloo") if self.world > 1 else None
+        return Ranks(self.rank, self.world, group=group)
 
 
 @contextmanager

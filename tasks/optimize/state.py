@@ -1,68 +1,106 @@
-"""The state of training as files: weights, average, optimizer moments, metrics. Equal state gives equal bytes."""
+"""The state of training as files: weights, average, optimizer moments, metrics. Equal state gives equal bytes.
+
+Where every rank holds all of it, the first writes whole tensors; where they hold it together, each writes its part.
+Both are read by any number of ranks that hold it either way.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
 from configs.errors import CorruptError
-from models.sharding import assign, spread_like, whole
+from models.tensor_files import begin_parts, finish_parts, read_into, stored_shapes, write_parts
+from storage.layout import part_folder
+from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState
 from tasks.optimize.scaling import LossScale
-from tasks.sources import OPTIMIZER, Weights
+from tasks.sources import OPTIMIZER, Weights, tensor_files
 
 METRICS = "metrics.json"
 
+Files = Mapping[str, Mapping[str, Tensor]]
 
-def write_state(state: TrainerState, folder: Path, *, first: bool) -> None:
-    """Write weights, average, optimizer moments and the metrics so far.
 
-    Of spread state every rank gives its part, so all must call this; only the first writes.
+def write_state(
+    state: TrainerState, folder: Path, ranks: Ranks, *, behavior: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights, average, optimizer moments and the metrics so far; all ranks must call this together.
+
+    Args:
+        state: of training.
+        folder: this rank's own.
+        ranks: those that train together.
+        behavior: weights of the policy that rolls out next, where it is another, by parameter name.
     """
-    names = [name for name, _ in state.trainable.named_parameters()]
-    files = {Weights.TRAINED.value: state.trainable.state()}
-    if state.ema is not None:
-        values = [whole(value).cpu() for value in state.ema.values]
-        files[Weights.AVERAGE.value] = dict(zip(names, values, strict=True))
-    moments: dict[str, torch.Tensor] = {}
-    for name, parameter in state.trainable.named_parameters():
-        for key, value in state.optimizer.state.get(parameter, {}).items():
-            moment = whole(value.detach()).cpu()
-            moments[f"{key}/{name}"] = moment.reshape(-1) if moment.ndim == 0 else moment
-    files[OPTIMIZER] = moments
-    if not first:
-        return
-    for file, tensors in files.items():
-        save_file(tensors, folder / file)
-    progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
-    if state.scale is not None:
-        progress["loss_scale"] = asdict(state.scale)
-    (folder / METRICS).write_text(json.dumps(progress, sort_keys=True))
+    files = _files(state)
+    if behavior is not None:
+        files[Weights.BEHAVIOR.value] = behavior
+    if state.trainable.sharded:
+        write_parts(files, folder / part_folder(ranks.rank), ranks.group)
+    elif ranks.first:
+        for file, tensors in files.items():
+            save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+    if ranks.first:
+        (folder / METRICS).write_text(_progress(state))
+
+
+class StateCopy:
+    """Training state as it was at one moment, being written while training goes on."""
+
+    def __init__(self, state: TrainerState, folder: Path, ranks: Ranks) -> None:
+        """Copy this rank's part to host memory; all ranks must do so together.
+
+        Args:
+            state: of training.
+            folder: this rank's own.
+            ranks: those that train together, on a channel nothing else uses meanwhile.
+        """
+        self._folder, self._part, self._first = folder, folder / part_folder(ranks.rank), ranks.first
+        self._progress = _progress(state)
+        self._started: Future[Any] | None = None
+        self._files = _files(state)
+        if state.trainable.sharded:
+            assert ranks.group is not None
+            self._started = begin_parts(self._files, self._part, ranks.group)
+        elif self._first:
+            for file, tensors in self._files.items():
+                self._files[file] = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def finish(self) -> None:
+        """Write what is not written yet, in whatever thread this is called."""
+        if self._started is not None:
+            self._started.result()
+            finish_parts(self._files, self._part)
+        elif self._first:
+            for file, tensors in self._files.items():
+                save_file(dict(tensors), self._folder / file)
+        if self._first:
+            (self._folder / METRICS).write_text(self._progress)
 
 
 def read_state(state: TrainerState, folder: Path) -> None:
-    """Read what ``write_state`` wrote.
+    """Read what ``write_state`` wrote, whoever held it.
 
     Raises:
         CorruptError: the optimizer state belongs to other parameters.
     """
-    state.trainable.load(load_file(folder / Weights.TRAINED.value))
-    _read_average(state, folder)
-    moments = load_file(folder / OPTIMIZER)
+    state.trainable.read(tensor_files(folder, Weights.TRAINED.value))
     own = dict(state.trainable.named_parameters())
-    for key, value in moments.items():
-        kind, _, name = key.partition("/")
-        if name not in own:
-            raise CorruptError(f"{folder / OPTIMIZER} holds moments of '{name}', which is not trained.")
-        # A fused optimizer counts its steps where it works, the others on the CPU.
-        counted_on = own[name].device if state.optimizer.defaults["fused"] else torch.device("cpu")
-        placed = value.reshape(()).to(counted_on) if kind == "step" else spread_like(own[name], value)
-        state.optimizer.state[own[name]][kind] = placed
+    if state.ema is not None:
+        files = tensor_files(folder, Weights.AVERAGE.value)
+        if not files:
+            raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
+        read_into(files, dict(zip(own, state.ema.values, strict=True)))
+    _read_moments(state, folder, own)
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
     state.metrics.extend(progress["metrics"])
@@ -70,11 +108,39 @@ def read_state(state: TrainerState, folder: Path) -> None:
         state.scale = LossScale(**progress["loss_scale"])
 
 
-def _read_average(state: TrainerState, folder: Path) -> None:
-    if state.ema is None:
-        return
-    if not (folder / Weights.AVERAGE.value).exists():
-        raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
-    stored = load_file(folder / Weights.AVERAGE.value)
-    for value, (name, _) in zip(state.ema.values, state.trainable.named_parameters(), strict=True):
-        assign(value, stored[name])
+def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.Parameter]) -> None:
+    files = tensor_files(folder, OPTIMIZER)
+    targets: dict[str, Tensor] = {}
+    for key in stored_shapes(files):
+        kind, _, name = key.partition("/")
+        if name not in own:
+            raise CorruptError(f"{files[0]} holds moments of '{name}', which is not trained.")
+        targets[key] = torch.zeros(1) if kind == "step" else torch.empty_like(own[name].detach())
+    read_into(files, targets)
+    for key, value in targets.items():
+        kind, _, name = key.partition("/")
+        # A fused optimizer counts its steps where it works, the others on the CPU.
+        counted_on = own[name].device if state.optimizer.defaults["fused"] else torch.device("cpu")
+        state.optimizer.state[own[name]][kind] = value.reshape(()).to(counted_on) if kind == "step" else value
+
+
+def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
+    """Return the tensors of every file, as they are held."""
+    own = {name: parameter.detach() for name, parameter in state.trainable.named_parameters()}
+    files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
+    if state.ema is not None:
+        files[Weights.AVERAGE.value] = dict(zip(own, state.ema.values, strict=True))
+    moments: dict[str, Tensor] = {}
+    for name, parameter in state.trainable.named_parameters():
+        for kind, value in state.optimizer.state.get(parameter, {}).items():
+            moment = value.detach()
+            moments[f"{kind}/{name}"] = moment.reshape(-1) if moment.ndim == 0 else moment
+    files[OPTIMIZER] = moments
+    return files
+
+
+def _progress(state: TrainerState) -> str:
+    progress: dict[str, Any] = {"total_updates": state.total_updates, "metrics": state.metrics}
+    if state.scale is not None:
+        progress["loss_scale"] = asdict(state.scale)
+    return json.dumps(progress, sort_keys=True)

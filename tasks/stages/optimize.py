@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from safetensors.torch import load_file, save_file
 
 from configs.learning import ReplaySection
 from models.adapters import Ema
 from models.policies.base import Conditioning, Part
-from models.sharding import spread_like, whole
-from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
+from models.sharding import between
+from storage.checkpoints import clear_checkpoints, latest_checkpoint
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
@@ -30,13 +29,14 @@ from tasks.chain import Node, policy_after
 from tasks.components import make_algorithm, make_kernel, open_trajectory_store
 from tasks.execution.ranks import Ranks
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
+from tasks.optimize.checkpoints import Checkpoints
 from tasks.optimize.loop import TrainerState, dealt, make_optimizer, run_updates
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, micro_batches, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
 from tasks.optimize.state import read_state, write_state
 from tasks.seeds import derive
-from tasks.sources import OPTIMIZER, Weights, policy_folder
+from tasks.sources import OPTIMIZER, Weights, policy_folder, tensor_files
 from tasks.stage import Output, Shard, Stage
 from tasks.stages.advantage import read_advantages
 from tasks.stages.policy import ABOUT, SHARD
@@ -90,7 +90,11 @@ class OptimizeStage(Stage):
         batches = self._batches(samples)
         split = self.host.token_split
         together = nullcontext() if split is None else split.over(state.trainable.modules())
-        with together, self._corrected(samples, models, batches, algorithm.requires, plan):
+        with (
+            together,
+            self._checkpoints() as checkpoints,
+            self._corrected(samples, models, batches, algorithm.requires, plan),
+        ):
             run_updates(
                 state,
                 algorithm,
@@ -100,10 +104,9 @@ class OptimizeStage(Stage):
                 micro_batch_size=self.config.execution.micro_batch_size,
                 section=self.config.optimize,
                 ranks=self._ranks,
-                after_update=lambda done: self._after_update(state, done, len(plan)),
+                after_update=lambda done: self._after_update(state, checkpoints, done, len(plan)),
             )
-        write_state(state, folder, first=self.host.ranks.first)
-        self._write_behavior(state, models, algorithm.requires, folder)
+        write_state(state, folder, self.host.ranks, behavior=self._behavior(state, models, algorithm.requires))
         if self.host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
             (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
@@ -145,7 +148,7 @@ class OptimizeStage(Stage):
         optimizer = make_optimizer(parameters, section, fused=self.config.execution.fused_adamw)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         folder = policy_folder(self.context.store, before)
-        if (folder / OPTIMIZER).exists():
+        if tensor_files(folder, OPTIMIZER):
             read_state(state, folder)
             state.metrics.clear()
         return state
@@ -162,11 +165,10 @@ class OptimizeStage(Stage):
             # Ranks that compute in step cannot leave out what one of them happens to know.
             models.remembered = {}
         if requires.behavior:
-            stored = policy_folder(self.context.store, self.inputs()[0]) / Weights.BEHAVIOR.value
-            models.on_policy = not stored.exists() and self.config.optimize.replay is None
-            own = [(name, p.detach()) for name, p in state.trainable.named_parameters()]
-            values = load_file(stored) if stored.exists() else None
-            models.behavior = [p.clone() if values is None else spread_like(p, values[name]) for name, p in own]
+            stored = tensor_files(policy_folder(self.context.store, self.inputs()[0]), Weights.BEHAVIOR.value)
+            models.on_policy = not stored and self.config.optimize.replay is None
+            own = [parameter.detach().clone() for parameter in state.parameters]
+            models.behavior = self.host.stored_weights(stored) if stored else own
         return models
 
     def _samples(self, requires: Requirements) -> SampleSet:
@@ -248,18 +250,21 @@ class OptimizeStage(Stage):
         most = int(ranks.largest(torch.tensor(count)))
         return own, [micro_batches(plan[0], size)[0]] * (most - count)
 
-    def _write_behavior(self, state: TrainerState, models: Models, requires: Requirements, folder: Path) -> None:
-        """Write the policy that rolls out next, where it follows the trained one slowly."""
+    def _behavior(
+        self, state: TrainerState, models: Models, requires: Requirements
+    ) -> Mapping[str, torch.Tensor] | None:
+        """Return the policy that rolls out next, where it follows the trained one slowly."""
         decay = requires.decay(self.epoch) if requires.decay is not None else 0.0
         if decay == 0.0:
-            return
-        named = list(state.trainable.named_parameters())
-        pairs = zip(named, models.behavior, strict=True)
-        moved = {name: torch.lerp(whole(new.detach()), whole(old), decay).cpu() for (name, new), old in pairs}
-        if self.host.ranks.first:
-            save_file(moved, folder / Weights.BEHAVIOR.value)
+            return None
+        pairs = zip(state.trainable.named_parameters(), models.behavior, strict=True)
+        return {name: between(new.detach(), old, decay) for (name, new), old in pairs}
 
-    def _after_update(self, state: TrainerState, done: int, total: int) -> None:
+    def _checkpoints(self) -> Checkpoints:
+        ranks = self.host.saving_ranks if self.config.execution.checkpoint_every else self.host.ranks
+        return Checkpoints(self.context.store, self.ref, ranks)
+
+    def _after_update(self, state: TrainerState, checkpoints: Checkpoints, done: int, total: int) -> None:
         latest = state.metrics[-1]
         if done == 1:
             self._warn_of_gap(latest)
@@ -267,10 +272,7 @@ class OptimizeStage(Stage):
             self.context.reporter.progress(self.name, self.epoch, done, total, f"loss {latest['loss']:+.4f}")
         every = self.config.execution.checkpoint_every
         if every and done % every == 0 and done < total:
-            with self.context.store.root.staging() as folder:
-                write_state(state, folder, first=self.host.ranks.first)
-                if self.host.ranks.first:
-                    commit_checkpoint(self.context.store, self.ref, done, folder)
+            checkpoints.take(state, done)
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
         """Say where the policy, before it has learned, computes other log-probs than it did in the rollout."""

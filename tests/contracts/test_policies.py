@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -113,7 +114,9 @@ Load = Callable[..., Policy]
 
 @pytest.fixture
 def load(family: str, folder: Path) -> Load:
-    def make(guidance_scale: float = 1.0, parts: frozenset[Part] = ALL, **settings: Any) -> Policy:
+    def make(
+        guidance_scale: float = 1.0, parts: frozenset[Part] = ALL, folder: Path = folder, **settings: Any
+    ) -> Policy:
         tiny = TINY[family]
         options = {**tiny.options, **settings.pop("options", {})}
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
@@ -507,8 +510,8 @@ def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
     cond, latents = conditioning(policy, False, PROMPTS[:2]), noise(policy, 2)
     sigma = torch.tensor([0.9, 0.4])
     trainable = Trainable(policy, None, seed=0)
-    trainable.set_reference(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})).denoisers)
-    trainable.set_teacher(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})).denoisers)
+    trainable.set_reference(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})))
+    trainable.set_teacher(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})))
     velocity = policy.velocity(latents, sigma, cond)
     assert velocity.requires_grad
     assert torch.equal(velocity.detach(), trainable.reference_velocity(latents, sigma, cond))
@@ -519,3 +522,45 @@ def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
     sizes = {dtype: sum(p.numel() for p in frozen if p.dtype == dtype) for dtype in (torch.bfloat16, torch.float32)}
     assert not any(p.requires_grad for p in frozen)
     assert sizes[torch.bfloat16] > 5 * sizes[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2, alpha=4, targets=())], ids=["full", "lora"])
+def test_a_model_made_empty_reads_the_weights_that_loading_gives(
+    load: Load, dtype: torch.dtype, lora: LoraSpec | None
+) -> None:
+    found = []
+    for empty in (False, True):
+        policy = load(dtype=dtype, parts=frozenset({Part.DENOISER}), empty=empty)
+        spec = lora and dataclasses.replace(lora, targets=policy.lora_targets)
+        trainable = Trainable(policy, spec, seed=3)
+        for name, module in policy.denoisers.items():
+            assert all(p.is_meta is (empty and ".lora_" not in key) for key, p in module.named_parameters())
+            if empty:
+                policy.stored[name].give(module, torch.device("cpu"))
+        modules = policy.denoisers.items()
+        found.append({f"{name}.{key}": t for name, made in modules for key, t in made.state_dict().items()})
+        trained = dict(trainable.named_parameters())
+        assert {name for name, _ in trained.items()} <= set(found[-1])
+        # What no file has is computed when the model is made.
+        buffers = [(f"{name}.{key}", b) for name, made in modules for key, b in made.named_buffers()]
+        found[-1] |= {f"buffer {name}": tensor for name, tensor in buffers}
+    loaded, read = found
+    assert loaded.keys() == read.keys()
+    for name, tensor in loaded.items():
+        assert read[name].dtype == tensor.dtype, name
+        assert torch.equal(read[name], tensor), name
+    # A base model's weights are those of its files, in the dtype it is loaded in.
+    targets = {name: torch.empty_like(p) for name, p in trainable.named_parameters()}
+    if lora is None:
+        trainable.fill(targets, None)
+        assert all(torch.equal(targets[name], loaded[name]) for name in targets)
+
+
+def test_a_model_without_safetensors_files_is_refused(load: Load, folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "model"
+    shutil.copytree(folder, copied)
+    weights = next(copied.glob("[tu]*/diffusion_pytorch_model.safetensors"))
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(ConfigError, match=r"no safetensors file.*save_pretrained"):
+        load(folder=copied, parts=frozenset({Part.DENOISER}))

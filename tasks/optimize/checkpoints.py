@@ -1,0 +1,66 @@
+"""Checkpoints within an epoch, written and committed while training goes on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+
+from storage.checkpoints import commit_checkpoint
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from tasks.execution.ranks import Ranks
+from tasks.optimize.loop import TrainerState
+from tasks.optimize.state import StateCopy
+
+
+class Checkpoints:
+    """Takes one checkpoint at a time; the next waits until the one before is committed."""
+
+    def __init__(self, store: ArtifactStore, ref: ArtifactRef, ranks: Ranks) -> None:
+        """Bind to the policy that is trained.
+
+        Args:
+            store: where checkpoints are committed.
+            ref: the policy.
+            ranks: those that train together, on a channel of their own.
+        """
+        self._store, self._ref, self._ranks = store, ref, ranks
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> Checkpoints:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is being written; where training failed, what it says comes first.
+
+        Then other ranks may have failed too, and what waits for them would keep this one from saying so.
+        """
+        if error is None:
+            self.wait()
+        self._thread.shutdown(wait=error is None or self._ranks.world == 1)
+
+    def take(self, state: TrainerState, update: int) -> None:
+        """Copy the state after ``update`` updates and commit it in the background; all ranks do this together."""
+        self.wait()
+        with ExitStack() as stack:
+            folder = stack.enter_context(self._store.root.staging())
+            copy = StateCopy(state, folder, self._ranks)
+            kept = stack.pop_all()
+
+        def commit() -> None:
+            with kept:
+                copy.finish()
+                commit_checkpoint(self._store, self._ref, update, folder, self._ranks)
+
+        self._last = self._thread.submit(commit)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is committed, and raise what went wrong with it."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()

@@ -1,0 +1,93 @@
+"""What ranks that hold weights together leave behind: any other number of ranks, or one process, goes on with it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from configs.errors import LostRankError
+from configs.schema import RunConfig
+from tasks.context import RunContext
+from tasks.optimize.state import METRICS
+from tasks.runs import begin_run, open_run
+from tasks.sources import OPTIMIZER, Weights
+from tests.test_launch import execute
+from tests.test_stages import stored
+
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    "optimize.updates_per_epoch=8",
+    "optimize.learning_rate=1e-4",
+    "optimize.ema={decay: 0.9}",
+    "optimize.algorithm={name: nft, options: {decay: {rate: 0.1, maximum: 0.5}}}",
+    "rollout.plan={name: final}",
+    "execution.micro_batch_size=2",
+    "execution.checkpoint_every=1",
+    "execution.strategy=fsdp",
+)
+FILES = (Weights.TRAINED.value, Weights.AVERAGE.value, Weights.BEHAVIOR.value, OPTIMIZER)
+
+
+def train(context: RunContext) -> None:
+    """Make epoch 1 as far as it is not there."""
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
+        execute(context, name, 1, slot)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    settings = (*SETTINGS, "execution.processes=2")
+    whole = begin_run(make_config(f"store.root={tmp_path / 'whole'}", *settings))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(whole, name, 0)
+    train(whole)
+    whole.close()
+    expected = {file: stored(whole, 1, file) for file in FILES}
+
+    broken = begin_run(make_config(f"store.root={tmp_path / 'broken'}", *settings, "execution.retries=0"))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(broken, name, 0)
+    killer = threading.Thread(target=kill_a_rank_after_a_checkpoint, args=(tmp_path / "broken",))
+    killer.start()
+    with pytest.raises(LostRankError):
+        train(broken)
+    killer.join()
+    broken.close()
+    for ranks in (1, 2, 4):
+        root = tmp_path / f"on {ranks}"
+        shutil.copytree(tmp_path / "broken", root)
+        again = open_run(str(root), "small", overrides=[f"execution.processes={ranks}"])
+        told: list[str] = []
+        again.reporter.message = told.append  # type: ignore[method-assign]
+        execute(again, "optimize", 1)
+        again.close()
+        assert [line for line in told if "training resumes after update" in line], told
+        for file, tensors in expected.items():
+            found = stored(again, 1, file)
+            assert found.keys() == tensors.keys()
+            if ranks == 2:
+                assert all(torch.equal(found[name], tensors[name]) for name in tensors), "bit for bit on as many"
+            else:
+                assert max(float((found[name] - tensors[name]).abs().max()) for name in tensors) < 3e-5
+        names = sorted(file.name for record in again.store.shards(again.policy_ref(1)) for file in record.files)
+        parts = [f"parts/{rank:05d}/{file}" for rank in range(ranks) for file in FILES]
+        assert names == sorted([METRICS, "policy.json", *(FILES if ranks == 1 else parts)])
+
+
+def kill_a_rank_after_a_checkpoint(root: Path) -> None:
+    """Wait for a checkpoint within the epoch, then kill one of the ranks."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(root.rglob("_checkpoints/*.json")):
+        time.sleep(0.002)
+    for process in psutil.Process().children(recursive=True):
+        if "rank.py" in " ".join(process.cmdline()):
+            process.kill()
+            return
