@@ -7,6 +7,7 @@ before anything is downloaded.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,20 @@ from torch import nn
 from models.libraries import diffusers_class
 
 _DUAL = tuple(range(13))
+#: Autoencoders as published, by class; arguments that differ from the class's defaults.
+_KL = {
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 2,
+}
+_VAES: Mapping[str, Mapping[str, Any]] = {
+    "UNet2DConditionModel": {"class": "AutoencoderKL", **_KL, "latent_channels": 4},
+    "QwenImageTransformer2DModel": {"class": "AutoencoderKLQwenImage"},
+    "WanTransformer3DModel": {"class": "AutoencoderKLWan"},
+    "Flux2Transformer2DModel": {"class": "AutoencoderKLFlux2"},
+}
+_VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
     "num_layers": 24,
     "attention_head_dim": 64,
@@ -53,8 +68,13 @@ _KLEIN_9B = {
     "guidance_embeds": False,
 }
 _SD15 = {"sample_size": 64, "cross_attention_dim": 768}
+#: Parameters of text encoders, as their authors state them.
+_CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
+_QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
 #: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
 _TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
+#: Components that encode prompts and what comes with them begin so.
+_ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
 _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 
@@ -77,6 +97,10 @@ class Architecture:
     """Latents a token is wide."""
     image_tokens: bool = False
     """The image a prompt starts from stands beside the generated tokens, as many again."""
+    text_parameters: int = 0
+    """Of all text encoders, and of image encoders where prompts come with images."""
+    vae: Mapping[str, Any] | None = None
+    """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
 
     def tokens(self, *, height: int, width: int, frames: int) -> int:
         """Return the tokens of one row, text aside."""
@@ -88,34 +112,81 @@ class Architecture:
 
 PUBLISHED: Mapping[str, Architecture] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
-        denoiser="UNet2DConditionModel", config=_SD15, latents=(4, 8, 1), text_tokens=0, patch=1
+        denoiser="UNet2DConditionModel",
+        config=_SD15,
+        latents=(4, 8, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_CLIP_L,
     ),
     "stabilityai/stable-diffusion-3.5-medium": Architecture(
-        denoiser="SD3Transformer2DModel", config=_SD35_MEDIUM, text_tokens=333
+        denoiser="SD3Transformer2DModel",
+        config=_SD35_MEDIUM,
+        text_tokens=333,
+        text_parameters=_CLIP_L + _CLIP_G + _T5_XXL,
     ),
     "stabilityai/stable-diffusion-3.5-large": Architecture(
-        denoiser="SD3Transformer2DModel", config=_SD35_LARGE, text_tokens=333
+        denoiser="SD3Transformer2DModel",
+        config=_SD35_LARGE,
+        text_tokens=333,
+        text_parameters=_CLIP_L + _CLIP_G + _T5_XXL,
     ),
-    "black-forest-labs/FLUX.1-dev": Architecture(denoiser="FluxTransformer2DModel", config={"guidance_embeds": True}),
+    "black-forest-labs/FLUX.1-dev": Architecture(
+        denoiser="FluxTransformer2DModel",
+        config={"guidance_embeds": True},
+        text_parameters=_CLIP_L + _T5_XXL,
+    ),
     "black-forest-labs/FLUX.1-Kontext-dev": Architecture(
-        denoiser="FluxTransformer2DModel", config={"guidance_embeds": True}, image_tokens=True
+        denoiser="FluxTransformer2DModel",
+        config={"guidance_embeds": True},
+        image_tokens=True,
+        text_parameters=_CLIP_L + _T5_XXL,
     ),
-    "black-forest-labs/FLUX.2-dev": Architecture(denoiser="Flux2Transformer2DModel", latents=(32, 8, 1)),
+    "black-forest-labs/FLUX.2-dev": Architecture(
+        denoiser="Flux2Transformer2DModel",
+        latents=(32, 8, 1),
+        text_parameters=_MISTRAL_24B,
+    ),
     "black-forest-labs/FLUX.2-klein-4B": Architecture(
-        denoiser="Flux2Transformer2DModel", config=_KLEIN_4B, latents=(32, 8, 1)
+        denoiser="Flux2Transformer2DModel",
+        config=_KLEIN_4B,
+        latents=(32, 8, 1),
+        text_parameters=_QWEN3_4B,
     ),
     "black-forest-labs/FLUX.2-klein-9B": Architecture(
-        denoiser="Flux2Transformer2DModel", config=_KLEIN_9B, latents=(32, 8, 1)
+        denoiser="Flux2Transformer2DModel",
+        config=_KLEIN_9B,
+        latents=(32, 8, 1),
+        text_parameters=_QWEN3_8B,
     ),
-    "Qwen/Qwen-Image": Architecture(denoiser="QwenImageTransformer2DModel"),
-    "Qwen/Qwen-Image-Edit": Architecture(denoiser="QwenImageTransformer2DModel", text_tokens=1024, image_tokens=True),
+    "Qwen/Qwen-Image": Architecture(
+        denoiser="QwenImageTransformer2DModel",
+        text_parameters=_QWEN25_VL_7B,
+    ),
+    "Qwen/Qwen-Image-Edit": Architecture(
+        denoiser="QwenImageTransformer2DModel",
+        text_tokens=1024,
+        image_tokens=True,
+        text_parameters=_QWEN25_VL_7B,
+    ),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
-        denoiser="WanTransformer3DModel", config=_WAN_SMALL, latents=(16, 8, 4), text_tokens=0
+        denoiser="WanTransformer3DModel",
+        config=_WAN_SMALL,
+        latents=(16, 8, 4),
+        text_tokens=0,
+        text_parameters=_UMT5_XXL,
     ),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": Architecture(
-        denoiser="WanTransformer3DModel", denoisers=2, latents=(16, 8, 4), text_tokens=0
+        denoiser="WanTransformer3DModel",
+        denoisers=2,
+        latents=(16, 8, 4),
+        text_tokens=0,
+        text_parameters=_UMT5_XXL,
     ),
-    "Tongyi-MAI/Z-Image-Turbo": Architecture(denoiser="ZImageTransformer2DModel"),
+    "Tongyi-MAI/Z-Image-Turbo": Architecture(
+        denoiser="ZImageTransformer2DModel",
+        text_parameters=_QWEN3_4B,
+    ),
 }
 
 
@@ -131,6 +202,14 @@ def meta_denoiser(architecture: Architecture) -> nn.Module:
     """Return the denoiser without weights."""
     with torch.device("meta"):
         module: nn.Module = diffusers_class(architecture.denoiser)(**architecture.config)
+    return module
+
+
+def meta_decoder(architecture: Architecture) -> nn.Module:
+    """Return the autoencoder without weights."""
+    about = dict(architecture.vae or _VAES.get(architecture.denoiser, _VAE))
+    with torch.device("meta"):
+        module: nn.Module = diffusers_class(about.pop("class"))(**about)
     return module
 
 
@@ -175,7 +254,20 @@ def _local(folder: Path) -> Architecture | None:
         text_tokens=_TEXT_TOKENS.get(index[names[0]][1], 512),
         patch=1 if names[0] == "unet" else 2,
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
+        text_parameters=sum(_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
+        vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
     )
+
+
+def _numbers(folder: Path) -> int:
+    """Return how many numbers the safetensors files of a component hold, from their headers."""
+    from safetensors import safe_open
+
+    found = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            found += sum(math.prod(opened.get_slice(key).get_shape()) for key in opened.keys())  # noqa: SIM118
+    return found
 
 
 def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -36,15 +36,21 @@ class Sharding:
         """Spread modules over the ranks, in place: the blocks in lists of these names each on its own."""
         policy = CPUOffloadPolicy(pin_memory=self.mesh.device_type != "cpu") if self.offload else OffloadPolicy()
         for module in modules:
-            for name in blocks:
-                for block in getattr(module, name, ()):
-                    fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
+            for block in units(module, blocks):
+                fully_shard(block, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
             # The root too is taken apart after its forward: its weights may be exchanged between two of them.
             fully_shard(module, mesh=self.mesh, offload_policy=policy, reshard_after_forward=True)
             for part in sharded_parts(module):
                 # Losses are divided by the rows of all ranks already, so gradients are added up.
                 part.set_force_sum_reduction_for_comms(True)
                 part.set_gradient_divide_factor(1.0)
+
+
+def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
+    """Yield the blocks of a denoiser: those in lists of these names, and what is no list itself."""
+    for name in blocks:
+        held = getattr(module, name, None)
+        yield from held if isinstance(held, nn.ModuleList) else () if held is None else (held,)
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:

@@ -90,12 +90,15 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     console.print(
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
     )
-    table = Table("memory per rank, estimated", "rollout", "optimize", title="Memory", title_justify="left")
-    table.add_row("weights", size(memory.weights), size(memory.weights))
-    table.add_row("trained weights, gradients, moments", "", size(memory.training_state))
-    table.add_row("activations", size(memory.rollout_activations), size(memory.optimize_activations))
-    table.add_row("autoencoder", size(memory.decoder), "")
-    table.add_row("together", size(memory.rollout), size(memory.optimize))
+    sampling, training = size(memory.sampling_weights), size(memory.training_weights)
+    decoder, at_work = size(memory.decoder), max(memory.optimize_activations, memory.step)
+    table = Table("memory per rank, estimated", *memory.phases, title="Memory", title_justify="left")
+    table.add_row("weights", size(memory.text), sampling, sampling, training)
+    table.add_row("autoencoder", "", decoder, decoder, "")
+    table.add_row("gradients, moments, averages", "", "", "", size(memory.training_state))
+    at_work_of = (memory.rollout_activations, memory.decode_activations, at_work)
+    table.add_row("activations", "", *map(size, at_work_of))
+    table.add_row("together", *map(size, memory.phases.values()))
     console.print(table)
     if gpu_memory is None:
         return

@@ -91,7 +91,7 @@ class PipelinePolicy(Policy):
         for module in self.modules().values():
             module.requires_grad_(False).eval()
         for module in self.denoisers.values():
-            self._prepare(module)
+            self.prepare(module)
 
     @classmethod
     def load(
@@ -282,7 +282,8 @@ class PipelinePolicy(Policy):
         with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
             return self.call(modules, latents.to(dtype), sigma, rows)
 
-    def _prepare(self, module: Any) -> None:
+    def prepare(self, module: Any) -> None:
+        """Set a denoiser up as the settings say: what it keeps for the backward pass, its attention, compilation."""
         if self.settings.gradient_checkpointing:
             module.enable_gradient_checkpointing()
         if self.settings.attention is not None:

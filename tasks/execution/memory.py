@@ -1,28 +1,39 @@
-"""What a run needs of a GPU: parameters and memory per rank, estimated from the model's architecture alone."""
+"""What a run needs of a GPU, phase by phase: parameters and memory per rank, from the model's architecture alone."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from configs.registry import resolve
 from configs.schema import RunConfig
+from models.adapters import LoraSpec
 from models.architectures import (
+    Architecture,
     architecture_of,
     lora_parameters,
+    meta_decoder,
     meta_denoiser,
     parameters,
-    width_and_depth,
 )
-from models.policies import POLICIES
+from models.footprints import Footprints
+from models.libraries import quiet_libraries
+from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies.base import Part, PolicySettings
+from models.sharding import units
+from tasks.components import make_algorithm
 from tasks.prompts import uses_guidance
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Numbers a transformer block keeps for its backward pass, per token and width (Korthikanti et al., arXiv 2205.05198,
-#: without attention scores, which fused attention does not keep).
-_PER_BLOCK = 17
-#: Autoencoders of these families, decoding one image or clip at a time, with room for its activations.
-_DECODER_GB = 2.0
+#: Bytes of a trained number, of its gradient, of each of its moments, and of the autoencoder's weights: float32 all.
+_MASTER = 4
+#: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
+_WHOLE_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,37 +46,58 @@ class Memory:
     """Of what is trained: adapters, or all."""
     tokens: int
     """Latent and text tokens of one row."""
-    weights: int
-    """Frozen (or trained) weights in the forward's dtype."""
-    training_state: int
-    """Trained weights, gradients, two moments and the moving average, float32, and a frozen copy for a full KL."""
+    text: int
+    """Text encoders, which only ``encode`` holds."""
+    sampling_weights: int
+    """Denoisers, and what stands beside them, while sampling: whole on every rank."""
+    decoder: int
+    """The autoencoder, while images are sampled and decoded."""
     rollout_activations: int
-    """Of one rollout forward of ``execution.rollout_batch_size`` rows."""
+    """Of one forward of ``execution.rollout_batch_size`` rows."""
+    decode_activations: int
+    """Of decoding ``execution.decode_batch_size`` images or clips."""
+    training_weights: int
+    """Denoisers, and what stands beside them, while training: with fsdp this rank's part, and whole blocks at work."""
+    training_state: int
+    """Gradients, two moments, a moving average and a behavior policy."""
     optimize_activations: int
     """Kept for the backward pass of ``execution.micro_batch_size`` rows."""
-    decoder: int
-    """Autoencoder while images are decoded."""
-    parts: int = 1
-    """Ranks that hold the weights together while training."""
+    step: int
+    """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
+
+    @property
+    def encode(self) -> int:
+        """Memory of encoding prompts, activations aside."""
+        return self.text
 
     @property
     def rollout(self) -> int:
-        """Memory of a rollout."""
-        return self.weights + self.rollout_activations + self.decoder
+        """Memory of sampling."""
+        return self.sampling_weights + self.decoder + self.rollout_activations
+
+    @property
+    def decode(self) -> int:
+        """Memory of decoding what was sampled."""
+        return self.sampling_weights + self.decoder + self.decode_activations
 
     @property
     def held(self) -> int:
-        """Weights and state while training, activations aside; with offloading this is an upper bound."""
-        return self.weights // self.parts + self.training_state
+        """Weights and state while training."""
+        return self.training_weights + self.training_state
 
     @property
     def optimize(self) -> int:
         """Memory of training."""
-        return self.held + self.optimize_activations
+        return self.held + max(self.optimize_activations, self.step)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Memory of every phase."""
+        return {"encode": self.encode, "rollout": self.rollout, "decode": self.decode, "optimize": self.optimize}
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {**asdict(self), "rollout": self.rollout, "optimize": self.optimize}
+        return {**asdict(self), **self.phases}
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
@@ -79,59 +111,108 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
     if architecture is None:
         return None
     family, module = resolve(POLICIES, config.model.policy, what="model.policy"), meta_denoiser(architecture)
-    total, lora = parameters(module) * architecture.denoisers, config.model.lora
+    model, execution, number = config.model, config.execution, _BYTES[config.model.dtype]
+    total = parameters(module) * architecture.denoisers
+    spec = _lora(config, family)
     trained = total
-    if lora is not None:
-        targets = tuple(lora.targets or family.lora_targets)
-        trained = lora_parameters(module, targets, lora.rank) * architecture.denoisers
-    width, depth = width_and_depth(module, family.blocks)
-    model, number = config.model, _BYTES[config.model.dtype]
-    tokens = architecture.tokens(height=model.height, width=model.width, frames=model.frames) + architecture.text_tokens
-    copies = 4 + (1 if config.optimize.ema else 0)
-    frozen_copy = total * number if lora is None and reference else 0
-    guided = uses_guidance(config)
-    joined = 2 if guided and getattr(family, "joint_guidance", False) else 1
-    differentiated = 2 if guided and config.optimize.guidance_gradient == "both" else 1
+    if spec is not None:
+        trained = lora_parameters(module, spec.targets, spec.rank) * architecture.denoisers
+    requires = make_algorithm(config).requires
+    beside = total * number * (int(reference and spec is None) + int(requires.teacher is not None))
+    weights = trained * _MASTER + (0 if spec is None else total * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
-    parts = config.execution.ranks if config.execution.strategy == "fsdp" else 1
-    block = _PER_BLOCK * tokens * width * number
-    kept = (2 * tokens * width * number * depth + block) if config.model.gradient_checkpointing else block * depth
+    parts = execution.ranks if execution.strategy == "fsdp" else 1
+    copies = 3 + int(config.optimize.ema is not None) + int(requires.behavior)
+    state, step = trained * _MASTER * copies // parts, 0
+    if execution.ranks > 1 and execution.strategy == "ddp":
+        step += trained * _MASTER  # gradients are exchanged as one buffer
+    if not execution.fused_adamw:
+        step += trained * _MASTER // parts
+    largest = max(parameters(unit) for unit in units(module, family.blocks))
+    blocks = _WHOLE_BLOCKS * largest * (_MASTER if spec is None else number) if parts > 1 else 0
+    traced = _footprints(config, architecture, spec)
     return Memory(
         parameters=total,
         trained=trained,
-        tokens=tokens,
-        # Trained float32 weights serve the forward themselves; they count as training state.
-        weights=0 if lora is None and number == 4 else total * number,
-        training_state=(trained * 4 * copies + frozen_copy) // parts,
-        parts=parts,
-        rollout_activations=config.execution.rollout_batch_size * joined * block,
-        optimize_activations=config.execution.micro_batch_size
-        * differentiated
-        * kept
-        // config.execution.context_parallel,
-        decoder=int(_DECODER_GB * 1e9),
+        tokens=architecture.tokens(height=model.height, width=model.width, frames=model.frames)
+        + architecture.text_tokens,
+        text=architecture.text_parameters * number,
+        sampling_weights=weights + (weights // parts if parts > 1 and not execution.offload else 0),
+        decoder=parameters(meta_decoder(architecture)) * _MASTER,
+        rollout_activations=execution.rollout_batch_size * traced.sampling(),
+        decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * traced.decoding(),
+        training_weights=blocks + (0 if execution.offload else weights // parts),
+        training_state=0 if execution.offload else state,
+        optimize_activations=execution.micro_batch_size * traced.training() // execution.context_parallel,
+        step=0 if execution.offload else step,
     )
 
 
 def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
     """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
     found = []
+    if memory.encode > limit:
+        found.append("encode: the text encoders alone do not fit; set model.device_map=balanced, or take a larger GPU")
     if memory.rollout > limit:
-        room = limit - memory.weights - memory.decoder
+        room = limit - memory.sampling_weights - memory.decoder
         rows = room * config.execution.rollout_batch_size // max(1, memory.rollout_activations)
         fits = f"rollout: set execution.rollout_batch_size={rows}"
         found.append(fits if rows >= 1 else "rollout: the weights alone do not fit; take a larger GPU")
+    if memory.decode > limit >= memory.rollout:
+        batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
+        rows = (limit - memory.sampling_weights - memory.decoder) * batch // max(1, memory.decode_activations)
+        fits = f"decode: set execution.decode_batch_size={rows}"
+        found.append(fits if rows >= 1 else "decode: one image or clip does not fit; set model.vae_tiling=true")
     if memory.optimize > limit:
-        room = limit - memory.held
-        rows = room * config.execution.micro_batch_size // max(1, memory.optimize_activations)
-        if rows >= 1:
-            found.append(f"optimize: set execution.micro_batch_size={rows}")
-        elif not config.model.gradient_checkpointing:
-            found.append("optimize: set model.gradient_checkpointing=true")
-        elif config.model.lora is None:
-            found.append("optimize: train adapters, model.lora={rank: 32, alpha: 64}")
-        elif config.model.dtype == "float32":
-            found.append("optimize: set model.dtype=bfloat16")
-        else:
-            found.append("optimize: one row does not fit: lower model.height and model.width, or take a larger GPU")
+        found.append(f"optimize: {_advice_for_training(config, memory, limit)}")
     return found
+
+
+def _advice_for_training(config: RunConfig, memory: Memory, limit: int) -> str:
+    execution, model = config.execution, config.model
+    rows = (limit - memory.held) * execution.micro_batch_size // max(1, memory.optimize_activations)
+    if rows >= 1 and memory.held + memory.step <= limit:
+        return f"set execution.micro_batch_size={rows}"
+    if not model.gradient_checkpointing:
+        return "set model.gradient_checkpointing=true"
+    if execution.ranks > 1 and execution.strategy == "ddp":
+        return "set execution.strategy=fsdp"
+    if model.lora is None:
+        return "train adapters, model.lora={rank: 32, alpha: 64}"
+    if model.dtype == "float32":
+        return "set model.dtype=bfloat16"
+    if execution.strategy == "fsdp" and not execution.offload:
+        return "set execution.offload=true"
+    return "one row does not fit: lower model.height and model.width, or take a larger GPU"
+
+
+def _lora(config: RunConfig, family: Any) -> LoraSpec | None:
+    lora = config.model.lora
+    if lora is None:
+        return None
+    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
+
+
+def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
+    """Return what measures activations: the model's architecture in the hands of its family."""
+    from models.quickstart.tiny import build_tiny
+
+    quiet_libraries()
+    model = config.model
+    settings = PolicySettings(
+        height=model.height,
+        width=model.width,
+        guidance_scale=model.guidance_scale,
+        dtype=getattr(torch, model.dtype),
+        train_negative=config.optimize.guidance_gradient == "both",
+        gradient_checkpointing=model.gradient_checkpointing,
+        frames=model.frames,
+        vae_tiling=model.vae_tiling,
+    )
+    family = resolve(POLICIES, model.policy, what="model.policy")
+    with tempfile.TemporaryDirectory() as folder:
+        build_tiny(model.policy).save_pretrained(folder)
+        policy = family.load(Path(folder), settings, frozenset(Part), model.options)
+    image = np.zeros((model.height, model.width, 3), np.uint8)
+    images = [image] if model.policy in IMAGE_CONDITIONED else None
+    return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)
