@@ -116,7 +116,10 @@ class Footprints:
         large: Any = meta_denoiser(architecture)
         with torch.no_grad():
             rows = policy.encode([_PROMPT], images)
-        wider = {name: _as_for(name, row, small.config, large.config) for name, row in rows.items()}
+        dtype = policy.settings.dtype
+        wider = {name: _as_for(name, row, small.config, large.config, dtype) for name, row in rows.items()}
+        # Sizes are those of the model, whatever the small one's are.
+        policy.pipeline.vae_scale_factor = architecture.latents[1]
         for name in policy.denoisers:
             # Its config says how many channels latents have.
             setattr(policy.pipeline, name, large)
@@ -249,13 +252,15 @@ def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
         return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
 
 
-def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any]) -> Tensor:
-    """Return a row of a small model's conditioning as wide as a large one wants it."""
-    if "latents" in name or not row.is_floating_point():
+def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+    """Return a row of a small model's conditioning as wide as a large one wants it, in the dtype it is stored in."""
+    if not row.is_floating_point():
         return row
+    if "latents" in name:
+        return row.to(dtype)
     names = _VECTORS if row.ndim == 2 else _SEQUENCES
     widths = [large[key] for key in names if small.get(key) == row.shape[-1] and large.get(key)]
-    return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=row.dtype)
+    return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
 
 
 def _forget_gradient(parameter: Tensor) -> None:

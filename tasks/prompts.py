@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,18 +118,49 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
     Raises:
         PromptError: the source is missing, empty or malformed, or holds an empty prompt or a prompt twice.
     """
-    suffix = Path(source).suffix.lower()
-    readers = {".txt": _text_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
-    if suffix in readers:
-        if not Path(source).is_file():
-            raise PromptError(f"{where}: prompt file '{source}' does not exist. Paths are relative to the config file.")
-        rows = list(readers[suffix](source, section.column))
-    else:
-        rows = list(_hub_rows(source, section, where))
+    path = Path(source)
+    if path.suffix.lower() not in _READERS:
+        return _prompts(_hub_rows(source, section, where), source, section, where)
+    if not path.is_file():
+        raise PromptError(f"{where}: prompt file '{source}' does not exist. Paths are relative to the config file.")
+    if section.image is not None:
+        # Images may change while the list does not.
+        return _file_prompts(source, section, where)
+    about = path.stat()
+    return list(_unchanged_prompts(source, section.model_dump_json(), where, about.st_mtime_ns, about.st_size))
+
+
+@lru_cache(maxsize=4)
+def _unchanged_prompts(source: str, section: str, where: str, changed: int, size: int) -> tuple[Prompt, ...]:
+    """Return the prompts of a file as it is now: a command asks for a long list several times."""
+    return tuple(_file_prompts(source, PromptsSection.model_validate_json(section), where))
+
+
+def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prompt]:
+    return _prompts(_READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
+
+
+def _prompts(rows: _Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
+    """Return the prompts of rows, checked."""
     folder = Path(source).parent
-    prompts = [_prompt(row, section, f"{where}: {place}", folder) for place, row in rows]
-    _check(prompts, [place for place, _ in rows], where, source)
-    return prompts
+    with _without_collecting():
+        numbered = [(number, _prompt(row, section, _Place(where, source, number), folder)) for number, row in rows]
+    if not numbered:
+        raise PromptError(f"{where}: '{source}' holds no prompts.")
+    _check_distinct(numbered, where, source)
+    return [prompt for _, prompt in numbered]
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Keep the garbage collector from going again and again through millions of new objects, none of them garbage."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
@@ -134,7 +168,20 @@ def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
     return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
 
 
-_Rows = Iterable[tuple[str, Mapping[str, Any]]]
+#: Rows of a source, each with the number of its line or row.
+_Rows = Iterable[tuple[int, Mapping[str, Any]]]
+
+
+class _Place(NamedTuple):
+    """Where a row stands, for errors."""
+
+    where: str
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        unit = "line" if Path(self.source).suffix.lower() in (".txt", ".jsonl") else "row"
+        return f"{self.where}: {self.source}, {unit} {self.number}"
 
 
 def _text_rows(path: str, column: str) -> _Rows:
@@ -145,7 +192,7 @@ def _text_rows(path: str, column: str) -> _Rows:
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, 1):
-        yield f"{path}, line {number}", {column: line.strip()}
+        yield number, {column: line.strip()}
 
 
 def _jsonl_rows(path: str, column: str) -> _Rows:
@@ -160,7 +207,7 @@ def _jsonl_rows(path: str, column: str) -> _Rows:
                 raise PromptError(f"{place} is not JSON: {error}. Each line must hold one object.") from None
             if not isinstance(row, dict):
                 raise PromptError(f"{place} holds {type(row).__name__}; each line must hold one object.")
-            yield place, row
+            yield number, row
 
 
 def _parquet_rows(path: str, column: str) -> _Rows:
@@ -168,8 +215,7 @@ def _parquet_rows(path: str, column: str) -> _Rows:
         rows = pq.read_table(path).to_pylist()
     except pa.ArrowInvalid as error:
         raise PromptError(f"'{path}' is not a Parquet file: {error}") from None
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
+    yield from enumerate(rows, 1)
 
 
 def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
@@ -186,18 +232,17 @@ def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
             f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
             "Use a dataset id that can be reached, or a .txt, .jsonl or .parquet file that exists."
         ) from None
-    for number, row in enumerate(rows, 1):
-        yield f"{source}, row {number}", row
+    yield from enumerate(rows, 1)
 
 
-def _prompt(row: Mapping[str, Any], section: PromptsSection, place: str, folder: Path) -> Prompt:
+def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, folder: Path) -> Prompt:
     column = section.column
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = row[column]
     if not isinstance(text, str) or not text.strip():
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
-    metadata = {key: value for key, value in row.items() if key not in (column, section.image)}
+    metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
     image = None if section.image is None else _image(row, section.image, place, folder)
     if image is not None:
         metadata[IMAGE] = hash_file(image)
@@ -208,7 +253,7 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: str, folder:
     return prompt
 
 
-def _image(row: Mapping[str, Any], column: str, place: str, folder: Path) -> Path:
+def _image(row: Mapping[str, Any], column: str, place: _Place, folder: Path) -> Path:
     name = row.get(column)
     if not isinstance(name, str) or not name:
         raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
@@ -223,14 +268,24 @@ def _image(row: Mapping[str, Any], column: str, place: str, folder: Path) -> Pat
     return path
 
 
-def _check(prompts: list[Prompt], places: list[str], where: str, source: str) -> None:
-    if not prompts:
-        raise PromptError(f"{where}: '{source}' holds no prompts.")
-    first: dict[str, str] = {}
-    for prompt, place in zip(prompts, places, strict=True):
+def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: str) -> None:
+    if len({prompt.id for _, prompt in numbered}) == len(numbered):
+        return
+    first: dict[str, int] = {}
+    for number, prompt in numbered:
         if prompt.id in first:
+            places = " and ".join(
+                str(_Place(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
+            )
             raise PromptError(
-                f"{where}: prompt {prompt.text!r} appears twice: {first[prompt.id]} and {place}. "
+                f"{where}: prompt {prompt.text!r} appears twice: {places}. "
                 "Groups are identified by their prompt; remove one."
             )
-        first[prompt.id] = place
+        first[prompt.id] = number
+
+
+_READERS: Mapping[str, Callable[[str, str], _Rows]] = {
+    ".txt": _text_rows,
+    ".jsonl": _jsonl_rows,
+    ".parquet": _parquet_rows,
+}

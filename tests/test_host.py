@@ -89,7 +89,7 @@ def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
     policy, moves = host.load(SAMPLING), []  # type: ignore[var-annotated]
     policy.move_decoder = moves.append  # type: ignore[method-assign]
     host.release()
-    monkeypatch.setattr(host, "load", lambda parts: policy)
+    monkeypatch.setattr(host, "load", lambda parts, **_: policy)
     monkeypatch.setattr("tasks.execution.host.free_cached_memory", lambda device: None)
     vars(host)["device"] = torch.device("meta")
     host.prepare(frozenset({Part.DENOISER}))

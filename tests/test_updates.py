@@ -271,7 +271,7 @@ def test_ranks_take_micro_batches_in_turn_and_add_up(monkeypatch: pytest.MonkeyP
             seen[self.rank] += [key[0] for key, weight in zip(batch.keys, batch.weights, strict=True) if weight]
             return super().loss(batch, models)
 
-    def gather(gathered: list[list[str]], names: list[str]) -> None:
+    def gather(gathered: list[list[str]], names: list[str], group: None) -> None:
         gathered[0], gathered[1] = names, ["only_there", *names]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)

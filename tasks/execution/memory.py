@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MASTER = 4
 #: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
 _WHOLE_BLOCKS = 2
+#: Height and width that every family's small pipeline can make.
+_SMALL = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +212,12 @@ def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | 
         vae_tiling=model.vae_tiling,
     )
     family = resolve(POLICIES, model.policy, what="model.policy")
+    small = replace(settings, height=_SMALL, width=_SMALL)
     with tempfile.TemporaryDirectory() as folder:
         build_tiny(model.policy).save_pretrained(folder)
-        policy = family.load(Path(folder), settings, frozenset(Part), model.options)
+        policy = family.load(Path(folder), small, frozenset(Part), model.options)
+    # The model may make sizes that the small one cannot.
+    policy.settings = settings
     image = np.zeros((model.height, model.width, 3), np.uint8)
     images = [image] if model.policy in IMAGE_CONDITIONED else None
     return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)
