@@ -34,6 +34,7 @@ STRATEGIES = {
 #: On two nodes one strategy stands for all.
 CASES = [
     *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES),
+    *(("one machine", family, "fsdp") for family in ("sd15", "z_image")),
     *(("two agents", family, "fsdp") for family in FAMILIES),
 ]
 HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
