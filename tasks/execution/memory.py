@@ -39,6 +39,18 @@ _SMALL = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of one row beside the weights."""
+
+    sampling: int
+    """Of a forward without gradient."""
+    training: int
+    """Of a forward and backward."""
+    decoding: int
+    """Of decoding its latents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Estimates for one rank, in bytes."""
 
@@ -102,12 +114,23 @@ class Memory:
         return {**asdict(self), **self.phases}
 
 
-def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
+def measure_activations(config: RunConfig) -> Activations | None:
+    """Return what one row takes, or None while the architecture is not known."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    traced = _footprints(config, architecture, _lora(config, family))
+    return Activations(sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding())
+
+
+def estimate_memory(config: RunConfig, *, reference: bool, activations: Activations | None = None) -> Memory | None:
     """Return what a rank needs, or None while the architecture is not known (a model to build, or not published here).
 
     Args:
         config: the config.
         reference: velocities of the base model are needed.
+        activations: of a row, where they were measured already.
     """
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
@@ -132,7 +155,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         step += trained * _MASTER // parts
     largest = max(parameters(unit) for unit in units(module, family.blocks))
     blocks = _WHOLE_BLOCKS * largest * (_MASTER if spec is None else number) if parts > 1 else 0
-    traced = _footprints(config, architecture, spec)
+    row = activations or measure_activations(config)
+    assert row is not None
     return Memory(
         parameters=total,
         trained=trained,
@@ -141,11 +165,11 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         text=architecture.text_parameters * number,
         sampling_weights=weights + (weights // parts if parts > 1 and not execution.offload else 0),
         decoder=parameters(meta_decoder(architecture)) * _MASTER,
-        rollout_activations=execution.rollout_batch_size * traced.sampling(),
-        decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * traced.decoding(),
+        rollout_activations=execution.rollout_batch_size * row.sampling,
+        decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
         training_weights=blocks + (0 if execution.offload else weights // parts),
         training_state=0 if execution.offload else state,
-        optimize_activations=execution.micro_batch_size * traced.training() // execution.context_parallel,
+        optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
         step=0 if execution.offload else step,
     )
 
