@@ -20,12 +20,8 @@ USABLE = 0.9
 EIGHT = ("execution.processes=8", "execution.strategy=fsdp")
 #: Bytes a second between two GPUs: of one machine (NVLink 4), and of two (400 Gb/s each).
 INSIDE, BETWEEN = 450e9, 50e9
-TRAFFIC = {
-    "sd35_medium": ("adapters", ()),
-    "flux1_dev": ("adapters", ()),
-    "qwen_image": ("adapters", ()),
-    "wan22_a14b": ("adapters", ()),
-}
+#: Presets whose traffic is told: one of each size.
+TRAFFIC = ("sd35_medium", "flux1_dev", "qwen_image", "wan22_a14b")
 
 
 def gigabytes(number: float) -> str:

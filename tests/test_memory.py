@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from models.footprints import Footprints, PeakMemory, kinds
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, PolicySettings
 from models.quickstart.tiny import build_tiny
-from tasks.execution.memory import Memory, _footprints, _lora, advice, estimate_memory
+from tasks.execution.memory import Memory, _footprints, _lora, advice, estimate_memory, measure_activations
 from tasks.prompts import uses_guidance
 from tests.conftest import ROOT, FlowmillCommand
+from tests.gpu_page import PAGE, TRAFFIC, memory_of, memory_row, traffic_row
 
 #: Billions of parameters the models' authors state for all denoisers together.
 STATED = {
@@ -56,12 +59,28 @@ def test_published_models_have_their_stated_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("preset", FULL, ids=lambda path: path.stem)
-def test_full_size_presets_are_estimated(preset: Path) -> None:
-    config, memory = load_config(preset), estimate(preset.stem)
+def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
+    config = load_config(preset)
+    activations = measure_activations(config)
+    assert activations is not None
+    memory = memory_of(config, activations)
     assert 0 < memory.trained < 0.1 * memory.parameters
     assert memory.optimize > memory.sampling_weights >= 2 * memory.parameters
     assert advice(config, memory, limit=10**13) == []
     assert advice(config, memory, limit=10**9)
+    page = PAGE.read_text()
+    assert memory_row(preset.stem, activations) in page, "run python -m tests.gpu_page"
+    assert preset.stem not in TRAFFIC or traffic_row(preset.stem) in page
+
+
+@pytest.mark.slow
+def test_ranks_exchange_what_the_page_says() -> None:
+    command = [sys.executable, "-m", "tests.benchmarks.traffic"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert said.returncode == 0, said.stderr[-2000:]
+    lines = said.stdout.splitlines()
+    assert len(lines) == 10
+    assert all(line.endswith("ratio 1.000") for line in lines), said.stdout
 
 
 def test_a_local_folder_is_counted_exactly(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ python -m tests.benchmarks.traffic
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             build_tiny("flux1").save_pretrained(folder)
             for count in RANKS:
-                command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone"]
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    where = ["--master-addr=127.0.0.1", f"--master-port={probe.getsockname()[1]}"]
+                command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", *where]
                 subprocess.run([*command, "-m", "tests.benchmarks.traffic", folder], check=True)
         return
     dist.init_process_group("gloo")
