@@ -59,7 +59,8 @@ def digest(root: str, run: str, environment: dict[str, str]) -> str:
 
 def records(root: str) -> int:
     """Return how many commit records, manifests and lineage entries a store holds: a clock of the run's progress."""
-    return sum(1 for _ in Path(root).rglob("*.json"))
+    # Not by rglob: folders that vanish while it looks stop it.
+    return sum(name.endswith(".json") for _, _, names in os.walk(root) for name in names)
 
 
 def uninterrupted(config: str, root: str, environment: dict[str, str]) -> str:
