@@ -110,6 +110,8 @@ def read_state(state: TrainerState, folder: Path) -> None:
 
 def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.Parameter]) -> None:
     files = tensor_files(folder, OPTIMIZER)
+    if not files:
+        return  # ranks write no file without tensors: nothing had a gradient yet
     targets: dict[str, Tensor] = {}
     for key in stored_shapes(files):
         kind, _, name = key.partition("/")

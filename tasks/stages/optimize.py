@@ -34,9 +34,9 @@ from tasks.optimize.loop import TrainerState, dealt, make_optimizer, run_updates
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, micro_batches, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
-from tasks.optimize.state import read_state, write_state
+from tasks.optimize.state import METRICS, read_state, write_state
 from tasks.seeds import derive
-from tasks.sources import OPTIMIZER, Weights, policy_folder, tensor_files
+from tasks.sources import Weights, policy_folder, tensor_files
 from tasks.stage import Output, Shard, Stage
 from tasks.stages.advantage import read_advantages
 from tasks.stages.policy import ABOUT, SHARD
@@ -148,7 +148,7 @@ class OptimizeStage(Stage):
         optimizer = make_optimizer(parameters, section, fused=self.config.execution.fused_adamw)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         folder = policy_folder(self.context.store, before)
-        if tensor_files(folder, OPTIMIZER):
+        if (folder / METRICS).exists():
             read_state(state, folder)
             state.metrics.clear()
         return state
@@ -167,8 +167,10 @@ class OptimizeStage(Stage):
         if requires.behavior:
             stored = tensor_files(policy_folder(self.context.store, self.inputs()[0]), Weights.BEHAVIOR.value)
             models.on_policy = not stored and self.config.optimize.replay is None
-            own = [parameter.detach().clone() for parameter in state.parameters]
-            models.behavior = self.host.stored_weights(stored) if stored else own
+            if stored:
+                models.behavior = self.host.stored_weights(stored)
+            else:
+                models.behavior = [parameter.detach().clone() for parameter in state.parameters]
         return models
 
     def _samples(self, requires: Requirements) -> SampleSet:
