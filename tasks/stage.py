@@ -69,6 +69,8 @@ class Stage(ABC):
     """What to change when there is too little memory, a sentence each."""
     collective: ClassVar[bool] = False
     """On several ranks: True when all work on each shard together, False when each takes its own shards."""
+    first_rank_only: ClassVar[bool] = False
+    """On several ranks: True where the first does it all, since libraries it writes files with write none on others."""
     separable: ClassVar[bool] = False
     """True when no shard needs another, so that any process that reaches the store may make it."""
     slot: str = ""

@@ -20,10 +20,13 @@ from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
 from tasks.check import check_config
 from tasks.context import RunContext
+from tasks.execution.board import Board
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
 from tasks.execution.pulse import Beat, Pulse, Watch
+from tasks.execution.ranks import Ranks
+from tasks.execution.worker import run_share
 from tasks.runs import begin_run, open_run
 from tasks.sources import OPTIMIZER, Weights
 from tasks.stage import StageRun
@@ -421,6 +424,27 @@ def test_spread_weights_train_as_whole_ones(
     again = open_run(two.store.root.uri, "small", overrides=["execution.processes=1", "execution.strategy=ddp"])
     found = again.host.trainable(again.policy_ref(1)).state()
     assert all(torch.equal(found[name], theirs[name]) for name in found)
+
+
+@pytest.mark.parametrize("name", ["base", "export"])
+def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
+    make_config: Callable[..., RunConfig], name: str
+) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    if name == "base":
+        context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
+    stage = make_stage(context, name, 0 if name == "base" else 1)
+    # The other rank does not even ask which shards there are, which nobody would answer here.
+    run_share(stage, Ranks(1, 2), Silent())
+    assert context.store.committed(stage.ref) == []
+
+
+class Silent(Board):
+    """Where nothing may be said or asked."""
+
+    def __init__(self) -> None:
+        pass
 
 
 def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:

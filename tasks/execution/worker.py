@@ -83,6 +83,8 @@ def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
     run = StageRun(stage)
     stage.host.meet(stage)
+    if stage.first_rank_only and not ranks.first:
+        return
     if not stage.collective:
         for shard in deal(ranks, board, run.pending):
             run.run_shard(shard)

@@ -22,6 +22,8 @@ class BaseStage(Stage):
 
     name = "base"
     kind = "bases"
+    # transformers' save_pretrained() leaves weights out on every rank but the first.
+    first_rank_only = True
 
     @property
     def on_ranks(self) -> bool:

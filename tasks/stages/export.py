@@ -39,6 +39,8 @@ class ExportStage(Stage):
     version = 2
     kind = "exports"
     parts = frozenset({Part.DENOISER, Part.VAE})
+    # As for base models: a stand-in of a text encoder would have no weights.
+    first_rank_only = True
 
     def options(self) -> Mapping[str, Any]:
         """The format, how the model is called, and what the card tells."""
