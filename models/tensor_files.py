@@ -104,7 +104,9 @@ def finish_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> Non
 
 def _together(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> tuple[dict[str, Tensor], Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    named = {f"{file}{_IN}{name}": value for file, tensors in files.items() for name, value in tensors.items()}
+    pairs = ((f"{file}{_IN}{name}", value) for file, tensors in files.items() for name, value in tensors.items())
+    # Headers list what they hold in the order it comes in, which is another one after a checkpoint was read.
+    named = dict(sorted(pairs, key=lambda pair: pair[0]))
     numbers = {key: list(files).index(key.partition(_IN)[0]) + 1 for key in named}
     return named, HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
 
