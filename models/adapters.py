@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.errors import ConfigError, CorruptError
+from configs.errors import CorruptError
+from models.lora import LoraSpec, add_lora
 from models.policies.base import Conditioning, Policy
 from models.sharding import Sharding, exchange, gather, local, scatter, whole
-from models.tensor_files import read_into, stored_shapes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSpec:
-    """Low-rank adapters on a policy's denoisers."""
-
-    rank: int
-    """Rank of the update."""
-    alpha: int
-    """Scale is alpha / rank."""
-    targets: tuple[str, ...]
-    """Module name suffixes."""
+from models.tensor_files import TensorFiles
 
 
 class Trainable:
@@ -53,8 +40,7 @@ class Trainable:
             if lora is None:
                 module.requires_grad_(True)
             else:
-                with _as_if_in_memory(module):
-                    _add_lora(name, module, lora, seed)
+                add_lora(name, module, lora, seed=seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
 
@@ -130,14 +116,15 @@ class Trainable:
                 own = [key for key in targets if key.startswith(f"{name}.")]
                 stored.read({key.removeprefix(f"{name}."): targets[key] for key in own})
             return
-        shapes = stored_shapes(files)
+        stored_files = TensorFiles(files)
+        shapes = stored_files.shapes
         if set(targets) != set(shapes):
             odd = sorted(set(targets) ^ set(shapes))[0]
             raise CorruptError(f"The stored policy and the model differ in trained parameters, the first is '{odd}'.")
         for name, target in targets.items():
             if target.shape != shapes[name]:
                 raise CorruptError(f"Stored '{name}' has shape {tuple(shapes[name])}, the model {tuple(target.shape)}.")
-        read_into(files, targets)
+        stored_files.read_into(targets)
 
     @property
     def needs_reference(self) -> bool:
@@ -253,22 +240,6 @@ def warm_decay(count: int, decay: float) -> float:
     return min((1 + count) / (10 + count), decay)
 
 
-def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
-    """Check that every LoRA target names at least one linear or convolution layer.
-
-    Raises:
-        ConfigError: one matches nothing, so part of the model would silently stay untrained.
-    """
-    layers = [key for key, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)]
-    for target in targets:
-        if not any(key == target or key.endswith(f".{target}") for key in layers):
-            examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
-            raise ConfigError(
-                f"model.lora.targets: '{target}' matches no layer of '{name}', so it would silently stay untrained. "
-                f"Layers end in, for example: {', '.join(examples)}."
-            )
-
-
 def _spread(policy: Policy, sharding: Sharding) -> None:
     """Spread a policy's denoisers over the ranks, and read this rank's part of weights that were not read yet."""
     sharding.shard(policy.denoisers.values(), policy.blocks)
@@ -293,33 +264,3 @@ def _computed_as_trained(module: nn.Module) -> nn.Module:
             for parameter in layer.parameters(recurse=False):
                 parameter.data = parameter.data.float()
     return _frozen(module)
-
-
-@contextmanager
-def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
-    """Let parameters on the meta device look as if they were in host memory: one number each that stands for all.
-
-    peft makes adapters, and draws their initial weights, where the layers they are for are.
-    """
-    empty = [
-        (part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False) if p.is_meta
-    ]
-    for part, name, parameter in empty:
-        stand_in = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
-        setattr(part, name, nn.Parameter(stand_in, requires_grad=False))
-    yield
-    for part, name, parameter in empty:
-        setattr(part, name, parameter)
-
-
-def _add_lora(name: str, module: Any, lora: LoraSpec, seed: int) -> None:
-    from peft import LoraConfig
-
-    check_lora_targets(name, module, lora.targets)
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)
-    )
-    # peft draws initial weights from the global generator; the surrounding program's draws must not change.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module.add_adapter(config)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from models.libraries import diffusers_class
+from models.stored_weights import on_meta
 
 _DUAL = tuple(range(13))
 #: Autoencoders as published, by class; arguments that differ from the class's defaults.
@@ -200,42 +200,19 @@ def architecture_of(path: str) -> Architecture | None:
 
 def meta_denoiser(architecture: Architecture) -> nn.Module:
     """Return the denoiser without weights."""
-    with torch.device("meta"):
-        module: nn.Module = diffusers_class(architecture.denoiser)(**architecture.config)
-    return module
+    return on_meta(lambda: diffusers_class(architecture.denoiser)(**architecture.config))
 
 
 def meta_decoder(architecture: Architecture) -> nn.Module:
     """Return the autoencoder without weights."""
     about = dict(architecture.vae or _VAES.get(architecture.denoiser, _VAE))
-    with torch.device("meta"):
-        module: nn.Module = diffusers_class(about.pop("class"))(**about)
-    return module
+    made = diffusers_class(about.pop("class"))
+    return on_meta(lambda: made(**about))
 
 
 def parameters(module: nn.Module) -> int:
     """Return the number of a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def lora_parameters(module: nn.Module, targets: tuple[str, ...], rank: int) -> int:
-    """Return how many parameters adapters of a rank on these module suffixes have."""
-    found = 0
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d) and any(name == t or name.endswith(f".{t}") for t in targets):
-            sizes = layer.weight.shape
-            found += rank * (sizes[0] + sizes[1:].numel())
-    return found
-
-
-def width_and_depth(module: nn.Module, blocks: tuple[str, ...]) -> tuple[int, int]:
-    """Return the largest width of activations between blocks, and the number of blocks."""
-    depth = sum(len(getattr(module, name)) for name in blocks if isinstance(getattr(module, name, None), nn.ModuleList))
-    config: Any = module.config
-    heads, size = config.get("num_attention_heads"), config.get("attention_head_dim")
-    if isinstance(heads, int) and isinstance(size, int):
-        return heads * size, depth
-    return int(config.get("dim") or max(config.get("block_out_channels", (0,)))), max(depth, 1)
 
 
 def _local(folder: Path) -> Architecture | None:

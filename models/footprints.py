@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.adapters import LoraSpec, Trainable
+from models.adapters import Trainable
 from models.architectures import Architecture, meta_decoder, meta_denoiser
+from models.lora import LoraSpec, targeted
 from models.policies.base import Conditioning
 from models.policies.pipeline import PipelinePolicy
 from models.stored_weights import empty_model
@@ -33,7 +34,6 @@ _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.
 _FEW = 2
 _CPU = torch.device("cpu")
-
 
 #: Blocks by the name of their list and their place in it.
 Kept = frozenset[tuple[str, int]]
@@ -184,7 +184,7 @@ class Footprints:
 
     def _train(self, kept: Kept) -> int:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        for parameter in self._take(kept, fakes).parameters():
+        for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(_forget_gradient)
         with fakes, PeakMemory() as memory:
             latents, sigma, conditioning = self._inputs(fakes)
@@ -193,26 +193,27 @@ class Footprints:
             velocity.square().mean().backward()  # type: ignore[no-untyped-call]
         return int(memory.peak)
 
-    def _take(self, kept: Kept, fakes: FakeTensorMode) -> Trainable:
-        """Give the policy denoisers with some of the blocks, trainable as they would be."""
+    def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
+        """Give the policy denoisers with some of the blocks, and return what of them would be trained."""
         for name in self._policy.denoisers:
             setattr(self._policy.pipeline, name, self._shortened(kept))
         for module in self._policy.denoisers.values():
             self._policy.prepare(module)
-        with torch.device("meta"):
-            # There drawing the initial weights of adapters costs nothing.
-            trainable = Trainable(self._policy, self._fitting(), seed=0)
+        lora = self._fitting()
+        if lora is None or lora.targets:
+            with torch.device("meta"):
+                # There drawing the initial weights of adapters costs nothing.
+                Trainable(self._policy, lora, seed=0)
         for module in self._policy.denoisers.values():
             _fake_module(module, fakes)
-        return trainable
+        return [p for module in self._policy.denoisers.values() for p in module.parameters() if p.requires_grad]
 
     def _fitting(self) -> LoraSpec | None:
-        """Return the adapters for which these blocks have layers; other kinds of blocks have the others."""
+        """Return the adapters for which these blocks have layers; other kinds of blocks have the others, or all."""
         if self._lora is None:
             return None
         names = [name for module in self._policy.denoisers.values() for name, _ in module.named_modules()]
-        targets = [t for t in self._lora.targets if any(name == t or name.endswith(f".{t}") for name in names)]
-        return replace(self._lora, targets=tuple(targets))
+        return replace(self._lora, targets=tuple(t for t in self._lora.targets if any(targeted(n, [t]) for n in names)))
 
     def _inputs(self, fakes: FakeTensorMode) -> tuple[Tensor, Tensor, Conditioning]:
         """Return latents, noise level and conditioning of one row, counted as they are made."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
-from models.tensor_files import read_into
+from models.tensor_files import TensorFiles
 
 #: What diffusers calls the files of one component (its ``SAFETENSORS_WEIGHTS_NAME`` and the index of several files).
 _WEIGHTS, _INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
@@ -49,7 +49,7 @@ class StoredWeights:
             for name, target in targets.items()
         }
         try:
-            read_into(self.files, rounded)
+            TensorFiles(self.files).read_into(rounded)
         except KeyError as error:
             raise ConfigError(
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config asks for. Save the "

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -31,34 +31,40 @@ from models.safetensors_header import canonical_header
 _IN = "/"
 
 
-def stored_shapes(files: Sequence[Path]) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in some files, whole, from their headers."""
-    entries, prefix = _Reader(files).read_metadata().state_dict_metadata, files[0].name + _IN
-    tensors = {name: entry.size for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
-    return {name.removeprefix(prefix): size for name, size in tensors.items()}
+class TensorFiles:
+    """Stored tensors: files of whole ones, or the parts of one set of tensors."""
 
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Read the headers."""
+        self._reader = _Reader(files)
+        prefix = files[0].name + _IN
+        entries = self._reader.metadata.state_dict_metadata.items()
+        self._stored = {
+            key.removeprefix(prefix): (key, entry.size)
+            for key, entry in entries
+            if isinstance(entry, TensorStorageMetadata)
+        }
 
-@torch.no_grad()
-def read_into(files: Sequence[Path], targets: Mapping[str, Tensor]) -> None:
-    """Fill tensors, in place: of spread ones each rank reads its part, without waiting for the others.
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of every tensor, whole, by name."""
+        return {name: size for name, (_, size) in self._stored.items()}
 
-    Args:
-        files: files of whole tensors, or parts of one set of tensors.
-        targets: tensors of any dtype by name, of the stored shapes.
+    @torch.no_grad()
+    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+        """Fill tensors, in place: of spread ones each rank reads its part, without waiting for the others.
 
-    Raises:
-        KeyError: the files lack one of them.
-    """
-    reader = _Reader(files)
-    stored, prefix = reader.read_metadata().state_dict_metadata, files[0].name + _IN
-    keys = {name: prefix + name if prefix + name in stored else name for name in targets}
-    missing = sorted(name for name, key in keys.items() if key not in stored)
-    if missing:
-        raise KeyError(missing[0])
-    with warnings.catch_warnings():
-        # Every rank reads for itself, which torch takes for a program of one process.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load({keys[name]: tensor.detach() for name, tensor in targets.items()}, storage_reader=reader, no_dist=True)
+        Args:
+            targets: tensors of any dtype by name, of the stored shapes.
+
+        Raises:
+            KeyError: the files lack one of them.
+        """
+        wanted = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
+        with warnings.catch_warnings():
+            # Every rank reads for itself, which torch takes for a program of one process.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(wanted, storage_reader=self._reader, no_dist=True)
 
 
 def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup | None = None) -> None:
@@ -117,6 +123,11 @@ class _Reader(HuggingFaceStorageReader):
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(str(files[0].parent))
         self.fs = _Listed(files)
+        self.metadata = super().read_metadata()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the headers said."""
+        return self.metadata
 
 
 class _Listed(FileSystem):

@@ -7,7 +7,9 @@ from typing import Any
 from configs.registry import chosen, create, resolve
 from configs.schema import RunConfig
 from models.attention import attention_identity
+from models.lora import LoraSpec
 from models.policies import EMBEDDED_GUIDANCE
+from models.policies.base import Policy
 from models.schedules import PLANS, Plan
 from models.solvers import SOLVERS, Solver
 from models.transitions import KERNELS, Kernel
@@ -26,6 +28,14 @@ def make_algorithm(config: RunConfig) -> Algorithm:
         ConfigError: there is none of this name, or an option cannot work.
     """
     return chosen(ALGORITHMS, config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
+
+
+def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
+    """Return the adapters that are trained, on the family's published targets where the config names none."""
+    lora = config.model.lora
+    if lora is None:
+        return None
+    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
 
 
 def make_kernel(config: RunConfig) -> Kernel:

@@ -284,7 +284,8 @@ SAVE = """
 import sys
 from pathlib import Path
 import torch
-from models.adapters import LoraSpec, Trainable
+from models.adapters import Trainable
+from models.lora import LoraSpec
 from models.policies.base import Part, PolicySettings
 from models.policies.sd3 import SD3
 settings, parts = PolicySettings(height=64, width=64), frozenset({Part.DENOISER, Part.VAE})

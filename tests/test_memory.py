@@ -14,12 +14,14 @@ from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.adapters import Trainable
-from models.architectures import PUBLISHED, architecture_of, lora_parameters, meta_denoiser, parameters
+from models.architectures import PUBLISHED, architecture_of, meta_denoiser, parameters
 from models.footprints import Footprints, PeakMemory, kinds
+from models.lora import LoraSpec, lora_parameters
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, PolicySettings
 from models.quickstart.tiny import build_tiny
-from tasks.execution.memory import Memory, _footprints, _lora, advice, estimate_memory, measure_activations
+from tasks.components import lora_spec
+from tasks.execution.memory import Memory, _footprints, advice, estimate_memory, measure_activations
 from tasks.prompts import uses_guidance
 from tests.conftest import ROOT, FlowmillCommand
 from tests.gpu_page import PAGE, TRAFFIC, memory_of, memory_row, traffic_row
@@ -111,7 +113,7 @@ def test_a_local_folder_has_the_tokens_of_its_family(
 
 def test_adapters_are_counted() -> None:
     module = torch.nn.ModuleDict({"to_q": torch.nn.Linear(6, 10), "other": torch.nn.Linear(6, 10)})
-    assert lora_parameters(module, ("to_q",), rank=4) == 4 * (6 + 10)
+    assert lora_parameters(module, LoraSpec(rank=4, alpha=4, targets=("to_q",))) == 4 * (6 + 10)
 
 
 def test_what_to_change_comes_in_an_order_that_helps() -> None:
@@ -158,7 +160,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(preset: str) -> None:
 def footprints(config: RunConfig) -> Footprints:
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return _footprints(config, architecture, _lora(config, resolve(POLICIES, config.model.policy, what="policy")))
+    return _footprints(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "sd15"])
@@ -179,7 +181,7 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
         train_negative=config.optimize.guidance_gradient == "both",
     )
     policy = resolve(POLICIES, family, what="policy").load(tmp_path, settings, frozenset(Part), model.options)
-    trainable = Trainable(policy, _lora(config, type(policy)), seed=0)
+    trainable = Trainable(policy, lora_spec(config, type(policy)), seed=0)
     for parameter in trainable.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     with torch.no_grad():
@@ -194,6 +196,12 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     with PeakMemory() as memory:
         policy.decode(latents)
     assert traced.decoding() == pytest.approx(memory.peak, rel=0.1)
+
+
+def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
+    memory = estimate("flux1_dev", "model.lora={rank: 32, alpha: 64, targets: [attn.add_q_proj]}")
+    assert memory.trained == 19 * 32 * (3072 + 3072)
+    assert memory.optimize_activations > 0
 
 
 def test_ranks_that_share_the_weights_hold_less() -> None:

@@ -50,7 +50,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
         execute(whole, name, 0)
     train(whole)
     whole.close()
-    expected = {file: stored(whole, 1, file) for file in FILES}
+    expected, files = {file: stored(whole, 1, file) for file in FILES}, content(whole)
 
     broken = begin_run(make_config(f"store.root={tmp_path / 'broken'}", *settings, "execution.retries=0"))
     for name in ("base", "encode", "preprocess", "policy"):
@@ -77,9 +77,19 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
                 assert all(torch.equal(found[name], tensors[name]) for name in tensors), "bit for bit on as many"
             else:
                 assert max(float((found[name] - tensors[name]).abs().max()) for name in tensors) < 3e-5
-        names = sorted(file.name for record in again.store.shards(again.policy_ref(1)) for file in record.files)
+        written = content(again)
+        names = sorted(written)
         parts = [f"parts/{rank:05d}/{file}" for rank in range(ranks) for file in FILES]
+        if ranks == 2:
+            same = {name for name in files if written[name] == files[name]}
+            assert same >= set(parts), "equal content is equal bytes"
         assert names == sorted([METRICS, "policy.json", *(FILES if ranks == 1 else parts)])
+
+
+def content(context: RunContext) -> dict[str, str]:
+    """Return the checksum of every file of the trained policy."""
+    records = context.store.shards(context.policy_ref(1))
+    return {file.name: file.xxh3 for record in records for file in record.files}
 
 
 def kill_a_rank_after_a_checkpoint(root: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommittedError, RewardError, RunConflictError
 from configs.schema import RunConfig
-from models.tensor_files import read_into, stored_shapes
+from models.tensor_files import TensorFiles
 from storage.embeddings import Rows
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
@@ -59,9 +59,9 @@ def weights(context: RunContext, epoch: int = 1) -> dict[str, torch.Tensor]:
 
 def stored(context: RunContext, epoch: int, file: str) -> dict[str, torch.Tensor]:
     """Return the tensors of one file of a policy, whole, whoever wrote it."""
-    files = tensor_files(policy_folder(context.store, context.policy_ref(epoch)), file)
-    tensors = {name: torch.empty(shape) for name, shape in stored_shapes(files).items()}
-    read_into(files, tensors)
+    files = TensorFiles(tensor_files(policy_folder(context.store, context.policy_ref(epoch)), file))
+    tensors = {name: torch.empty(shape) for name, shape in files.shapes.items()}
+    files.read_into(tensors)
     return tensors
 
 

@@ -13,6 +13,7 @@ from flows.cli.console import console, print_json, size
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
+    from tasks.check import Cost
     from tasks.execution.memory import Memory
 
 
@@ -41,8 +42,19 @@ def check_command(
         print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config), markup=False)
+    _print_cost(cost, config.run.epochs)
+    if memory is not None:
+        _print_memory(config, memory, gpu_memory)
+    if deep:
+        _print_changed(changed)
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
+    console.print(f"prompts: {counts}. The config can run.")
+
+
+def _print_cost(cost: Cost, epochs: int) -> None:
     table = Table("what", "per epoch", "whole run", title="Cost", title_justify="left")
-    epochs = config.run.epochs
     rows = [
         ("images generated", cost.samples_per_epoch),
         ("denoiser rows, rollout", cost.rollout_forwards),
@@ -61,14 +73,6 @@ def check_command(
     table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
     table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
     console.print(table)
-    if memory is not None:
-        _print_memory(config, memory, gpu_memory)
-    if deep:
-        _print_changed(changed)
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
-    counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
-    console.print(f"prompts: {counts}. The config can run.")
 
 
 def _print_changed(changed: list[str] | None) -> None:
@@ -91,13 +95,12 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
     )
     sampling, training = size(memory.sampling_weights), size(memory.training_weights)
-    decoder, at_work = size(memory.decoder), max(memory.optimize_activations, memory.step)
+    decoder, at_work = size(memory.decoder), memory.optimize - memory.held
     table = Table("memory per rank, estimated", *memory.phases, title="Memory", title_justify="left")
     table.add_row("weights", size(memory.text), sampling, sampling, training)
     table.add_row("autoencoder", "", decoder, decoder, "")
     table.add_row("gradients, moments, averages", "", "", "", size(memory.training_state))
-    at_work_of = (memory.rollout_activations, memory.decode_activations, at_work)
-    table.add_row("activations", "", *map(size, at_work_of))
+    table.add_row("activations", "", *map(size, (memory.rollout_activations, memory.decode_activations, at_work)))
     table.add_row("together", *map(size, memory.phases.values()))
     console.print(table)
     if gpu_memory is None:

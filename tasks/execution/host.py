@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import create, resolve
 from configs.schema import RewardSection, RunConfig
-from models.adapters import LoraSpec, Trainable
+from models.adapters import Trainable
 from models.context_parallel import TokenSplit
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
@@ -24,6 +24,7 @@ from models.rewards import REWARDS
 from models.rewards.base import Reward
 from models.sharding import Sharding, local
 from storage.layout import ArtifactRef
+from tasks.components import lora_spec
 from tasks.execution.conditioning import read_conditioning
 from tasks.execution.devices import (
     chosen_device,
@@ -245,13 +246,6 @@ class ModelHost:
         """Return denoisers that stand beside the policy's, spread as they are."""
         return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
 
-    def lora_spec(self, policy: Policy) -> LoraSpec | None:
-        """Return the LoRA settings with the family's published targets filled in."""
-        section = self.config.model.lora
-        if section is None:
-            return None
-        return LoraSpec(rank=section.rank, alpha=section.alpha, targets=section.targets or policy.lora_targets)
-
     def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
         """Return what weights are called here; artifacts never change, so the store is asked once."""
         if (ref, weights) not in self._named:
@@ -269,7 +263,7 @@ class ModelHost:
         sharding = self.sharding if spread else None
         policy = self.load(frozenset({Part.DENOISER, Part.VAE}), empty=sharding is not None)
         self._place_decoder(policy)
-        made = Trainable(policy, self.lora_spec(policy), seed=derive(self.config.run.seed, "lora"))
+        made = Trainable(policy, lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora"))
         if sharding is not None:
             made.shard(sharding)
         return made

@@ -12,21 +12,20 @@ import torch
 
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.adapters import LoraSpec
 from models.architectures import (
     Architecture,
     architecture_of,
-    lora_parameters,
     meta_decoder,
     meta_denoiser,
     parameters,
 )
 from models.footprints import Footprints
 from models.libraries import quiet_libraries
+from models.lora import LoraSpec, lora_parameters
 from models.policies import IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part, PolicySettings
 from models.sharding import units
-from tasks.components import make_algorithm
+from tasks.components import lora_spec, make_algorithm
 from tasks.prompts import uses_guidance
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -120,7 +119,7 @@ def measure_activations(config: RunConfig) -> Activations | None:
     if architecture is None:
         return None
     family = resolve(POLICIES, config.model.policy, what="model.policy")
-    traced = _footprints(config, architecture, _lora(config, family))
+    traced = _footprints(config, architecture, lora_spec(config, family))
     return Activations(sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding())
 
 
@@ -138,10 +137,10 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
     family, module = resolve(POLICIES, config.model.policy, what="model.policy"), meta_denoiser(architecture)
     model, execution, number = config.model, config.execution, _BYTES[config.model.dtype]
     total = parameters(module) * architecture.denoisers
-    spec = _lora(config, family)
+    spec = lora_spec(config, family)
     trained = total
     if spec is not None:
-        trained = lora_parameters(module, spec.targets, spec.rank) * architecture.denoisers
+        trained = lora_parameters(module, spec) * architecture.denoisers
     requires = make_algorithm(config).requires
     beside = total * number * (int(reference and spec is None) + int(requires.teacher is not None))
     weights = trained * _MASTER + (0 if spec is None else total * number) + beside
@@ -210,13 +209,6 @@ def _advice_for_training(config: RunConfig, memory: Memory, limit: int) -> str:
     if execution.strategy == "fsdp" and not execution.offload:
         return "set execution.offload=true"
     return "one row does not fit: lower model.height and model.width, or take a larger GPU"
-
-
-def _lora(config: RunConfig, family: Any) -> LoraSpec | None:
-    lora = config.model.lora
-    if lora is None:
-        return None
-    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
 
 
 def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:

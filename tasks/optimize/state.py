@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.errors import CorruptError
-from models.tensor_files import begin_parts, finish_parts, read_into, stored_shapes, write_parts
+from models.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from storage.layout import part_folder
 from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState
@@ -47,8 +47,7 @@ def write_state(
     if state.trainable.sharded:
         write_parts(files, folder / part_folder(ranks.rank), ranks.group)
     elif ranks.first:
-        for file, tensors in files.items():
-            save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+        _write_whole(files, folder)
     if ranks.first:
         (folder / METRICS).write_text(_progress(state))
 
@@ -81,8 +80,7 @@ class StateCopy:
             self._started.result()
             finish_parts(self._files, self._part)
         elif self._first:
-            for file, tensors in self._files.items():
-                save_file(dict(tensors), self._folder / file)
+            _write_whole(self._files, self._folder)
         if self._first:
             (self._folder / METRICS).write_text(self._progress)
 
@@ -99,7 +97,7 @@ def read_state(state: TrainerState, folder: Path) -> None:
         files = tensor_files(folder, Weights.AVERAGE.value)
         if not files:
             raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
-        read_into(files, dict(zip(own, state.ema.values, strict=True)))
+        TensorFiles(files).read_into(dict(zip(own, state.ema.values, strict=True)))
     _read_moments(state, folder, own)
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
@@ -112,13 +110,13 @@ def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.
     files = tensor_files(folder, OPTIMIZER)
     if not files:
         return  # ranks write no file without tensors: nothing had a gradient yet
-    targets: dict[str, Tensor] = {}
-    for key in stored_shapes(files):
+    stored, targets = TensorFiles(files), dict[str, Tensor]()
+    for key in stored.shapes:
         kind, _, name = key.partition("/")
         if name not in own:
             raise CorruptError(f"{files[0]} holds moments of '{name}', which is not trained.")
         targets[key] = torch.zeros(1) if kind == "step" else torch.empty_like(own[name].detach())
-    read_into(files, targets)
+    stored.read_into(targets)
     for key, value in targets.items():
         kind, _, name = key.partition("/")
         # A fused optimizer counts its steps where it works, the others on the CPU.
@@ -139,6 +137,11 @@ def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
             moments[f"{kind}/{name}"] = moment.reshape(-1) if moment.ndim == 0 else moment
     files[OPTIMIZER] = moments
     return files
+
+
+def _write_whole(files: Files, folder: Path) -> None:
+    for file, tensors in files.items():
+        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
 
 
 def _progress(state: TrainerState) -> str:

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.adapters import LoraSpec, Trainable
+from models.adapters import Trainable
 from models.context_parallel import TokenSplit
+from models.lora import LoraSpec
 from models.policies.base import Conditioning, Part, PolicySettings
 from models.policies.flux1 import Flux1
 from models.quickstart.tiny import build_tiny

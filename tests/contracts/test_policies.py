@@ -18,8 +18,9 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.registry import resolve
-from models.adapters import LoraSpec, Trainable, check_lora_targets
+from models.adapters import Trainable
 from models.libraries import quiet_libraries
+from models.lora import LoraSpec, check_lora_targets
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.policies.sd15 import _length as flow_length

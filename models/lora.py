@@ -1,0 +1,99 @@
+"""Low-rank adapters: which layers get them, how many parameters that makes, and how they are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from configs.errors import ConfigError
+
+_ADAPTED = (nn.Linear, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """Low-rank adapters on a policy's denoisers."""
+
+    rank: int
+    """Rank of the update."""
+    alpha: int
+    """Scale is alpha / rank."""
+    targets: tuple[str, ...]
+    """Module name suffixes."""
+
+
+def targeted(name: str, targets: Sequence[str]) -> bool:
+    """Return whether a layer of this name is meant by one of the targets, as peft reads a list of them."""
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
+    """Check that every LoRA target names at least one linear or convolution layer.
+
+    Raises:
+        ConfigError: one matches nothing, so part of the model would silently stay untrained.
+    """
+    layers = [key for key, layer in module.named_modules() if isinstance(layer, _ADAPTED)]
+    for target in targets:
+        if not any(targeted(key, [target]) for key in layers):
+            examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
+            raise ConfigError(
+                f"model.lora.targets: '{target}' matches no layer of '{name}', so it would silently stay untrained. "
+                f"Layers end in, for example: {', '.join(examples)}."
+            )
+
+
+def lora_parameters(module: nn.Module, lora: LoraSpec) -> int:
+    """Return how many parameters adapters have; each layer gets (rank, inputs) and (outputs, rank)."""
+    found = 0
+    for name, layer in module.named_modules():
+        if isinstance(layer, _ADAPTED) and targeted(name, lora.targets):
+            sizes = layer.weight.shape
+            found += lora.rank * (sizes[0] + sizes[1:].numel())
+    return found
+
+
+def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
+    """Add adapters to a denoiser, in place, and freeze everything else; an empty one's adapters are not empty.
+
+    Args:
+        name: what the denoiser is called.
+        module: a diffusers model.
+        lora: the adapters.
+        seed: seed of their initial weights.
+
+    Raises:
+        ConfigError: a target matches no layer.
+    """
+    from peft import LoraConfig
+
+    check_lora_targets(name, module, lora.targets)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)
+    )
+    # peft draws initial weights from the global generator; the surrounding program's draws must not change.
+    with _as_if_in_memory(module), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module.add_adapter(config)
+
+
+@contextmanager
+def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
+    """Let parameters on the meta device look as if they were in host memory: one number each that stands for all.
+
+    peft makes adapters, and draws their initial weights, where the layers they are for are.
+    """
+    empty = [
+        (part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False) if p.is_meta
+    ]
+    for part, name, parameter in empty:
+        stand_in = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
+        setattr(part, name, nn.Parameter(stand_in, requires_grad=False))
+    yield
+    for part, name, parameter in empty:
+        setattr(part, name, parameter)
