@@ -159,6 +159,8 @@ class OptimizeSection(Section):
 
     algorithm: Component = Component(name="grpo")
     """The training objective."""
+    optimizer: str = "adamw"
+    """adamw, or adamw8bit: moments of a byte per number, a quarter of the memory; rounded, so other results."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW learning rate."""
     schedule: ScheduleSection | None = None

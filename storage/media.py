@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from configs.errors import ConfigError, CorruptError
+from configs.extras import require_extra
 
 FORMATS = ("png", "webp", "mp4")
 
@@ -91,10 +92,7 @@ def _decode_clip(data: bytes) -> np.ndarray:
 
 
 def _av():  # type: ignore[no-untyped-def]
-    try:
-        import av
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "Clips need 'av'. Install flowmill with its extra 'video': pip install 'flowmill[video]'."
-        ) from None
+    require_extra("video", "av", what="A clip")
+    import av
+
     return av

@@ -23,6 +23,7 @@ from tasks.combinations import Combination, check_combination, draw_plans
 from tasks.components import make_algorithm, make_kernel, make_plan
 from tasks.execution.checks import check_execution
 from tasks.model_settings import check_model
+from tasks.optimize.optimizers import check_optimizer
 from tasks.prompts import source_prompts, uses_guidance
 
 
@@ -85,6 +86,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     kernel, plan, requires = make_kernel(config), make_plan(config), make_algorithm(config).requires
     check_execution(config)
+    check_optimizer(config)
     _check_rewards(config, build=rewards)
     check_model(config)
     draws = draw_plans(config, plan)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import ConfigError, StoreError
+from configs.extras import require_extra
 from storage.lineage import LineageEntry
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
@@ -124,12 +125,8 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 
 def _delta_writer(folder: Path) -> Callable[[int, pa.Table], None]:
-    try:
-        from deltalake import write_deltalake
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "--format delta needs 'deltalake'. Install flowmill with its extra 'delta': pip install 'flowmill[delta]'."
-        ) from None
+    require_extra("delta", "deltalake", what="--format delta")
+    from deltalake import write_deltalake
 
     def write(epoch: int, table: pa.Table) -> None:
         write_deltalake(str(folder), table, mode="append", partition_by=["epoch"])

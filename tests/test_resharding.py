@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import threading
 import time
@@ -41,10 +43,11 @@ def train(context: RunContext) -> None:
         execute(context, name, 1, slot)
 
 
+@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", (1, 2, 4)), ("adamw8bit", (1, 2))])
 def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
-    make_config: Callable[..., RunConfig], tmp_path: Path
+    make_config: Callable[..., RunConfig], tmp_path: Path, optimizer: str, numbers: tuple[int, ...]
 ) -> None:
-    settings = (*SETTINGS, "execution.processes=2")
+    settings = (*SETTINGS, f"optimize.optimizer={optimizer}", "execution.processes=2")
     whole = begin_run(make_config(f"store.root={tmp_path / 'whole'}", *settings))
     for name in ("base", "encode", "preprocess", "policy"):
         execute(whole, name, 0)
@@ -61,7 +64,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
         train(broken)
     killer.join()
     broken.close()
-    for ranks in (1, 2, 4):
+    # In 8 bits a rounding error may lead to the next code.
+    rounded = {OPTIMIZER} if optimizer == "adamw8bit" else set()
+    for ranks in numbers:
         root = tmp_path / f"on {ranks}"
         shutil.copytree(tmp_path / "broken", root)
         again = open_run(str(root), "small", overrides=[f"execution.processes={ranks}"])
@@ -75,7 +80,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
             assert found.keys() == tensors.keys()
             if ranks == 2:
                 assert all(torch.equal(found[name], tensors[name]) for name in tensors), "bit for bit on as many"
-            else:
+            elif file not in rounded:
                 assert max(float((found[name] - tensors[name]).abs().max()) for name in tensors) < 3e-5
         written = content(again)
         names = sorted(written)
@@ -92,12 +97,21 @@ def content(context: RunContext) -> dict[str, str]:
     return {file.name: file.xxh3 for record in records for file in record.files}
 
 
+def has_checkpoint(root: Path) -> bool:
+    # Not by rglob: folders that vanish while it looks stop it.
+    return any(
+        folder.endswith("_checkpoints") and any(name.endswith(".json") for name in names)
+        for folder, _, names in os.walk(root)
+    )
+
+
 def kill_a_rank_after_a_checkpoint(root: Path) -> None:
     """Wait for a checkpoint within the epoch, then kill one of the ranks."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not any(root.rglob("_checkpoints/*.json")):
+    while time.monotonic() < deadline and not has_checkpoint(root):
         time.sleep(0.002)
     for process in psutil.Process().children(recursive=True):
-        if "rank.py" in " ".join(process.cmdline()):
-            process.kill()
-            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "rank.py" in " ".join(process.cmdline()):
+                process.kill()
+                return

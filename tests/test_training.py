@@ -29,8 +29,9 @@ from models.transitions import FlowSDE, Grid
 from tasks.algorithms.base import Models, TransitionBatch
 from tasks.algorithms.grpo import GRPO
 from tasks.execution.ranks import Ranks
-from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
+from tasks.optimize.loop import TrainerState, run_updates
 from tasks.optimize.notes import training_notes
+from tasks.optimize.optimizers import make_optimizer
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import single_rows
 from tasks.optimize.scaling import LossScale, loss_scale

@@ -17,7 +17,8 @@ from configs.schema import OptimizeSection
 from models.adapters import Ema
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss
 from tasks.execution.ranks import Ranks
-from tasks.optimize.loop import TrainerState, make_optimizer, run_updates
+from tasks.optimize.loop import TrainerState, run_updates
+from tasks.optimize.optimizers import make_optimizer
 from tasks.optimize.rows import Units, plan_updates, single_rows
 from tests.toy import START, transitions, vector
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from configs.errors import ConfigError
+from configs.extras import require_extra
 from models.policies.base import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
@@ -31,13 +31,7 @@ class Wan21ImageToVideo(Wan):
         Raises:
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
-        from diffusers.utils import is_ftfy_available
-
-        if not is_ftfy_available():
-            raise ConfigError(
-                f"model.policy '{self.family}' needs 'ftfy'. Install flowmill with its extra 'video': "
-                "pip install 'flowmill[video]'."
-            )
+        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
         pipeline, settings = self.pipeline, self.settings
         size, conditions, embeds = (settings.height, settings.width), [], []
         for pixels in images or ():

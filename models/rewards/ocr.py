@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from configs.extras import require_extra
 from models.rewards.base import Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
@@ -43,10 +44,9 @@ class OcrReward:
         """Load the model from the wheel.
 
         Raises:
-            ValueError: the wheel is not installed.
+            ConfigError: the wheel is not installed.
         """
-        if importlib.util.find_spec("rapidocr_onnxruntime") is None:
-            raise ValueError("needs PP-OCR, which is not installed. Run: pip install 'flowmill[ocr]'")
+        require_extra("ocr", "rapidocr_onnxruntime", what="rewards 'ocr'")
         self._reader = _DetectingReader() if self.detect else _LineReader(self.batch_size, self.threads)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

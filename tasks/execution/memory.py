@@ -26,6 +26,7 @@ from models.policies import IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part, PolicySettings
 from models.sharding import units
 from tasks.components import lora_spec, make_algorithm
+from tasks.optimize.optimizers import OPTIMIZERS
 from tasks.prompts import uses_guidance
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -142,15 +143,16 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
     if spec is not None:
         trained = lora_parameters(module, spec) * architecture.denoisers
     requires = make_algorithm(config).requires
+    optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, what="optimize.optimizer")
     beside = total * number * (int(reference and spec is None) + int(requires.teacher is not None))
     weights = trained * _MASTER + (0 if spec is None else total * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.ranks if execution.strategy == "fsdp" else 1
-    copies = 3 + int(config.optimize.ema is not None) + int(requires.behavior)
-    state, step = trained * _MASTER * copies // parts, 0
+    copies, moment = 1 + int(config.optimize.ema is not None) + int(requires.behavior), optimizer.moment_bytes
+    state, step = int(trained * (_MASTER * copies + 2 * moment)) // parts, 0
     if execution.ranks > 1 and execution.strategy == "ddp":
         step += trained * _MASTER  # gradients are exchanged as one buffer
-    if not execution.fused_adamw:
+    if not execution.fused_adamw and optimizer.fuses:
         step += trained * _MASTER // parts
     largest = max(parameters(unit) for unit in units(module, family.blocks))
     blocks = _WHOLE_BLOCKS * largest * (_MASTER if spec is None else number) if parts > 1 else 0

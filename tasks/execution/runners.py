@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
+from configs.extras import require_extra
 from configs.registry import chosen
 
 RUNNERS = {
@@ -87,7 +87,7 @@ class Dask:
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or what is to be started: all on loopback."""
-        _require_package("prefect_dask", "dask")
+        require_extra("dask", "prefect_dask", what="execution.runner 'dask'")
         if self.address is not None:
             return {"address": self.address}
         if self.cluster_class is not None:
@@ -115,7 +115,7 @@ class Ray:
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address."""
-        _require_package("prefect_ray", "ray")
+        require_extra("ray", "prefect_ray", what="execution.runner 'ray'")
         return {"address": self.address, "init_kwargs": {"log_to_driver": False, **self.init}}
 
     def connect(self, task_runner: Any) -> None:
@@ -143,12 +143,4 @@ def check_runner(section: ExecutionSection) -> None:
         raise ConfigError(
             f"execution.score_workers is {section.score_workers}, but scores go to the workers of execution.runner "
             f"'{section.runner.name}'. Remove it."
-        )
-
-
-def _require_package(module: str, extra: str) -> None:
-    if find_spec(module) is None:
-        raise ConfigError(
-            f"execution.runner '{extra}' needs the package '{module.replace('_', '-')}', which is not installed: "
-            f"pip install 'flowmill[{extra}]'."
         )

@@ -21,6 +21,7 @@ from models.sharding import number as number_of
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.execution.ranks import Ranks
 from tasks.optimize.metrics import LARGEST, RowFigures, entry
+from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.scaling import LossScale, unscale
@@ -35,8 +36,8 @@ class TrainerState:
 
     trainable: Trainable
     """The policy; its parameters change in place."""
-    optimizer: torch.optim.AdamW
-    """AdamW over the trained parameters."""
+    optimizer: MomentOptimizer
+    """Over the trained parameters."""
     ema: Ema | None
     """The moving average, if one is kept."""
     total_updates: int
@@ -50,20 +51,6 @@ class TrainerState:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained parameters."""
         return self.trainable.parameters()
-
-
-def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter], section: OptimizeSection, *, fused: bool = False
-) -> torch.optim.AdamW:
-    """Return AdamW with the configured settings, maybe as one kernel."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=section.learning_rate,
-        betas=section.betas,
-        weight_decay=section.weight_decay,
-        eps=section.epsilon,
-        fused=fused or None,
-    )
 
 
 def run_updates(
@@ -105,8 +92,7 @@ def run_updates(
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
         means["lr"] = learning_rate(section, state.total_updates)
-        for group in state.optimizer.param_groups:
-            group["lr"] = means["lr"]
+        state.optimizer.set_learning_rate(means["lr"])
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
         state.total_updates += 1

@@ -110,18 +110,19 @@ def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.
     files = tensor_files(folder, OPTIMIZER)
     if not files:
         return  # ranks write no file without tensors: nothing had a gradient yet
-    stored, targets = TensorFiles(files), dict[str, Tensor]()
+    stored, targets, begun = TensorFiles(files), dict[str, Tensor](), set[str]()
     for key in stored.shapes:
-        kind, _, name = key.partition("/")
+        name = key.partition("/")[2]
         if name not in own:
             raise CorruptError(f"{files[0]} holds moments of '{name}', which is not trained.")
-        targets[key] = torch.zeros(1) if kind == "step" else torch.empty_like(own[name].detach())
+        if name not in begun:
+            begun.add(name)
+            state.optimizer.begin(own[name])
+            targets |= _moments(state, own[name], name)
+    if set(targets) != set(stored.shapes):
+        odd = sorted(set(targets) ^ set(stored.shapes))[0]
+        raise CorruptError(f"{files[0]} is the state of another optimizer; the first difference is '{odd}'.")
     stored.read_into(targets)
-    for key, value in targets.items():
-        kind, _, name = key.partition("/")
-        # A fused optimizer counts its steps where it works, the others on the CPU.
-        counted_on = own[name].device if state.optimizer.defaults["fused"] else torch.device("cpu")
-        state.optimizer.state[own[name]][kind] = value.reshape(()).to(counted_on) if kind == "step" else value
 
 
 def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
@@ -132,11 +133,15 @@ def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
         files[Weights.AVERAGE.value] = dict(zip(own, state.ema.values, strict=True))
     moments: dict[str, Tensor] = {}
     for name, parameter in state.trainable.named_parameters():
-        for kind, value in state.optimizer.state.get(parameter, {}).items():
-            moment = value.detach()
-            moments[f"{kind}/{name}"] = moment.reshape(-1) if moment.ndim == 0 else moment
+        moments |= _moments(state, parameter, name)
     files[OPTIMIZER] = moments
     return files
+
+
+def _moments(state: TrainerState, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
+    """Return what the optimizer keeps of a parameter, by its key in the file; what is filled changes the optimizer."""
+    kept = state.optimizer.moments(parameter).items()
+    return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
 
 
 def _write_whole(files: Files, folder: Path) -> None:

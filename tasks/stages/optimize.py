@@ -30,7 +30,8 @@ from tasks.components import make_algorithm, make_kernel, open_trajectory_store
 from tasks.execution.ranks import Ranks
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.checkpoints import Checkpoints
-from tasks.optimize.loop import TrainerState, dealt, make_optimizer, run_updates
+from tasks.optimize.loop import TrainerState, dealt, run_updates
+from tasks.optimize.optimizers import make_optimizer, optimizer_identity
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, micro_batches, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
@@ -59,7 +60,7 @@ class OptimizeStage(Stage):
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the step the log-probs belong to, and the seed of the row order."""
         return {
-            "optimize": self.config.optimize.model_dump(mode="json"),
+            "optimize": optimizer_identity(self.config.optimize),
             "sampler": self.config.rollout.sampler.model_dump(mode="json"),
             "seed": self.config.run.seed,
             "epoch": self.epoch,

@@ -1,0 +1,23 @@
+"""Packages that only some settings need: extras of flowmill, asked for where they are used."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from configs.errors import ConfigError
+
+
+def require_extra(extra: str, *modules: str, what: str) -> None:
+    """Check that what an extra installs is there.
+
+    Args:
+        extra: name of the extra.
+        modules: modules that are imported from it.
+        what: the setting that needs them.
+
+    Raises:
+        ConfigError: one cannot be found.
+    """
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise ConfigError(f"{what} needs '{missing[0]}', which is not installed: pip install 'flowmill[{extra}]'.")

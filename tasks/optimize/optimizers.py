@@ -1,0 +1,122 @@
+"""Optimizers: AdamW, and what of each is written and read again.
+
+A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``AdamW`` below, and one line in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from configs.registry import resolve
+from configs.schema import OptimizeSection, RunConfig
+
+OPTIMIZERS = {
+    "adamw": "tasks.optimize.optimizers:AdamW",
+    "adamw8bit": "tasks.optimize.adamw8bit:AdamW8bit",
+}
+
+
+class MomentOptimizer(Protocol):
+    """What training asks of an optimizer, beside ``step`` and ``zero_grad``."""
+
+    moment_bytes: ClassVar[float]
+    """Bytes of one moment of one number."""
+    fuses: ClassVar[bool]
+    """``execution.fused_adamw`` does something."""
+
+    def step(self) -> object:
+        """Change the parameters."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+
+    def begin(self, parameter: nn.Parameter) -> None:
+        """Give a parameter the moments it has before its first step."""
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's, float32 moments."""
+
+    moment_bytes = 4.0
+    fuses = True
+
+    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool) -> None:
+        """Bind to parameters.
+
+        Args:
+            parameters: float32.
+            section: the settings.
+            fused: carry out a step as one kernel.
+        """
+        super().__init__(
+            parameters,
+            lr=section.learning_rate,
+            betas=section.betas,
+            weight_decay=section.weight_decay,
+            eps=section.epsilon,
+            fused=fused or None,
+        )
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    @torch.no_grad()
+    def begin(self, parameter: nn.Parameter) -> None:
+        """Give a parameter the moments it has before its first step."""
+        # A fused optimizer counts its steps where it works, the others on the CPU.
+        counted_on = parameter.device if self.defaults["fused"] else torch.device("cpu")
+        self.state[parameter] = {
+            "step": torch.zeros((), device=counted_on),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
+        return dict(self.state.get(parameter, {}))
+
+
+def make_optimizer(
+    parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool = False
+) -> MomentOptimizer:
+    """Return the configured optimizer.
+
+    Args:
+        parameters: float32.
+        section: the settings.
+        fused: carry out a step as one kernel.
+    """
+    kind = resolve(OPTIMIZERS, section.optimizer, what="optimize.optimizer")
+    made: MomentOptimizer = kind(parameters, section, fused=fused)
+    return made
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """Check that there is such an optimizer, and that it heeds what is set.
+
+    Raises:
+        ConfigError: it cannot be imported, or a setting would do nothing.
+    """
+    name = config.optimize.optimizer
+    kind: type[MomentOptimizer] = resolve(OPTIMIZERS, name, what="optimize.optimizer")
+    if config.execution.fused_adamw and not kind.fuses:
+        raise ConfigError(f"execution.fused_adamw has no effect on optimize.optimizer '{name}'. Remove it.")
+
+
+def optimizer_identity(section: OptimizeSection) -> Mapping[str, object]:
+    """Return the settings of training that its result depends on."""
+    # Policies that were trained before there was a choice keep their names.
+    return section.model_dump(mode="json", exclude={"optimizer"} if section.optimizer == "adamw" else None)
