@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+#: Loggers that tell, when torchao is imported, of kernels for other hardware and of what it registers with torch.
+#: diffusers imports it wherever it is installed.
+_IMPORTING_TORCHAO = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
 
 
 def diffusers_class(name: str) -> Any:
@@ -24,3 +29,14 @@ def quiet_libraries() -> None:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
+
+
+def quiet_imports() -> None:
+    """Keep packages that come with an extra from telling on import what they do without."""
+    for name in _IMPORTING_TORCHAO:
+        # A filter stays; torch sets its loggers' levels anew.
+        logging.getLogger(name).addFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

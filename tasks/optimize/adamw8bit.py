@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -14,14 +13,8 @@ from configs.extras import require_extra
 from configs.schema import OptimizeSection
 
 require_extra("8bit", "torchao", what="optimize.optimizer 'adamw8bit'")
-_disabled = logging.root.manager.disable
-# It warns of kernels for other hardware, and of what it registers with torch; none of it is used here.
-logging.disable(logging.WARNING)
-try:
-    from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]
-    from torchao.optim.subclass_8bit import OptimState8bit  # type: ignore[import-untyped]
-finally:
-    logging.disable(_disabled)
+from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]  # noqa: E402
+from torchao.optim.subclass_8bit import OptimState8bit  # type: ignore[import-untyped]  # noqa: E402
 
 #: Numbers that share a scale: at most, as bitsandbytes has them, and at least, below which scales cost too much.
 _LARGEST, _SMALLEST = 256, 16
