@@ -20,6 +20,9 @@ class ExecutionSection(Section):
     """How several processes hold the weights: each whole, or each a part of every block while training (FSDP2)."""
     offload: bool = False
     """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
+    sampling: Literal["whole", "spread"] = "whole"
+    """With fsdp: weights are made whole on every rank to sample, or stay spread, which takes less memory and more
+    traffic; the ranks then make every forward together."""
     context_parallel: int = Field(1, ge=1)
     """Processes that share the tokens of each row while training (Ulysses), for long clips; it divides their number."""
     nodes: int = Field(1, ge=1)

@@ -135,6 +135,10 @@ class Trainable:
         """Give the frozen base model that full weights are compared with; equal weights give equal velocities."""
         self._reference = self._beside(base, _computed_as_trained)
 
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the policy's (B, ...) velocity, see ``Policy.velocity``."""
+        return self.policy.velocity(latents, sigma, conditioning)
+
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy.

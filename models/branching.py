@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.policies.base import Conditioning, Policy
+from models.policies.base import Conditioning, GivesVelocity
 from models.sampling import grid_at
 from models.schedules import Steps
 from models.transitions import ODE, Kernel
@@ -44,7 +44,7 @@ class Branches:
 
 @torch.no_grad()
 def branch(
-    policy: Policy,
+    policy: GivesVelocity,
     conditioning: Conditioning,
     latents: Tensor,
     sigmas: Tensor,
@@ -101,7 +101,7 @@ _BORN = ("trunk", "step", "number", "before", "after", "log_probs", "means")
 
 
 def _velocities(
-    policy: Policy, conditioning: Conditioning, latents: Tensor, at: tuple[Tensor, Tensor], max_rows: int
+    policy: GivesVelocity, conditioning: Conditioning, latents: Tensor, at: tuple[Tensor, Tensor], max_rows: int
 ) -> Tensor:
     """Return velocities of rows at (sigma, trunk index), in forwards of exactly ``max_rows`` rows."""
     sigma, index = at

@@ -7,7 +7,12 @@ from typing import Any
 
 #: Loggers that tell, when torchao is imported, of kernels for other hardware and of what it registers with torch.
 #: diffusers imports it wherever it is installed.
-_IMPORTING_TORCHAO = ("torchao", "torchao.kernel.intmm", "torch.utils._pytree")
+_IMPORTING_TORCHAO = (
+    "torchao",
+    "torchao.kernel.intmm",
+    "torch.utils._pytree",
+    "diffusers.quantizers.torchao.torchao_quantizer",
+)
 
 
 def diffusers_class(name: str) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.policies.base import Conditioning, Policy
+from models.policies.base import Conditioning, GivesVelocity, Policy
 from models.schedules import Steps
 from models.solvers import Solver
 from models.transitions import Gaussian, Grid, Kernel, expand, gaussian_kl
@@ -50,7 +50,7 @@ class Sampler:
 
 @torch.no_grad()
 def sample(
-    policy: Policy,
+    policy: GivesVelocity,
     conditioning: Conditioning,
     latents: Tensor,
     sigmas: Tensor,

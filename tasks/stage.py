@@ -152,6 +152,9 @@ class Stage(ABC):
     def load(self) -> None:  # noqa: B027 - most stages load nothing
         """Load what every shard needs; on ranks that hold weights together, all do it before they take shards."""
 
+    def rest(self) -> None:  # noqa: B027 - most stages need nobody for their shards
+        """Take part, with no shard left for this rank, in what the others can only do together with it."""
+
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
         """Return all shards of the artifact, in order; ``covered`` ones included."""

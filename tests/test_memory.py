@@ -129,6 +129,9 @@ def test_what_to_change_comes_in_an_order_that_helps() -> None:
     ]
     assert first(30) == ["decode: set execution.decode_batch_size=6"]
     assert first(20)[0] == "rollout: the weights alone do not fit; take a larger GPU"
+    ranks = "execution.processes=8"
+    assert first(20, ranks)[0].endswith("set execution.strategy=fsdp and execution.sampling=spread")
+    assert first(20, ranks, "execution.strategy=fsdp")[0].endswith("set execution.sampling=spread")
     two = ("execution.processes=2", "execution.rollout_batch_size=1", "execution.decode_batch_size=1")
     assert first(28.5, *two) == ["optimize: set execution.strategy=fsdp"]
 
@@ -217,6 +220,8 @@ def test_ranks_that_share_the_weights_hold_less() -> None:
     assert (offloaded.training_weights, offloaded.training_state) == (blocks, 0)
     assert one.sampling_weights < fsdp.sampling_weights < 1.2 * one.sampling_weights
     assert offloaded.sampling_weights == one.sampling_weights
+    spread = estimate("flux1_dev", ranks, "execution.strategy=fsdp", "execution.sampling=spread")
+    assert spread.sampling_weights == fsdp.training_weights
     split = estimate("flux1_dev", ranks, "execution.context_parallel=2")
     assert split.optimize_activations == one.optimize_activations // 2
 

@@ -28,6 +28,7 @@ STRATEGIES = {
     "ddp": (),
     "fsdp": ("strategy=fsdp",),
     "fsdp, offload": ("strategy=fsdp", "offload=true"),
+    "fsdp, spread": ("strategy=fsdp", "sampling=spread"),
     "ulysses": ("context_parallel=2",),
     "fsdp, ulysses, fused": ("strategy=fsdp", "context_parallel=2", "fused_adamw=true"),
 }
@@ -156,6 +157,35 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("sd3", ["model.lora=null", "advantage.kl_coef=0.1", "rollout.plan={name: window, options: {size: 2}}"]),
+        ("sd3", ["rollout.plan={name: branch, options: {branches: 3, steps: [0, 2]}}", "optimize.updates_per_epoch=1"]),
+        ("wan22", ["rollout.prompts_per_epoch=1"]),
+    ],
+    ids=["a reference in some steps", "branches", "one shard"],
+)
+def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
+    crew: Crew, single: Crew, tmp_path: Path, family: str, settings: list[str]
+) -> None:
+    """Three shards or one on two ranks, and forwards that other shards do not have."""
+    uneven = ["rollout.prompts_per_epoch=3", "rollout.groups_per_shard=1", "execution.rollout_batch_size=3", *settings]
+    one = prepare(config_of(family, tmp_path / "one", *uneven))
+    spread = ["execution.processes=2", "execution.strategy=fsdp", "execution.sampling=spread"]
+    two = prepare(config_of(family, tmp_path / "two", *uneven, *spread))
+    for name, epoch in (("rollout", 1), ("evaluate", 0)):
+        made = []
+        for context, ranks in ((one, single), (two, crew)):
+            run = StageRun(make_stage(context, name, epoch))
+            ranks.carry_out(run, HEARD)
+            run.finish()
+            made.append(context.store.require(run.ref).shards)
+        assert made[0] == made[1], "every file is the same to the byte"
+
+
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:
     presets = [load_config(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
     plans = {
@@ -173,6 +203,7 @@ def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() ->
         ("wan21", ["processes=3", "context_parallel=2"], "there are 3 processes, which cannot be put in groups of 2"),
         ("sd3", ["processes=2", "context_parallel=2"], "how the tokens of model.policy 'sd3' are split"),
         ("wan21", ["strategy=fsdp"], "there is one process"),
+        ("wan21", ["processes=2", "sampling=spread"], "keeps whole weights on every rank"),
         ("wan21", ["processes=2", "offload=true"], "keeps weights on devices"),
     ],
 )

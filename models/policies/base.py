@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -84,6 +84,13 @@ class Conditioning:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(next(iter(self.positive.values())))
+
+
+class GivesVelocity(Protocol):
+    """What sampling asks of a model."""
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return (B, ...) float32 velocities, see ``Policy.velocity``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def _check_strategy(config: RunConfig) -> None:
             f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
             "strategy to 'fsdp', or offload to false."
         )
+    if execution.sampling == "spread" and execution.strategy != "fsdp":
+        raise ConfigError(
+            f"execution.sampling is 'spread', but execution.strategy '{execution.strategy}' keeps whole weights on "
+            "every rank. Set strategy to 'fsdp', or sampling to 'whole'."
+        )
     if execution.strategy == "fsdp" and (model.compile or model.device_map):
         odd = "compile" if model.compile else "device_map"
         raise ConfigError(

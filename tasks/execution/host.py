@@ -33,6 +33,7 @@ from tasks.execution.devices import (
     peak_memory,
     use_deterministic_kernels,
 )
+from tasks.execution.in_step import Inputs, InStep
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive
@@ -60,6 +61,7 @@ class ModelHost:
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self._in_step: InStep | None = None
         self._prepared: frozenset[Part] | None = None
         self._rewards: dict[str, Reward] = {}
         self._lock = threading.RLock()
@@ -111,17 +113,44 @@ class ModelHost:
             self.prepare(stage.parts)
             stage.load()
 
-    def assemble(self, ref: ArtifactRef | None = None, weights: Weights = Weights.TRAINED) -> Trainable:
-        """Return the policy with its weights whole on every rank, so that each works on its own; all do it together.
+    def assemble(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy to sample with; all ranks ask together, as its weights are made whole on each of them.
+
+        With ``execution.sampling`` spread they stay spread, and ``velocities`` keeps the ranks in step.
 
         Args:
-            ref: a policy artifact; None: the policy as it is loaded.
+            ref: a policy artifact.
             weights: which of its weights.
         """
         with self._lock:
-            held = self._loaded() if ref is None else self.trainable(ref, weights)
-            held.gather()
+            held = self.trainable(ref, weights)
+            if self.config.execution.sampling == "spread":
+                held.scatter()
+            else:
+                held.gather()
             return held
+
+    def velocities(self, trainable: Trainable) -> Trainable | InStep:
+        """Return what gives velocities of weights and of the base model while sampling."""
+        if self.config.execution.sampling == "whole" or not trainable.sharded:
+            return trainable
+        if self._in_step is None:
+            self._in_step = InStep(trainable, self.ranks, lambda: self._any_row(trainable.policy))
+        return self._in_step
+
+    def rest(self) -> None:
+        """Take part in what other ranks can only do together with this one, until all have done their work."""
+        if self._trainable is not None and self._trainable.sharded and not self._trainable.gathered:
+            velocities = self.velocities(self._trainable)
+            if isinstance(velocities, InStep):
+                velocities.rest()
+
+    def _any_row(self, policy: Policy) -> Inputs:
+        """Return a row to call the denoisers with where the result does not count."""
+        latents = policy.initial_latents([torch.Generator().manual_seed(0)])
+        prompt = next(prompt for prompts in self.context.prompts.values() for prompt in prompts)
+        sigma = torch.full((1,), 0.5, device=latents.device)
+        return Inputs(latents, sigma, self.conditioning([prompt]))
 
     def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
         """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
@@ -149,7 +178,7 @@ class ModelHost:
         """Forget everything that is loaded."""
         with self._lock:
             held = self._encoder is not None or self._trainable is not None
-            self._encoder = self._trainable = self._holds = self._prepared = None
+            self._encoder = self._trainable = self._holds = self._prepared = self._in_step = None
             if held:
                 free_cached_memory(self.device)
 

@@ -63,7 +63,7 @@ class Memory:
     text: int
     """Text encoders, which only ``encode`` holds."""
     sampling_weights: int
-    """Denoisers, and what stands beside them, while sampling: whole on every rank."""
+    """Denoisers, and what stands beside them, while sampling: whole on every rank, or spread as while training."""
     decoder: int
     """The autoencoder, while images are sampled and decoded."""
     rollout_activations: int
@@ -156,6 +156,9 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
         step += trained * _MASTER // parts
     largest = max(parameters(unit) for unit in units(module, family.blocks))
     blocks = _WHOLE_BLOCKS * largest * (_MASTER if spec is None else number) if parts > 1 else 0
+    training = blocks + (0 if execution.offload else weights // parts)
+    # Where weights are whole to sample, each rank's part of them stays beside.
+    whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
     row = activations or measure_activations(config)
     assert row is not None
     return Memory(
@@ -164,11 +167,11 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
         tokens=architecture.tokens(height=model.height, width=model.width, frames=model.frames)
         + architecture.text_tokens,
         text=architecture.text_parameters * number,
-        sampling_weights=weights + (weights // parts if parts > 1 and not execution.offload else 0),
+        sampling_weights=training if execution.sampling == "spread" else whole,
         decoder=parameters(meta_decoder(architecture)) * _MASTER,
         rollout_activations=execution.rollout_batch_size * row.sampling,
         decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
-        training_weights=blocks + (0 if execution.offload else weights // parts),
+        training_weights=training,
         training_state=0 if execution.offload else state,
         optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
         step=0 if execution.offload else step,
@@ -184,7 +187,7 @@ def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
         room = limit - memory.sampling_weights - memory.decoder
         rows = room * config.execution.rollout_batch_size // max(1, memory.rollout_activations)
         fits = f"rollout: set execution.rollout_batch_size={rows}"
-        found.append(fits if rows >= 1 else "rollout: the weights alone do not fit; take a larger GPU")
+        found.append(fits if rows >= 1 else f"rollout: the weights alone do not fit; {_less_to_sample(config)}")
     if memory.decode > limit >= memory.rollout:
         batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
         rows = (limit - memory.sampling_weights - memory.decoder) * batch // max(1, memory.decode_activations)
@@ -193,6 +196,15 @@ def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:
     if memory.optimize > limit:
         found.append(f"optimize: {_advice_for_training(config, memory, limit)}")
     return found
+
+
+def _less_to_sample(config: RunConfig) -> str:
+    execution = config.execution
+    if execution.sampling == "spread":
+        return "take more or larger GPUs"
+    if execution.strategy == "fsdp":
+        return "set execution.sampling=spread"
+    return "set execution.strategy=fsdp and execution.sampling=spread" if execution.ranks > 1 else "take a larger GPU"
 
 
 def _advice_for_training(config: RunConfig, memory: Memory, limit: int) -> str:

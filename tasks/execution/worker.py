@@ -89,6 +89,7 @@ def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
         for shard in deal(ranks, board, run.pending):
             run.run_shard(shard)
             send({"committed": shard.name})
+        stage.rest()
         return
     for shard in listed(ranks, board, run.pending):
         if ranks.first:

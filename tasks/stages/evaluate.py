@@ -65,6 +65,10 @@ class EvaluateStage(Stage):
         """The policy."""
         self.host.assemble(self.inputs()[0], Weights.AVERAGE)
 
+    def rest(self) -> None:
+        """Take part in what other ranks still sample."""
+        self.host.rest()
+
     def shards(self) -> list[Shard]:
         """One per split that has prompts."""
         return [Shard(split) for split in SPLITS if self.context.prompts[split]]
@@ -94,11 +98,12 @@ class EvaluateStage(Stage):
     def _sample_batch(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]], *, pad_to: int) -> list[Sample]:
         padded = [*jobs, *[jobs[-1]] * (pad_to - len(jobs))]
         ref = self.inputs()[0]
-        policy = self.host.trainable(ref, Weights.AVERAGE).policy
+        trainable = self.host.trainable(ref, Weights.AVERAGE)
+        policy = trainable.policy
         seeds = [derive(self.config.evaluate.seed, "evaluate", prompt.id, replica) for prompt, replica in padded]
         sigmas = policy.sigmas(self._steps)
         rollout = sample(
-            policy,
+            self.host.velocities(trainable),
             self.host.conditioning([prompt for prompt, _ in padded]),
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from configs.fingerprint import canonical_json
 from models.policies.base import Part
@@ -24,6 +25,8 @@ class PolicyStage(Stage):
     name = "policy"
     kind = "policies"
     parts = frozenset({Part.DENOISER})
+
+    _fresh: Mapping[str, Tensor] | None = None
 
     def options(self) -> Mapping[str, Any]:
         """What is trained, and the seed of fresh LoRA weights."""
@@ -43,11 +46,11 @@ class PolicyStage(Stage):
     def load(self) -> None:
         """The fresh adapters, if there are any."""
         if self.config.model.lora is not None:
-            self.host.assemble()
+            self._fresh = self.host.fresh_state()
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
         (folder / ABOUT).write_text(canonical_json(self.options()))
         if self.config.model.lora is not None:
-            save_file(self.host.fresh_state(), folder / Weights.TRAINED.value)
+            save_file(dict(self._fresh or self.host.fresh_state()), folder / Weights.TRAINED.value)
         return Output(rows=1)

@@ -66,6 +66,10 @@ class RolloutStage(Stage):
         if self.config.advantage.kl_coef > 0:
             self.host.give_reference(trainable)
 
+    def rest(self) -> None:
+        """Take part in what other ranks still sample."""
+        self.host.rest()
+
     def shards(self) -> list[Shard]:
         """Ranges of groups."""
         records = self.context.store.records(self.ref)
@@ -134,12 +138,13 @@ class RolloutStage(Stage):
         policy, with_kl = trainable.policy, self.config.advantage.kl_coef > 0
         if with_kl:
             self.host.give_reference(trainable)
+        velocities = self.host.velocities(trainable)
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self.config.rollout.steps)
         plans = [self._plan.draw(self.config.rollout.steps, self._seed("plan", job, 0), self.epoch) for job in padded]
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         rollout = sample(
-            policy,
+            velocities,
             self.host.conditioning([job.prompt for job in padded]),
             latents,
             sigmas,
@@ -147,7 +152,7 @@ class RolloutStage(Stage):
                 kernel=self._kernel,
                 solver=make_solver(self.config.rollout.solver, "rollout.solver"),
                 storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
-                reference=trainable.reference_velocity if with_kl else None,
+                reference=velocities.reference_velocity if with_kl else None,
             ),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
@@ -162,13 +167,14 @@ class RolloutStage(Stage):
     def _branch(self, jobs: Sequence[_Job]) -> list[Sample]:
         """Sample trunks and all their branches; one stored sample per branch."""
         ref = self.inputs()[0]
-        policy = self.host.trainable(ref, Weights.BEHAVIOR).policy
+        trainable = self.host.trainable(ref, Weights.BEHAVIOR)
+        policy = trainable.policy
         seeds = [self._seed("initial", job, 0) for job in jobs]
         sigmas = policy.sigmas(self.config.rollout.steps)
         latents = policy.initial_latents([generator(seed) for seed in seeds])
         plan = self._plan.draw(self.config.rollout.steps, 0, self.epoch)
         made = branch(
-            policy,
+            self.host.velocities(trainable),
             self.host.conditioning([job.prompt for job in jobs]),
             latents,
             sigmas,
