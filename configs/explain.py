@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from configs.schema import RunConfig
 from configs.section import Component, Section
-from configs.suggest import did_you_mean, nearest
+from configs.suggest import did_you_mean
 
 
 def place(item: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -57,12 +57,11 @@ _REMEDIES = {
 
 
 def _suggest(location: Sequence[int | str]) -> str:
-    """Name the nearest setting of the section, else one of that name in another section."""
+    """Name the setting of that very name in another section, else the nearest of this one."""
     leaf, valid = str(location[-1]), list(_section_at(location[:-1], RunConfig).model_fields)
-    if not nearest(leaf, valid):
-        elsewhere = [name for name in _settings(RunConfig) if name.rpartition(".")[2] == leaf]
-        if elsewhere:
-            return f"Did you mean {' or '.join(repr(name) for name in elsewhere[:2])}? Valid: {', '.join(valid)}."
+    elsewhere = [name for name in _settings(RunConfig) if name.rpartition(".")[2] == leaf]
+    if elsewhere:
+        return f"Did you mean {' or '.join(repr(name) for name in elsewhere[:2])}? Valid: {', '.join(valid)}."
     return did_you_mean(leaf, valid)
 
 
