@@ -31,8 +31,9 @@ from tasks.runs import begin_run, open_run
 from tasks.sources import OPTIMIZER, Weights
 from tasks.stage import StageRun
 from tasks.stages import make_stage
+from tasks.stages.advantage import read_rewards
 from tests.conftest import prepare, run_epoch
-from tests.test_stages import assert_same_trajectories, base_weights, stored, weights
+from tests.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -341,6 +342,23 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard:
     else:
         run.execute()
     return run
+
+
+def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Callable[..., RunConfig]) -> None:
+    reward = 'rewards=[{name: "tests.rewards:OnAccelerator", label: bright}]'
+    context = begin_run(make_config("execution.processes=2", "rollout.groups_per_shard=1", reward))
+    for name in ("base", "encode", "preprocess", "policy"):
+        execute(context, name, 0)
+    execute(context, "rollout", 1)
+    scored = execute(context, "score", 1, "bright")
+    context.close()
+    rows = read_rewards(context.store, scored.stage.ref).to_pylist()
+    assert {row["note"] for row in rows} == {"0", "1"}
+    made = trajectories(context)
+    assert len(rows) == len(made) == 16
+    assert all(row["reward"] == pytest.approx(made[row["sample_id"]][2].mean(), rel=1e-5) for row in rows)
+    assert context.host.held() == {}
+    assert context.crew.starts == 1
 
 
 @pytest.fixture
