@@ -57,18 +57,23 @@ def defines(module: str, name: str) -> bool | None:
     return None if unclear else False
 
 
-def options(import_string: str) -> list[str] | None:
-    """Return the names a dataclass, class or function takes; None when its text does not tell."""
+def options(import_string: str, *, given: int = 0) -> list[str] | None:
+    """Return the names a dataclass, class or function takes; None when its text does not tell.
+
+    Args:
+        import_string: what to look at.
+        given: how many parameters of a function are no options, as it is called with them.
+    """
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return _parameters(node, skip=0) if not node.decorator_list else None
+            return _parameters(node, skip=given) if not node.decorator_list else None
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _class_options(node, module)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return options(f"{node.module}:{alias.name}")
+                    return options(f"{node.module}:{alias.name}", given=given)
     return None
 
 

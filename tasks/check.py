@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.registry import create, option_names, resolve
-from configs.schema import RewardSection, RunConfig
-from configs.suggest import did_you_mean
+from configs.registry import resolve
+from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from models.rewards.make import check_reward, make_reward
 from models.schedules import Steps
 from models.solvers import SOLVERS
 from storage.trajectories import TRAJECTORY_STORES
@@ -107,20 +106,7 @@ def _check_rewards(config: RunConfig, *, build: bool) -> None:
         if "/" in slot and ":" not in slot:
             raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
     for section in sections:
-        _check_reward(section, build=build)
-
-
-def _check_reward(section: RewardSection, *, build: bool) -> None:
-    cls = resolve(REWARDS, section.name, what="reward")
-    if not callable(getattr(cls, "score", None)):
-        raise ConfigError(f"reward '{section.name}' has no method 'score(media, prompts, metadata)'.")
-    for option in section.options:
-        if option not in option_names(cls):
-            raise ConfigError(
-                f"reward '{section.name}' has no option '{option}'. {did_you_mean(option, option_names(cls))}"
-            )
-    if build:
-        create(REWARDS, section.name, section.options, what="reward")
+        (make_reward if build else check_reward)(section.name, section.options)
 
 
 def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:

@@ -18,7 +18,7 @@ from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import REWARDS
+from models.rewards import GIVEN, REWARDS
 from models.schedules import PLANS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
@@ -108,7 +108,7 @@ def _missing_part(module: str) -> str:
 def _options(
     setting: str, name: str, import_string: str, options: Mapping[str, object], *, what: str
 ) -> Iterator[tuple[str, FlowmillError]]:
-    valid = peek.options(import_string) if options else None
+    valid = peek.options(import_string, given=GIVEN if what == "reward" else 0) if options else None
     if valid is None:
         return
     for option in options:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from configs.errors import RewardError
-from configs.registry import create
 from configs.schema import RewardSection, RunConfig
-from models.rewards import REWARDS
 from models.rewards.base import Origin, Reward, score
+from models.rewards.make import make_reward
 from tasks.prompts import Prompt, source_prompts
 
 
@@ -34,7 +33,7 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
     made: dict[str, Reward] = {}
     for section, prompt in [(s, trained) for s in config.rewards] + [(s, judged) for s in config.evaluate.judges]:
-        made[section.slot] = create(REWARDS, section.name, section.options, what="reward")
+        made[section.slot] = make_reward(section.name, section.options)
         _try(made[section.slot], section, prompt, config, sleep)
     return made
 

@@ -81,3 +81,25 @@ class OnAccelerator:
         time.sleep(1)  # long enough for the other rank to take a shard too
         brightness = media.reshape(len(media), -1).mean(1, dtype=np.float64).astype(np.float32)
         return Scores(brightness, [os.environ.get("RANK", "none")] * len(media))
+
+
+def brightness(
+    media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], channel: int = 0
+) -> np.ndarray:
+    """A function as a reward: the mean of one channel, 0 to 1."""
+    return np.asarray(media[..., channel].reshape(len(media), -1).mean(1) / 255)
+
+
+def aimed(
+    media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *, aim: float
+) -> np.ndarray:
+    """One with an option that must be set."""
+    return -np.abs(brightness(media, prompts, metadata) - aim)
+
+
+def of_images(media: np.ndarray) -> list[float]:
+    """No reward: nobody tells it the prompts."""
+    return [0.0] * len(media)
+
+
+NUMBER = 3

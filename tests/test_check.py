@@ -67,7 +67,7 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         ("optimize.algorithm.options.kl=gauss", "must be 'gaussian'"),
         ("evaluate.judges=[{name: jpeg_compressibility}]", "appears 2 times. Give each its own 'label'"),
         ("rewards.0.name=nowhere:Reward", "module 'nowhere' cannot be imported"),
-        ("rewards.0.name=math:pi", "has no method 'score"),
+        ("rewards.0.name=math:pi", "is neither a function of"),
         ("model.path=./nowhere", "is no folder"),
         ("rollout.plan={name: al}", "rollout.plan 'al' does not exist. Did you mean 'all'"),
         ("rollout.plan.options.lst=train", "rollout.plan 'all' has no option 'lst'. Did you mean 'last'"),

@@ -1,11 +1,19 @@
 """Rewards: what is optimized or judged, one file each.
 
-A new reward is one file here with a class that fulfils ``base.Reward``, and one line in the table; a class of your own
-anywhere on the Python path works as "my_module:MyReward" without any table.
+A new reward is one file here with a class that fulfils ``base.Reward``, and one line in the table; a class or function
+of your own anywhere on the Python path works as "my_module:my_reward" without any table.
 """
 
+#: What a reward function is called with before its options: media, prompts, metadata.
+GIVEN = 3
+
 REWARDS = {
+    "aesthetic": "models.rewards.clip:Aesthetic",
+    "clip_score": "models.rewards.clip:ClipScore",
     "digits": "models.rewards.digits:DigitsReward",
+    "image_similarity": "models.rewards.clip:ImageSimilarity",
     "jpeg_compressibility": "models.rewards.jpeg:JpegCompressibility",
+    "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
     "ocr": "models.rewards.ocr:OcrReward",
+    "pickscore": "models.rewards.clip:PickScore",
 }

@@ -27,6 +27,20 @@ class JpegCompressibility:
         return Scores(np.array([-_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JpegIncompressibility:
+    """The JPEG size in kB (1000 bytes) at quality 95, over ``scale``.
+
+    DDPO (arXiv 2305.13301) and Flow-GRPO's ``rewards.py:jpeg_incompressibility`` use scale 1.
+    """
+
+    scale: float = 1.0
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        return Scores(np.array([_jpeg_kilobytes(image) / self.scale for image in media], np.float32))
+
+
 def _jpeg_kilobytes(image: np.ndarray) -> float:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="JPEG", quality=95)

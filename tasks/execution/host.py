@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from configs.registry import create, resolve
+from configs.registry import resolve
 from configs.schema import RewardSection, RunConfig
 from models.adapters import Trainable
 from models.context_parallel import TokenSplit
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
-from models.rewards import REWARDS
 from models.rewards.base import Reward
+from models.rewards.make import make_reward
 from models.sharding import Sharding, local
 from storage.layout import ArtifactRef
 from tasks.components import lora_spec
@@ -333,7 +333,7 @@ class ModelHost:
         """Return a reward, made once per process."""
         with self._lock:
             if section.slot not in self._rewards:
-                self._rewards[section.slot] = create(REWARDS, section.name, section.options, what="reward")
+                self._rewards[section.slot] = make_reward(section.name, section.options)
             return self._rewards[section.slot]
 
     def use_rewards(self, made: Mapping[str, Reward]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from configs.errors import StoreError
-from configs.registry import resolve
 from configs.schema import RewardSection
-from models.rewards import REWARDS
 from models.rewards.base import Origin, Scores, perfect_score, score
+from models.rewards.make import works_on_accelerator
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import REWARDS as COLUMNS
@@ -40,8 +39,7 @@ class _Scoring(Stage):
     @property
     def on_ranks(self) -> bool:
         """True for a reward that says it works on the accelerator."""
-        reward = resolve(REWARDS, self.section.name, what="reward")
-        return bool(getattr(reward, "accelerated", False))
+        return works_on_accelerator(self.section.name)
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""

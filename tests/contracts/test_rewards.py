@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs.errors import ConfigError, RewardError
-from configs.registry import create
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.rewards import REWARDS
 from models.rewards.base import perfect_score, quoted_text, score
+from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
+from tests.clip import write_clip, write_head
+
+Build = Callable[..., Any]
 
 
-def build(name: str, **options: Any) -> Any:
-    if name == "ocr":
-        pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
-    return create(REWARDS, name, options, what="reward")
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP model, an aesthetic predictor, and an image to compare with."""
+    folder = tmp_path_factory.mktemp("clip")
+    write_clip(folder)
+    write_head(folder / "head.safetensors")
+    Image.fromarray(images()[0]).save(folder / "wanted.png")
+    return folder
+
+
+@pytest.fixture
+def build(clip: Path) -> Callable[..., Any]:
+    """Return what makes a reward, with the options it cannot do without."""
+    model = {"model": str(clip)}
+    needed: dict[str, dict[str, str]] = {
+        "aesthetic": {**model, "head": str(clip / "head.safetensors")},
+        "clip_score": model,
+        "image_similarity": {**model, "folder": str(clip)},
+        "pickscore": {**model, "processor": str(clip)},
+    }
+
+    def make(name: str, **options: Any) -> Any:
+        if name == "ocr":
+            pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
+        return make_reward(name, {**needed.get(name, {}), **options})
+
+    return make
 
 
 @pytest.fixture(params=sorted(REWARDS))
@@ -32,36 +60,37 @@ def images(count: int = 6) -> np.ndarray:
     return np.repeat(gray[..., None], 3, -1)
 
 
+METADATA = [{"image": "wanted.png"}] * 6
 PROMPTS = [f'"{n}{n}"' for n in range(6)]
 
 
-def test_scores_are_finite_float32_and_repeatable(name: str) -> None:
+def test_scores_are_finite_float32_and_repeatable(build: Build, name: str) -> None:
     reward = build(name)
-    first, second = (score(reward, name, images(), PROMPTS, [{}] * 6) for _ in range(2))
+    first, second = (score(reward, name, images(), PROMPTS, METADATA) for _ in range(2))
     assert first.values.dtype == np.float32
     assert first.values.shape == (6,)
     np.testing.assert_array_equal(first.values, second.values)
 
 
-def test_scores_do_not_depend_on_neighbors(name: str) -> None:
+def test_scores_do_not_depend_on_neighbors(build: Build, name: str) -> None:
     reward = build(name)
-    together = score(reward, name, images(), PROMPTS, [{}] * 6).values
-    alone = [score(reward, name, images()[i : i + 1], PROMPTS[i : i + 1], [{}]).values[0] for i in range(6)]
+    together = score(reward, name, images(), PROMPTS, METADATA).values
+    alone = [score(reward, name, images()[i : i + 1], PROMPTS[i : i + 1], METADATA[:1]).values[0] for i in range(6)]
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
 
 
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="has no option 'nonsense'"):
-        create(REWARDS, name, {"nonsense": 1}, what="reward")
+        make_reward(name, {"nonsense": 1})
 
 
 def test_unknown_reward_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'digits'"):
-        create(REWARDS, "digit", {}, what="reward")
+        make_reward("digit", {})
 
 
 @pytest.mark.parametrize("classifier", ["svc", "trees"])
-def test_digits_are_read(classifier: str) -> None:
+def test_digits_are_read(build: Build, classifier: str) -> None:
     texts, gray = digit_pairs(64, seed=5)
     media = np.repeat(gray[..., None], 3, -1)
     reward = build("digits", classifier=classifier)
@@ -72,7 +101,7 @@ def test_digits_are_read(classifier: str) -> None:
     assert wrong.values.mean() < 0.1
 
 
-def test_words_are_read_by_real_ocr() -> None:
+def test_words_are_read_by_real_ocr(build: Build) -> None:
     texts, gray = rendered_words(32, 1, ["CAT", "DOG", "TEN"])
     media = np.repeat(gray[..., None], 3, -1)
     read = score(build("ocr"), "ocr", media, [f'"{text}"' for text in texts], [{}] * 32)
@@ -121,8 +150,36 @@ def test_a_missing_score_is_an_error() -> None:
         score(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
 
 
-def test_only_some_rewards_know_an_exact_match() -> None:
+def test_only_some_rewards_know_an_exact_match(build: Build) -> None:
     assert perfect_score(Broken([])) == 7.0
     assert perfect_score(build("digits")) == 1.0
     assert perfect_score(build("ocr")) == 1.0
     assert perfect_score(build("jpeg_compressibility")) is None
+
+
+@pytest.mark.parametrize(("options", "channel"), [({}, 0), ({"channel": 2}, 2)])
+def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
+    media = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    made = make_reward("tests.rewards:brightness", options)
+    assert isinstance(made, FunctionReward)
+    found = score(made, "mine", media, [""] * 4, [{}] * 4)
+    np.testing.assert_allclose(found.values, media[..., channel].mean((1, 2)) / 255, rtol=1e-6)
+    assert perfect_score(made) is None
+    assert not works_on_accelerator("tests.rewards:brightness")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("brightness", {"chanel": 1}, "has no option 'chanel'. Did you mean 'channel'"),
+        ("brightness", {"media": 1}, "has no option 'media'"),
+        ("aimed", {}, "needs the option 'aim'"),
+        ("of_images", {}, r"takes \(media\), but is called with \(media, prompts, metadata\)"),
+        ("NUMBER", {}, "is neither a function of"),
+        ("Constant", {"value": 1}, "has no option 'value'"),
+    ],
+)
+def test_what_cannot_be_called_as_a_reward_is_refused(name: str, options: dict[str, Any], said: str) -> None:
+    for check in (make_reward, check_reward):
+        with pytest.raises(ConfigError, match=said):
+            check(f"tests.rewards:{name}", options)

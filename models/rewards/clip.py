@@ -1,0 +1,230 @@
+"""Rewards from embeddings of CLIP: likeness to the prompt (PickScore, CLIP score) or an image, and raters' taste."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from models.rewards.base import Scores
+from models.rewards.pretrained import load_pretrained, reward_device
+
+_CLIP_L = "openai/clip-vit-large-patch14"
+#: What logits and cosines are divided by, by reward and convention.
+_PICK_SCALE, _CLIP_SCALE = 26.0, 30.0
+
+
+@dataclass(kw_only=True)
+class _ClipReward:
+    """A CLIP model with its own processor."""
+
+    accelerated: ClassVar[bool] = True
+    name: ClassVar[str]
+
+    model: str
+    """Folder, or id on the hub, of a CLIP model."""
+    revision: str | None = None
+    """Commit, tag or branch on the hub."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the weights."""
+    batch_size: int = 16
+    """Rows per forward; the last ones are padded, as kernels differ with the number of rows."""
+    _clip: Any = field(init=False, repr=False)
+    _processor: Any = field(init=False, repr=False)
+    _device: torch.device = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+            ValueError: an option is out of range.
+        """
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more.")
+        self._device = reward_device(self.device)
+        made = load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
+        self._clip = made.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        path, revision = self._processor_source()
+        self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
+
+    def _processor_source(self) -> tuple[str, str | None]:
+        return self.model, self.revision
+
+    def _cosines(self, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
+        """Return (B,) float32 cosines of images and their prompts."""
+        values = [
+            (self._of_images(images[rows]) * self._of_texts([prompts[row] for row in rows])).sum(-1)
+            for rows in self._batches(len(prompts))
+        ]
+        return _joined(values, len(prompts))
+
+    @torch.inference_mode()
+    def _of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1 of (H, W, 3) uint8 images."""
+        pixels = self._processor.image_processor(list(images), return_tensors="pt")["pixel_values"]
+        found = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
+        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+
+    @torch.inference_mode()
+    def _of_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off, as peers do."""
+        most = self._clip.config.text_config.max_position_embeddings
+        tokens = self._processor.tokenizer(
+            list(texts), padding="max_length", truncation=True, max_length=most, return_tensors="pt"
+        )
+        found = self._clip.get_text_features(**tokens.to(self._device))
+        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+
+    def _batches(self, count: int) -> Iterator[list[int]]:
+        """Yield rows, ``batch_size`` at a time; the last row fills what is missing."""
+        for start in range(0, count, self.batch_size):
+            yield [min(row, count - 1) for row in range(start, start + self.batch_size)]
+
+
+@dataclass(kw_only=True)
+class PickScore(_ClipReward):
+    """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt.
+
+    ``scaled``: exp(logit_scale) cos / 26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory;
+    ``cosine``: the cosine alone, as DanceGRPO has it.
+    """
+
+    name: ClassVar[str] = "pickscore"
+
+    model: str = "yuvalkirstain/PickScore_v1"
+    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    """Folder or id of the processor, which the model's repository lacks."""
+    processor_revision: str | None = None
+    """Commit, tag or branch of the processor."""
+    convention: Literal["scaled", "cosine"] = "scaled"
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        values = self._cosines(media, prompts)
+        factor = float(self._clip.logit_scale.float().exp()) / _PICK_SCALE if self.convention == "scaled" else 1.0
+        return Scores(values * np.float32(factor))
+
+    def _processor_source(self) -> tuple[str, str | None]:
+        return self.processor, self.processor_revision
+
+
+@dataclass(kw_only=True)
+class ClipScore(_ClipReward):
+    """Cosine of image and prompt (arXiv 2104.08718).
+
+    ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT (logits / 100) have it; ``flow_grpo``: logits / 30,
+    as Flow-GRPO's ``clip_scorer.py``, 3.3 times as much.
+    """
+
+    name: ClassVar[str] = "clip_score"
+
+    model: str = _CLIP_L
+    convention: Literal["cosine", "flow_grpo"] = "cosine"
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        values = self._cosines(media, prompts)
+        factor = float(self._clip.logit_scale.float().exp()) / _CLIP_SCALE if self.convention == "flow_grpo" else 1.0
+        return Scores(values * np.float32(factor))
+
+
+@dataclass(kw_only=True)
+class ImageSimilarity(_ClipReward):
+    """Cosine of an image and the one that the prompt's metadata name, as Flow-GRPO's ``image_similarity`` has it."""
+
+    name: ClassVar[str] = "image_similarity"
+
+    model: str = _CLIP_L
+    column: str = "image"
+    """Column of the prompt source with paths of images."""
+    folder: str = "."
+    """Where relative paths begin."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image.
+
+        Raises:
+            ValueError: a prompt names no image.
+            OSError: an image cannot be read.
+        """
+        wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
+        values = [
+            (self._of_images(media[rows]) * self._of_images([wanted[row] for row in rows])).sum(-1)
+            for rows in self._batches(len(prompts))
+        ]
+        return Scores(_joined(values, len(prompts)))
+
+    def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
+        path = metadata.get(self.column)
+        if not isinstance(path, str):
+            raise ValueError(f"prompt {prompt!r} has no path of an image in column '{self.column}', but {path!r}")
+        with Image.open(Path(self.folder) / path) as image:
+            return np.asarray(image.convert("RGB"))
+
+
+@dataclass(kw_only=True)
+class Aesthetic(_ClipReward):
+    """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10, of no prompt.
+
+    Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``).
+    """
+
+    name: ClassVar[str] = "aesthetic"
+
+    model: str = _CLIP_L
+    head: str
+    """Safetensors file of the perceptron."""
+    _layers: nn.Sequential = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load model and perceptron.
+
+        Raises:
+            ConfigError: one cannot be loaded.
+        """
+        super().__post_init__()
+        self._layers = _perceptron(Path(self.head), self._clip.config.projection_dim).to(self._device)
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        values = [self._layers(self._of_images(media[rows])).squeeze(-1) for rows in self._batches(len(media))]
+        return Scores(_joined(values, len(media)))
+
+
+def _perceptron(file: Path, width: int) -> nn.Sequential:
+    """Return the published layers: widths 1024, 128, 64, 16, 1, dropout between them, no activation."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    widths = (width, 1024, 128, 64, 16, 1)
+    # The numbers of its linear layers among dropouts in the published file.
+    places = (0, 2, 4, 6, 7)
+    layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
+    named = nn.ModuleDict({str(place): layer for place, layer in zip(places, layers, strict=True)})
+    try:
+        stored = load_file(file)
+        named.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in stored.items()})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigError(
+            f"reward 'aesthetic': option 'head': '{file}' cannot be read: {str(error).splitlines()[0]} Convert the "
+            "published sac+logos+ava1-l14-linearMSE.pth where you trust it: safetensors.torch.save_file("
+            "torch.load(FILE, weights_only=True), 'aesthetic.safetensors')."
+        ) from None
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def _joined(values: Sequence[Tensor], count: int) -> np.ndarray:
+    joined: np.ndarray = torch.cat(list(values))[:count].float().cpu().numpy()
+    return joined
