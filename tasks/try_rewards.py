@@ -10,12 +10,14 @@ import numpy as np
 from configs.errors import RewardError
 from configs.schema import RewardSection, RunConfig
 from models.rewards.base import Origin, Reward, score
-from models.rewards.make import make_reward
+from models.rewards.make import check_reward, make_reward, works_on_accelerator
 from tasks.prompts import Prompt, source_prompts
 
 
 def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> dict[str, Reward]:
     """Build every reward and judge and score one made-up sample with each, the first prompt's; return them by slot.
+
+    Rewards that the ranks score with are left to them, and only their options are checked.
 
     The media are noise of the configured size: what they score means nothing, only that they can be scored. A reward
     whose connection fails is tried again, as a shard would be.
@@ -33,6 +35,10 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
     made: dict[str, Reward] = {}
     for section, prompt in [(s, trained) for s in config.rewards] + [(s, judged) for s in config.evaluate.judges]:
+        if config.execution.ranks > 1 and works_on_accelerator(section.name):
+            # The ranks' devices are theirs: the process that started them keeps off.
+            check_reward(section.name, section.options)
+            continue
         made[section.slot] = make_reward(section.name, section.options)
         _try(made[section.slot], section, prompt, config, sleep)
     return made

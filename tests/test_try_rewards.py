@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from configs.errors import RewardError
+from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.rewards.base import Origin, score
 from tasks.try_rewards import trial_media, try_rewards
@@ -197,3 +197,13 @@ def test_the_log_goes_elsewhere_where_the_home_cannot_be_written(
         score(Picky(), "picky", IMAGES, ["a", "b", "c"], [{}] * 3)
     (log,) = (tmp_path / "temporary").rglob("reward-picky-*.log")
     assert "KeyError: 'c'" in log.read_text()
+
+
+def test_rewards_of_the_ranks_are_not_made_in_the_process_that_starts_them(make_config: Make) -> None:
+    reward = 'rewards=[{name: "tests.rewards:OnAccelerator", label: bright}]'
+    assert set(try_rewards(make_config(reward))) == {"bright"}
+    assert try_rewards(make_config(reward, "execution.processes=2")) == {}
+    with pytest.raises(ConfigError, match="has no option 'gain'"):
+        try_rewards(
+            make_config('rewards=[{name: "tests.rewards:OnAccelerator", options: {gain: 2}}]', "execution.processes=2")
+        )
