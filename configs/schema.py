@@ -146,7 +146,9 @@ class RewardSection(Component):
     label: str | None = None
     """Name in tables, metrics and lineage; the component's name when absent."""
     frames: PositiveInt | Literal["first", "clip"] = 1
-    """Of clips: score every n-th frame and average, the first frame, or hand over the whole clip."""
+    """Of clips: score every n-th frame, the first frame, or hand over the whole clip."""
+    over_frames: Literal["mean", "min"] = "mean"
+    """Of clips whose frames are scored: the mean over frames, or that of the worst."""
 
     @property
     def slot(self) -> str:

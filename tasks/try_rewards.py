@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,8 @@ def _try(
     media, delay = trial_media(config), config.execution.retry_delay_s
     for left in reversed(range(config.execution.retries + 1)):
         try:
-            score(reward, section.slot, media, [prompt.text], [prompt.metadata], frames=section.frames, origin=origin)
+            of_clips: dict[str, Any] = {"frames": section.frames, "over_frames": section.over_frames}
+            score(reward, section.slot, media, [prompt.text], [prompt.metadata], **of_clips, origin=origin)
             return
         except OSError as error:
             if not left or not isinstance(error, ConnectionError | TimeoutError):

@@ -77,6 +77,7 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         ("advantage.best_of=6", "best_of is 6, but groups have 4 samples, so all of them would be kept. Lower it to 4"),
         ("model.frames=5", "model.frames is 5, but model.policy 'sd3' makes images. Set it to 1"),
         ("rollout.media.format=mp4", "'mp4', but model.policy 'sd3' makes images, which that cannot hold"),
+        ("rewards.0.over_frames=min", "of the images of model.policy 'sd3' there is one score"),
         ("rewards.0.frames=clip", "'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images"),
         ("model.compile=true", "diffusers does not say which blocks of model.policy 'sd3' repeat"),
         ("model.attention=flash", "model.policy 'sd3' calls torch's attention directly, so it would never be used"),

@@ -78,12 +78,12 @@ def test_a_whole_run(finished: RunContext) -> None:
 
 def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
     store, found = ArtifactStore(str(tmp_path / "store")), []
-    for frames in ("first", "clip"):
-        rewards = f"rewards=[{{name: jpeg_compressibility, frames: {frames}}}]"
+    for choice in ("frames: first", "frames: clip", "frames: 1", "over_frames: min"):
+        rewards = f"rewards=[{{name: jpeg_compressibility, {choice}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
         context = RunContext(store, config, RunFolder(store, config.run.name))
         found.append(make_stage(context, "judge", 0, "jpeg_compressibility").options())
-    assert found[0] != found[1]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
 
 
 def test_the_snippet_of_the_card_draws_the_evaluated_images(

@@ -47,6 +47,7 @@ def score(
     metadata: Sequence[Mapping[str, Any]],
     *,
     frames: int | str = 1,
+    over_frames: str = "mean",
     origin: Origin | None = None,
 ) -> Scores:
     """Call a reward and check what it returns; a failed or missing score is never replaced by a default.
@@ -57,7 +58,8 @@ def score(
         media: (B, H, W, 3) uint8 images or (B, F, H, W, 3) uint8 clips.
         prompts: B prompts.
         metadata: B mappings.
-        frames: of clips: every n-th frame is scored and the scores are averaged, 'first', or 'clip' as a whole.
+        frames: of clips: every n-th frame is scored, 'first', or 'clip' as a whole.
+        over_frames: 'mean' or 'min' of the scores of a clip's frames.
         origin: where the media come from, for messages.
 
     Raises:
@@ -65,7 +67,8 @@ def score(
         OSError: the reward failed with one, which may pass; a note says where.
     """
     if media.ndim == 5 and frames != "clip":
-        return _score_frames(reward, name, media, prompts, metadata, frames, origin)
+        chosen = media[:, :1] if frames == "first" else media[:, :: int(frames)]
+        return _score_frames(reward, name, chosen, prompts, metadata, over_frames, origin)
     try:
         result = reward.score(media, prompts, metadata)
         scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
@@ -146,18 +149,20 @@ def _score_frames(
     clips: np.ndarray,
     prompts: Sequence[str],
     metadata: Sequence[Mapping[str, Any]],
-    frames: int | str,
+    over_frames: str,
     origin: Origin | None,
 ) -> Scores:
-    """Score chosen frames as images; return their mean per clip, and the remark about the first."""
-    chosen = clips[:, :1] if frames == "first" else clips[:, :: int(frames)]
-    count = chosen.shape[1]
-    images = chosen.reshape(-1, *chosen.shape[2:])
+    """Score all frames as images; return mean or minimum per clip, and the remark about the first or the worst."""
+    count = clips.shape[1]
+    images = clips.reshape(-1, *clips.shape[2:])
     repeated = [prompt for prompt in prompts for _ in range(count)]
     each = None if origin is None else replace(origin, samples=[s for s in origin.samples for _ in range(count)])
     scores = score(reward, name, images, repeated, [row for row in metadata for _ in range(count)], origin=each)
-    notes = None if scores.notes is None else list(scores.notes)[::count]
-    return Scores(scores.values.reshape(-1, count).mean(1, dtype=np.float64).astype(np.float32), notes)
+    by_clip = scores.values.reshape(-1, count)
+    told = np.zeros(len(by_clip), np.int64) if over_frames == "mean" else by_clip.argmin(1)
+    notes = None if scores.notes is None else [scores.notes[clip * count + at] for clip, at in enumerate(told)]
+    values = by_clip.mean(1, dtype=np.float64).astype(np.float32) if over_frames == "mean" else by_clip.min(1)
+    return Scores(values, notes)
 
 
 def perfect_score(reward: Reward) -> float | None:

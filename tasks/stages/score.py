@@ -44,7 +44,8 @@ class _Scoring(Stage):
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
         clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
-        return {"reward": self.section.name, "options": self.section.options, **clips}
+        worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **worst}
 
     def shards(self) -> list[Shard]:
         """The shards of the samples."""
@@ -55,10 +56,10 @@ class _Scoring(Stage):
         samples = self._read(shard)
         reward = self.host.reward(self.section)
         metadata = [json.loads(text) for text in samples["metadata"]]
-        frames = self.section.frames
+        of_clips: dict[str, Any] = {"frames": self.section.frames, "over_frames": self.section.over_frames}
         origin = Origin(samples=samples["sample_id"], shard=f"{shard.name} of {self.inputs()[0]}")
         media, prompts = samples["media"], samples["prompt"]
-        scores = score(reward, self.section.slot, media, prompts, metadata, frames=frames, origin=origin)
+        scores = score(reward, self.section.slot, media, prompts, metadata, **of_clips, origin=origin)
         columns = {
             "sample_id": samples["sample_id"],
             "prompt_id": samples["prompt_id"],

@@ -13,7 +13,7 @@ from PIL import Image
 from configs.errors import ConfigError, RewardError
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.rewards import REWARDS
-from models.rewards.base import perfect_score, quoted_text, score
+from models.rewards.base import Scores, perfect_score, quoted_text, score
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
 from tests.clip import write_clip, write_head
@@ -137,6 +137,32 @@ class Broken:
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Any]) -> Sequence[float]:
         return self.values
+
+
+class Counting:
+    """The brightness of an image, which it says too."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Any]) -> Scores:
+        values = media.reshape(len(media), -1).mean(1)
+        return Scores(values, [f"{value:g}" for value in values])
+
+
+@pytest.mark.parametrize(
+    ("frames", "over_frames", "values", "notes"),
+    [
+        (1, "mean", [2.0, 4.0], ["3", "2"]),
+        (1, "min", [1.0, 2.0], ["1", "2"]),
+        (2, "min", [2.0, 2.0], ["2", "2"]),
+        ("first", "mean", [3.0, 2.0], ["3", "2"]),
+    ],
+)
+def test_clips_are_scored_by_their_frames(
+    frames: int | str, over_frames: str, values: list[float], notes: list[str]
+) -> None:
+    clips = np.array([[3, 1, 2], [2, 4, 6]], np.uint8)[..., None, None, None].repeat(3, -1)
+    found = score(Counting(), "mine", clips, ["", ""], [{}, {}], frames=frames, over_frames=over_frames)
+    np.testing.assert_array_equal(found.values, np.array(values, np.float32))
+    assert list(found.notes or []) == notes
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
