@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit]'
+	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit,vlm]'
 	touch $@
 
 lint: install-test

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from flows.cli import app
+from models.rewards import REWARDS
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,13 +55,9 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.slow
-def test_the_example_in_the_readme_works_as_pasted_and_the_store_reads_as_documented(
-    prefect_server: str, tmp_path: Path
-) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (block,) = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", readme, re.DOTALL)
-    assert len(block.splitlines()) <= 20
+@pytest.fixture
+def pasted(prefect_server: str, tmp_path: Path) -> Callable[[list[str]], str]:
+    """Return what runs a command in an empty folder, the same every time, and gives its output."""
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (tmp_path / "bin").mkdir()
     launcher = f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n'
@@ -67,26 +65,38 @@ def test_the_example_in_the_readme_works_as_pasted_and_the_store_reads_as_docume
     (tmp_path / "bin" / "flowmill").chmod(0o755)
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_server}
     environment["HF_HOME"] = str(tmp_path / "hf")
-    run = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "my_reward:Redness" in run.stdout
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "store.md").read_text(), re.DOTALL):
+
+    def run(command: list[str]) -> str:
         result = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
-        assert result.returncode == 0, code + result.stderr
-        assert result.stdout.strip()
+        assert result.returncode == 0, command[-1] + result.stdout + result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_example_in_the_readme_works_as_pasted_and_the_store_reads_as_documented(
+    pasted: Callable[[list[str]], str],
+) -> None:
+    (block,) = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(block.splitlines()) <= 20
+    assert "my_reward:Redness" in pasted(["bash", "-euo", "pipefail", "-c", block])
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "store.md").read_text(), re.DOTALL):
+        assert pasted([sys.executable, "-c", code]).strip()
+
+
+@pytest.mark.slow
+def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    function, options, several = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
+    assert "my_rewards:redness" in function
+    assert "my_rewards:Brightness" in options
+    assert "my_rewards:redness" in several
+    assert "my_rewards:Brightness" in several
+
+
+def test_every_reward_is_documented() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    assert re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE) == sorted(REWARDS)

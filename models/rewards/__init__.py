@@ -16,4 +16,5 @@ REWARDS = {
     "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
     "ocr": "models.rewards.ocr:OcrReward",
     "pickscore": "models.rewards.clip:PickScore",
+    "vlm_judge": "models.rewards.vlm:VlmJudge",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from models.rewards import REWARDS
 from models.rewards.base import Scores, perfect_score, quoted_text, score
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
+from tests.chat import Endpoint, serving
 from tests.clip import write_clip, write_head
 
 Build = Callable[..., Any]
@@ -31,8 +32,14 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as server:
+        yield server
+
+
 @pytest.fixture
-def build(clip: Path) -> Callable[..., Any]:
+def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
     """Return what makes a reward, with the options it cannot do without."""
     model = {"model": str(clip)}
     needed: dict[str, dict[str, str]] = {
@@ -40,11 +47,14 @@ def build(clip: Path) -> Callable[..., Any]:
         "clip_score": model,
         "image_similarity": {**model, "folder": str(clip)},
         "pickscore": {**model, "processor": str(clip)},
+        "vlm_judge": {"model": "judge", "endpoint": endpoint.url},
     }
 
     def make(name: str, **options: Any) -> Any:
         if name == "ocr":
             pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
+        if name == "vlm_judge":
+            pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
         return make_reward(name, {**needed.get(name, {}), **options})
 
     return make
