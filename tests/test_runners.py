@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from configs import extras
 from configs.errors import ConfigError, RunConflictError, WorkerError
 from configs.schema import RunConfig, StoreSection
 from flows import runtime
@@ -24,7 +25,6 @@ from tasks.chain import Node, policy_of, rolled_out_by
 from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.execution import runners
 from tasks.execution.orders import Order, OrderedContext
 from tasks.progress import Silent
 from tasks.runs import begin_run, open_run
@@ -64,7 +64,7 @@ def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], sa
 def test_a_runner_whose_package_is_missing_says_what_to_install(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'flowmill\[ray\]'"):
         check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
 

@@ -28,6 +28,31 @@ SLOPES = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.0, 3.0], [2.0, -2.0], [0.5, 0
 RATIOS = torch.tensor([1.5, 0.5, 1.0, 1.1, 0.9, 2.0, 1.0])
 
 
+class _Rated:
+    """What training asks of an optimizer beside torch's own methods."""
+
+    moment_bytes, fuses = 4.0, False
+    param_groups: list[dict[str, Any]]
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def begin(self, parameter: torch.nn.Parameter) -> None:
+        raise NotImplementedError
+
+    def moments(self, parameter: torch.nn.Parameter) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+class Descent(_Rated, torch.optim.SGD):
+    """Steps along the gradient."""
+
+
+class Adam(_Rated, torch.optim.Adam):
+    """With momentum."""
+
+
 class Plain:
     """A trainable of two parameters."""
 
@@ -93,7 +118,7 @@ def train(
     ranks = settings.pop("ranks", Ranks())
     section = OptimizeSection(**{"max_grad_norm": 1e9, "learning_rate": 1.0, **settings})
     if state is None:
-        descent: Any = torch.optim.SGD(trainable.parameters(), lr=1.0)
+        descent = Descent(trainable.parameters(), lr=1.0)
         ema = Ema(trainable.parameters(), decay=section.ema.decay) if section.ema else None
         state = TrainerState(trainable, descent, ema, 0)  # type: ignore[arg-type]
     models = Models(trainable=state.trainable, kernel=None, on_policy=True)  # type: ignore[arg-type]
@@ -205,7 +230,7 @@ class OtherFirst(Linear):
 @pytest.mark.parametrize("updates", [1, 2, 3])
 def test_a_part_without_gradient_is_not_moved_by_its_momentum(updates: int) -> None:
     trainable: Any = TwoParts()
-    state = TrainerState(trainable, torch.optim.Adam(trainable.parameters(), lr=0.1), None, 0)
+    state = TrainerState(trainable, Adam(trainable.parameters(), lr=0.1), None, 0)
     train(OtherFirst(), updates=updates, state=state, learning_rate=0.1)
     assert trainable.other.item() == pytest.approx(0.9)
 
@@ -226,7 +251,7 @@ def test_the_average_follows_every_so_many_updates(every: int, expected: list[in
             super().update(parameters, count)
 
     trainable = Plain()
-    descent: Any = torch.optim.SGD(trainable.parameters(), lr=1.0)
+    descent = Descent(trainable.parameters(), lr=1.0)
     average = Counting(trainable.parameters(), decay=0.9)
     state = TrainerState(trainable, descent, average, 0)  # type: ignore[arg-type]
     train(Linear(), updates=3, state=state, ema={"decay": 0.9, "every": every})
@@ -236,7 +261,7 @@ def test_the_average_follows_every_so_many_updates(every: int, expected: list[in
 @pytest.mark.parametrize("scale", [math.nan, math.inf])
 def test_what_is_not_finite_is_never_stepped_on(scale: float) -> None:
     trainable = Plain()
-    descent: Any = torch.optim.SGD(trainable.parameters(), lr=1.0)
+    descent = Descent(trainable.parameters(), lr=1.0)
     state = TrainerState(trainable, descent, None, 0)  # type: ignore[arg-type]
     state.metrics[:] = [{"update": 1.0}]
     with pytest.raises(FlowmillError, match="update 2 of this epoch has loss"):
