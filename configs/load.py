@@ -23,6 +23,7 @@ FREE_TO_CHANGE = (
     "execution",
     "tracking",
     "evaluate",
+    "monitors",
     "export",
     "prompts.train",
     "prompts.heldout",

@@ -253,6 +253,8 @@ class RunConfig(Section):
     """Trajectory generation."""
     rewards: tuple[RewardSection, ...] = Field(min_length=1)
     """What is optimized: one or more rewards."""
+    monitors: tuple[RewardSection, ...] = ()
+    """Rewards that are scored on every rollout and plotted, never optimized: what should not fall while they rise."""
     advantage: AdvantageSection = AdvantageSection()
     """From rewards to advantages."""
     optimize: OptimizeSection = OptimizeSection()
@@ -265,3 +267,8 @@ class RunConfig(Section):
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()
     """How the work is carried out."""
+
+    @property
+    def scored(self) -> tuple[RewardSection, ...]:
+        """What every rollout is scored with: rewards and monitors."""
+        return (*self.rewards, *self.monitors)

@@ -22,6 +22,7 @@ from tasks.runs import executing, mark_finished, open_run
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage
 from tasks.tracking.tracker import Tracker
+from tasks.watch import suspicions
 
 
 @flow(name="pipeline", flow_run_name="{name}", persist_result=False, validate_parameters=False)
@@ -81,11 +82,19 @@ def train(context: RunContext, tracker: Tracker) -> None:
         execute(make_stage(context, "advantage", epoch))
         execute(make_stage(context, "optimize", epoch))
         tracker.log_epoch(epoch)
+        warn(context, epoch)
         if is_evaluated(config, epoch):
             evaluate(context, tracker, epoch=epoch)
         progress.update(epoch, config.run.epochs)
         context.reporter.progress("pipeline", epoch, epoch, config.run.epochs)
     export(context, tracker, epoch=config.run.epochs)
+
+
+def warn(context: RunContext, epoch: int) -> None:
+    """Say what a monitor has shown for the first time."""
+    for found in suspicions(context.chain):
+        if found.epoch == epoch:
+            context.reporter.message(f"warning: {found.text()}")
 
 
 def prepare(context: RunContext) -> None:

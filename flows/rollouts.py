@@ -34,7 +34,7 @@ class EpochRollout:
         """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
         self._context = context
         self._rollout = StageRun(RolloutStage(context, epoch))
-        self._scores = [StageRun(self._following(epoch, section.slot)) for section in context.config.rewards]
+        self._scores = [StageRun(self._following(epoch, section.slot)) for section in context.config.scored]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
         if is_elsewhere(self._rollout):

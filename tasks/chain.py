@@ -157,7 +157,7 @@ class Chain:
         """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
         config, reward = self.context.config, node.slot.partition(OF)[0]
         if node.stage == "score":
-            return node.slot in {section.slot for section in config.rewards}
+            return node.slot in {section.slot for section in config.scored}
         if node.stage == "judge":
             return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
         return True
@@ -211,7 +211,7 @@ def run_nodes(config: RunConfig) -> Iterator[Node]:
     yield from evaluation_nodes(config, 0)
     for epoch in range(1, config.run.epochs + 1):
         yield Node(epoch, "rollout")
-        yield from (Node(epoch, "score", reward.slot) for reward in config.rewards)
+        yield from (Node(epoch, "score", reward.slot) for reward in config.scored)
         yield Node(epoch, "advantage")
         yield Node(epoch, "optimize")
         if is_evaluated(config, epoch):

@@ -98,13 +98,19 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
 
 
 def _check_rewards(config: RunConfig, *, build: bool) -> None:
-    sections = [*config.rewards, *config.evaluate.judges]
+    sections = [*config.scored, *config.evaluate.judges]
     slots = [section.slot for section in sections]
     for slot in slots:
         if slots.count(slot) > 1:
             raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
         if "/" in slot and ":" not in slot:
             raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
+    for section in config.monitors:
+        if section.weight != 1.0:
+            raise ConfigError(
+                f"monitors: '{section.slot}' has the weight {section.weight:g}, but monitors are not optimized. Remove "
+                "it, or move it to 'rewards'."
+            )
     for section in sections:
         (make_reward if build else check_reward)(section.name, section.options)
 

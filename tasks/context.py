@@ -179,12 +179,12 @@ class RunContext:
         return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
 
     def reward_section(self, slot: str, *, judges: bool = False) -> RewardSection:
-        """Return the reward, or with ``judges`` also the judge, of a slot.
+        """Return the reward or monitor, or with ``judges`` the reward or judge, of a slot.
 
         Raises:
             ConfigError: none of the config has this slot.
         """
-        sections = [*self.config.rewards, *(self.config.evaluate.judges if judges else ())]
+        sections = [*self.config.rewards, *(self.config.evaluate.judges if judges else self.config.monitors)]
         for section in sections:
             if section.slot == slot:
                 return section

@@ -10,6 +10,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.pictures import GRID
 from tasks.sources import PIPELINE
+from tasks.watch import suspicions
 
 if TYPE_CHECKING:
     from tasks.chain import Chain, Node
@@ -31,6 +32,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "evaluations": _evaluations(chain),
         "named_evaluations": _named(chain),
         "rewards": _rewards(chain, entries),
+        "warnings": [found.text() for found in suspicions(chain)],
         "advantages": _advantages(chain, entries),
         "artifacts": [
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
@@ -77,6 +79,7 @@ def describe_result(context: RunContext) -> dict[str, Any]:
     return {
         "run": context.run.name,
         "evaluations": evaluations,
+        "warnings": [found.text() for found in suspicions(chain)],
         "images": grids,
         "export": next(iter(export.values()), None),
     }

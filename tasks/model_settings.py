@@ -80,7 +80,7 @@ def _check_clips(config: RunConfig) -> None:
             f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "
             "Set it to 'auto'."
         )
-    for section in (*config.rewards, *config.evaluate.judges):
+    for section in (*config.scored, *config.evaluate.judges):
         if not clips and section.frames != 1:
             raise ConfigError(
                 f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "

@@ -77,6 +77,8 @@ def _components(config: RunConfig) -> Iterator[tuple[str, str, Mapping[str, str]
     yield "optimize.algorithm", "optimize.algorithm", ALGORITHMS, config.optimize.algorithm
     for number, section in enumerate(config.rewards):
         yield f"rewards.{number}", "reward", REWARDS, section
+    for number, section in enumerate(config.monitors):
+        yield f"monitors.{number}", "reward", REWARDS, section
     for number, section in enumerate(evaluate.judges):
         yield f"evaluate.judges.{number}", "reward", REWARDS, section
 

@@ -31,7 +31,7 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
     first = _prompts_first(context, node)
     if node.stage == "score" and not node.slot:
-        return [*first, *(Node(node.epoch, "score", section.slot) for section in context.config.rewards)]
+        return [*first, *(Node(node.epoch, "score", section.slot) for section in context.config.scored)]
     if node.stage not in ("evaluate", "judge") or node.slot:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)

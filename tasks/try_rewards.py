@@ -35,7 +35,7 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     prompts = source_prompts(config)
     trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
     made: dict[str, Reward] = {}
-    for section, prompt in [(s, trained) for s in config.rewards] + [(s, judged) for s in config.evaluate.judges]:
+    for section, prompt in [(s, trained) for s in config.scored] + [(s, judged) for s in config.evaluate.judges]:
         if config.execution.ranks > 1 and works_on_accelerator(section.name):
             # The ranks' devices are theirs: the process that started them keeps off.
             check_reward(section.name, section.options)

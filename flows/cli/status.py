@@ -100,6 +100,8 @@ def _print_run(run: dict[str, Any]) -> None:
             "'flowmill run' with the run's config makes them anew.",
             markup=False,
         )
+    for warning in run["warnings"]:
+        console.print(f"warning: {warning}", markup=False, style="yellow")
     _print_evaluations(run)
     _print_side_results(run)
     artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")

@@ -37,6 +37,9 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
             figures = ["mean", *(["exact"] if exact else [])]
             table.add_row(slot, split, *(_change(before, after, figure) for figure in figures))
     console.print(table)
+    # Of runs that finished before there were monitors nothing was noted.
+    for warning in result.get("warnings", ()):
+        console.print(f"warning: {warning}", markup=False, style="yellow")
 
 
 def _change(before: Mapping[str, float] | None, after: Mapping[str, float], key: str) -> str:

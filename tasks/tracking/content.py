@@ -20,6 +20,7 @@ from tasks.context import RunContext
 from tasks.figures import Figures, grids, named_evaluations, named_figures, weighted_reward
 from tasks.figures import evaluation_figures as figures_of
 from tasks.stages.evaluate import CLIPS
+from tasks.watch import correlations, suspicions
 
 #: MLflow shows every parameter beside the charts; more than these would hide them.
 MAX_PARAMS = 16
@@ -82,13 +83,17 @@ class EvaluationContent:
 def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     """Return what is logged of an epoch; None while its training does not count or is not complete."""
     store, config = chain.context.store, chain.context.config
-    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in config.rewards)]
+    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in config.scored)]
     nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None
     made = {entry.key: store.require(entry.ref) for entry in found if entry is not None}
     points = [Point(key=key, value=value, step=epoch) for key, value in _epoch_figures(chain, made).items()]
+    points += [
+        Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
+        for slot, value in correlations(chain, epoch).items()
+    ]
     for update in made[epoch, "optimize", ""].summary["updates"]:
         step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
@@ -189,6 +194,7 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
             if slot in first.get(split, {})
         ]
         lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
+    lines += [f"**Warning**: {found.text()}" for found in suspicions(chain)]
     return "\n\n".join([*lines, link])
 
 
@@ -220,11 +226,13 @@ def _evaluation(
 
 def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
     figures: dict[str, float] = {}
+    monitors = {section.slot for section in chain.context.config.monitors}
     for (_, stage, slot), manifest in made.items():
         key = f"time/{stage}_s"
         figures[key] = figures.get(key, 0.0) + _seconds(chain, ArtifactRef(manifest.kind, manifest.id))
         if stage == "score":
-            figures.update({f"reward/{slot}_{name}": value for name, value in manifest.summary.items()})
+            kind = "monitor" if slot in monitors else "reward"
+            figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures

@@ -1,0 +1,103 @@
+"""Monitors: scored and plotted, never optimized; one that falls while the reward rises is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from tasks.algorithms.trends import correlation, opposed, trend
+from tasks.chain import Node, run_nodes
+from tasks.check import check_config
+from tasks.describe import describe_run
+from tasks.stage import StageRun
+from tasks.stages.advantage import read_advantages, read_rewards
+from tasks.watch import correlations
+from tests.conftest import FlowmillCommand, prepare
+
+Make = Callable[..., RunConfig]
+MONITORS = 'monitors=[{name: "tests.rewards:brightness", label: bright}, {name: "tests.rewards:Constant", label: flat}]'
+
+
+def test_trends_are_those_of_least_squares() -> None:
+    y = torch.tensor([1.0, 2.5, 2.0, 4.0, 4.5])
+    x = np.arange(5.0)
+    (slope, _), covariance = np.polyfit(x, y.numpy(), 1, cov=True)
+    assert trend(y) == pytest.approx(slope / covariance[0, 0] ** 0.5, rel=1e-9)
+    assert trend(-y) == -trend(y)
+    assert trend(torch.full((5,), 3.0)) == 0.0
+    assert trend(torch.tensor([1.0, 2.0, 3.0, 4.0])) == float("inf")
+    assert correlation(y, -2 * y + 1) == pytest.approx(-1.0)
+    assert correlation(y, torch.ones(5)) is None
+    other = torch.tensor([2.0, 1.0, 5.0, 3.0, 3.5])
+    assert correlation(y, other) == pytest.approx(float(np.corrcoef(y, other)[0, 1]), rel=1e-9)
+
+
+def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
+    plain, watched = prepare(make_config()), prepare(make_config(MONITORS, "run.name=watched"))
+    for context in (plain, watched):
+        for node in run_nodes(context.config):
+            if node.epoch == 1 and node.stage in ("rollout", "score", "advantage", "optimize"):
+                StageRun(context.chain.stage(node)).execute()
+    same = ("rollout", "advantage", "optimize")
+    assert [plain.chain.ref(Node(1, stage)) for stage in same] == [watched.chain.ref(Node(1, stage)) for stage in same]
+    store = watched.store
+    total = read_advantages(store, watched.chain.require(1, "advantage").ref).column("reward").to_numpy()
+    bright = read_rewards(store, watched.chain.require(1, "score", "bright").ref).column("reward").to_numpy()
+    expected = float(np.corrcoef(total, bright)[0, 1])
+    assert correlations(watched.chain, 1) == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
+    assert describe_run(watched)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["monitors=[{name: jpeg_incompressibility, weight: 2}]"], "has the weight 2, but monitors are not optimized"),
+        (["monitors=[{name: jpeg_compressibility}]"], "appears 2 times"),
+        (["monitors=[{name: jpeg}]"], "Did you mean 'jpeg_"),
+    ],
+)
+def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(make_config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "monitor", "window"),
+    [
+        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.9, 0.81, 0.7, 0.62, 0.5], (0, 3)),
+        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.5, 0.62, 0.7, 0.81, 0.9], None),
+        ([0.5, 0.41, 0.29, 0.22, 0.1], [0.9, 0.81, 0.7, 0.62, 0.5], None),
+        ([0.1, 0.22, 0.29], [0.9, 0.81, 0.7], None),
+        ([0.1, 0.5, 0.2, 0.4, 0.3, 0.35], [0.9, 0.5, 0.8, 0.6, 0.7, 0.6], None),
+        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21], (1, 5)),
+    ],
+    ids=["opposed", "together", "both fall", "too few", "noise", "later"],
+)
+def test_what_falls_while_the_other_rises_is_found(
+    rewards: list[float], monitor: list[float], window: tuple[int, int] | None
+) -> None:
+    assert opposed(torch.tensor(rewards), torch.tensor(monitor)) == window
+
+
+@pytest.mark.slow
+def test_a_reward_that_is_hacked_is_told_within_five_epochs(flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    """Brightness is gained by painting over the digits."""
+    result = flowmill(
+        *("run", "configs/digits.yaml", "--root", str(tmp_path), "--name", "hacked"),
+        *("--set", 'rewards=[{name: "tests.rewards:brightness"}]', "--set", "monitors=[{name: digits}]"),
+        *("--set", "evaluate.judges=[]", "--set", "run.epochs=5", "--set", "evaluate.every=5"),
+        *("--set", "optimize.learning_rate=6e-4"),
+    )
+    assert "warning: from epoch" in result.stdout
+    assert "while the monitor 'digits' fell from" in " ".join(result.stdout.split())
+    assert "warning: from epoch" in flowmill("status", "hacked", "--root", str(tmp_path)).stdout
+    (run,) = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
+    assert "**Warning**: from epoch" in run.data.tags["mlflow.note.content"]
+    assert {"monitor/digits_mean", "monitor/digits_correlation"} <= run.data.metrics.keys()
