@@ -11,12 +11,12 @@ import numpy as np
 from configs.errors import RewardError
 from configs.schema import RewardSection, RunConfig
 from models.rewards.base import Origin, Reward, score
-from models.rewards.make import check_reward, make_reward, works_on_accelerator
+from models.rewards.make import MadeRewards, check_reward, works_on_accelerator
 from tasks.prompts import Prompt, source_prompts
 
 
-def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> dict[str, Reward]:
-    """Build every reward and judge and score one made-up sample with each, the first prompt's; return them by slot.
+def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
+    """Build every reward and judge and score one made-up sample with each, the first prompt's; return them.
 
     Rewards that the ranks score with are left to them, and only their options are checked.
 
@@ -34,14 +34,13 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     """
     prompts = source_prompts(config)
     trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
-    made: dict[str, Reward] = {}
+    made = MadeRewards()
     for section, prompt in [(s, trained) for s in config.scored] + [(s, judged) for s in config.evaluate.judges]:
         if config.execution.ranks > 1 and works_on_accelerator(section.name):
             # The ranks' devices are theirs: the process that started them keeps off.
             check_reward(section.name, section.options)
             continue
-        made[section.slot] = make_reward(section.name, section.options)
-        _try(made[section.slot], section, prompt, config, sleep)
+        _try(made.of(section.name, section.options), section, prompt, config, sleep)
     return made
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import ConfigError
+from configs.fingerprint import canonical_json
 from configs.registry import create, option_names, resolve, unknown_option
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Reward, Scores
@@ -42,6 +43,29 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
         return FunctionReward(what, dict(options))
     made: Reward = create(REWARDS, name, options, what="reward")
     return made
+
+
+class MadeRewards:
+    """Rewards made once each, however many labels of a config stand for the same one with the same options."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._made: dict[str, Reward] = {}
+
+    def __len__(self) -> int:
+        """Return how many were made."""
+        return len(self._made)
+
+    def of(self, name: str, options: Mapping[str, Any]) -> Reward:
+        """Return a reward, made now or before.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        key = canonical_json([name, dict(options)])
+        if key not in self._made:
+            self._made[key] = make_reward(name, options)
+        return self._made[key]
 
 
 def check_reward(name: str, options: Mapping[str, Any]) -> None:

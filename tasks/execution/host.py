@@ -21,7 +21,7 @@ from models.libraries import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards.base import Reward
-from models.rewards.make import make_reward
+from models.rewards.make import MadeRewards
 from models.sharding import Sharding, local
 from storage.layout import ArtifactRef
 from tasks.components import lora_spec
@@ -63,7 +63,7 @@ class ModelHost:
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
         self._in_step: InStep | None = None
         self._prepared: frozenset[Part] | None = None
-        self._rewards: dict[str, Reward] = {}
+        self._rewards = MadeRewards()
         self._lock = threading.RLock()
 
     @property
@@ -332,13 +332,11 @@ class ModelHost:
     def reward(self, section: RewardSection) -> Reward:
         """Return a reward, made once per process."""
         with self._lock:
-            if section.slot not in self._rewards:
-                self._rewards[section.slot] = make_reward(section.name, section.options)
-            return self._rewards[section.slot]
+            return self._rewards.of(section.name, section.options)
 
-    def use_rewards(self, made: Mapping[str, Reward]) -> None:
-        """Take rewards that were made already, by slot."""
-        self._rewards.update(made)
+    def use_rewards(self, made: MadeRewards) -> None:
+        """Take rewards that were made already."""
+        self._rewards = made
 
 
 def _bytes(module: Any) -> int:
