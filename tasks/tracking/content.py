@@ -186,6 +186,8 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
         f"**{context.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
         f"on {prompts}{size} for {rewards}, {config.run.epochs} epochs.",
     ]
+    # First: the page shows a few lines, and the rest when asked.
+    lines += [f"**Warning**: {found.text()}" for found in suspicions(chain)]
     first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
     for split, rewards_of in last.items():
         changes = [
@@ -194,7 +196,6 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
             if slot in first.get(split, {})
         ]
         lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
-    lines += [f"**Warning**: {found.text()}" for found in suspicions(chain)]
     return "\n\n".join([*lines, link])
 
 
