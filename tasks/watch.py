@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from configs.errors import CorruptError
+from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import correlation, opposed
 from tasks.chain import Chain
 from tasks.stages.advantage import read_advantages, read_rewards
@@ -77,6 +78,24 @@ def correlations(chain: Chain, epoch: int) -> dict[str, float]:
         if value is not None:
             found[section.slot] = value
     return found
+
+
+def shares(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return by reward its share in what the sum of several distinguishes within groups, see ``contributions``."""
+    config, store = chain.context.config, chain.context.store
+    scored = [chain.find(epoch, "score", section.slot) for section in config.rewards]
+    tables = [read_rewards(store, entry.ref) for entry in scored if entry is not None]
+    if len(tables) < max(2, len(config.rewards)):
+        return {}
+    names = tables[0].column("group_id").to_pylist()
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    groups = torch.tensor([numbers[name] for name in names])
+    parts = [
+        section.weight * torch.tensor(table.column("reward").to_numpy())
+        for section, table in zip(config.rewards, tables, strict=True)
+    ]
+    found = contributions(parts, groups)
+    return {} if found is None else dict(zip((section.slot for section in config.rewards), found, strict=True))
 
 
 def _means(chain: Chain, stage: str, slot: str, figure: str) -> list[float]:

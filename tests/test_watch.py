@@ -12,13 +12,14 @@ from mlflow import MlflowClient
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
+from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import correlation, opposed, trend
 from tasks.chain import Node, run_nodes
 from tasks.check import check_config
 from tasks.describe import describe_run
 from tasks.stage import StageRun
 from tasks.stages.advantage import read_advantages, read_rewards
-from tasks.watch import correlations
+from tasks.watch import correlations, shares
 from tests.conftest import FlowmillCommand, prepare
 
 Make = Callable[..., RunConfig]
@@ -34,9 +35,31 @@ def test_trends_are_those_of_least_squares() -> None:
     assert trend(torch.full((5,), 3.0)) == 0.0
     assert trend(torch.tensor([1.0, 2.0, 3.0, 4.0])) == float("inf")
     assert correlation(y, -2 * y + 1) == pytest.approx(-1.0)
-    assert correlation(y, torch.ones(5)) is None
+    assert correlation(y, torch.full((5,), 0.7)) is None
     other = torch.tensor([2.0, 1.0, 5.0, 3.0, 3.5])
     assert correlation(y, other) == pytest.approx(float(np.corrcoef(y, other)[0, 1]), rel=1e-9)
+
+
+def test_shares_are_of_what_differs_within_groups() -> None:
+    groups = torch.tensor([0, 0, 1, 1])
+    first, level = torch.tensor([0.0, 2.0, 1.0, 1.0]), torch.tensor([9.0, 9.0, -9.0, -9.0])
+    assert contributions([first, level], groups) == [1.0, 0.0]
+    assert contributions([first, 3 * first], groups) == [0.25, 0.75]
+    assert contributions([2 * first, -first], groups) == [2.0, -1.0]
+    assert contributions([level], groups) is None
+    assert contributions([torch.full((6,), 0.7)], torch.tensor([0, 0, 0, 1, 1, 1])) is None
+
+
+def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
+    rewards = 'rewards=[{name: jpeg_compressibility}, {name: "tests.rewards:brightness", label: bright, weight: 3}]'
+    context = prepare(make_config(rewards))
+    for node in run_nodes(context.config):
+        if node.epoch == 1 and node.stage in ("rollout", "score"):
+            StageRun(context.chain.stage(node)).execute()
+    found = shares(context.chain, 1)
+    assert found.keys() == {"jpeg_compressibility", "bright"}
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert shares(prepare(make_config("run.name=single")).chain, 1) == {}, "one reward is all of it"
 
 
 def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:

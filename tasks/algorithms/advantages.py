@@ -72,6 +72,28 @@ class Normalizer:
         return std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
 
 
+def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None:
+    """Return the share of each weighted reward in the spread of their sum within groups; shares add up to 1.
+
+    That of a reward is its covariance with the sum over the sum's variance: one that is the same for all of a group
+    contributes nothing, whatever its weight, and one that pulls against the others has a negative share.
+
+    Args:
+        parts: per reward, (N,) weighted values.
+        groups: (N,) group index in 0 .. G-1.
+
+    Returns:
+        None where no group has any spread.
+    """
+    centered = []
+    for part in parts:
+        found = group_statistics(part, groups)
+        centered.append(torch.where(found.constant[groups], 0.0, part.double() - found.mean[groups]))
+    total = torch.stack(centered).sum(0)
+    spread = float(total.square().sum())
+    return None if spread == 0.0 else [float((part * total).sum()) / spread for part in centered]
+
+
 def group_advantages(rewards: Tensor, groups: Tensor, normalizer: Normalizer) -> Tensor:
     """Return (N,) float64 advantages (r - mean_group) / scale; a group whose rewards are all equal gets exactly 0.
 

@@ -36,9 +36,10 @@ def trend(values: Tensor) -> float:
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
     """Return Pearson's correlation of two (N,) tensors, None where either is constant."""
+    if any(bool((values == values[0]).all()) for values in (one, other)):
+        return None
     a, b = (values.double() - values.double().mean() for values in (one, other))
-    size = float(a.norm() * b.norm())
-    return None if size == 0.0 else float((a * b).sum()) / size
+    return float((a * b).sum() / (a.norm() * b.norm()))
 
 
 def opposed(rising: Tensor, falling: Tensor) -> tuple[int, int] | None:

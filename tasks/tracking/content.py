@@ -20,7 +20,7 @@ from tasks.context import RunContext
 from tasks.figures import Figures, grids, named_evaluations, named_figures, weighted_reward
 from tasks.figures import evaluation_figures as figures_of
 from tasks.stages.evaluate import CLIPS
-from tasks.watch import correlations, suspicions
+from tasks.watch import correlations, shares, suspicions
 
 #: MLflow shows every parameter beside the charts; more than these would hide them.
 MAX_PARAMS = 16
@@ -93,6 +93,9 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
         for slot, value in correlations(chain, epoch).items()
+    ]
+    points += [
+        Point(key=f"reward/{slot}_share", value=value, step=epoch) for slot, value in shares(chain, epoch).items()
     ]
     for update in made[epoch, "optimize", ""].summary["updates"]:
         step = int(update["update"])
