@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from configs.errors import ConfigError
@@ -59,6 +59,17 @@ def unknown_option(name: str, option: str, valid: Iterable[str], *, what: str) -
     return ConfigError(f"{what} '{name}' has no option '{option}'. {did_you_mean(option, valid)}")
 
 
+def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, what: str) -> None:
+    """Check that a component has all options it is given.
+
+    Raises:
+        ConfigError: it lacks one.
+    """
+    for option in options:
+        if option not in valid:
+            raise unknown_option(name, option, valid, what=what)
+
+
 def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, what: str) -> Any:
     """Return an instance of a component, built from its options.
 
@@ -66,10 +77,7 @@ def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, w
         ConfigError: the component does not exist, or an option is unknown, missing or refused by the component.
     """
     component = resolve(table, name, what=what)
-    valid = option_names(component)
-    for option in options:
-        if option not in valid:
-            raise unknown_option(name, option, valid, what=what)
+    check_options(name, options, option_names(component), what=what)
     try:
         return component(**options)
     except (TypeError, ValueError) as error:

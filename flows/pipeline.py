@@ -22,7 +22,7 @@ from tasks.runs import executing, mark_finished, open_run
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage
 from tasks.tracking.tracker import Tracker
-from tasks.watch import suspicions
+from tasks.watch import new_suspicions
 
 
 @flow(name="pipeline", flow_run_name="{name}", persist_result=False, validate_parameters=False)
@@ -91,10 +91,9 @@ def train(context: RunContext, tracker: Tracker) -> None:
 
 
 def warn(context: RunContext, epoch: int) -> None:
-    """Say what a monitor has shown for the first time."""
-    for found in suspicions(context.chain):
-        if found.epoch == epoch:
-            context.reporter.message(f"warning: {found.text()}")
+    """Say what monitors show since this epoch."""
+    for found in new_suspicions(context.chain, epoch):
+        context.reporter.message(f"warning: {found.text()}")
 
 
 def prepare(context: RunContext) -> None:

@@ -6,13 +6,15 @@ policy has found another way to please the reward than the one that was meant.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from configs.errors import CorruptError
 from tasks.algorithms.advantages import contributions
-from tasks.algorithms.trends import correlation, opposed
+from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.chain import Chain
 from tasks.stages.advantage import read_advantages, read_rewards
 
@@ -44,18 +46,20 @@ class Suspicion:
 
 def suspicions(chain: Chain) -> list[Suspicion]:
     """Return when each monitor that ever fell while the optimized sum rose first did so; reads manifests only."""
-    rewards = _means(chain, "advantage", "", "reward_mean")
     found = []
-    for section in chain.context.config.monitors:
-        values = _means(chain, "score", section.slot, "mean")
-        known = min(len(rewards), len(values))
-        found_at = opposed(*(torch.tensor(series[:known], dtype=torch.float64) for series in (rewards, values)))
-        if found_at is not None:
-            start, stop = found_at
-            ends = [(series[start], series[stop]) for series in (rewards, values)]
-            found.append(
-                Suspicion(monitor=section.slot, epoch=stop + 1, since=start + 1, reward=ends[0], value=ends[1])
-            )
+    for slot, rewards, values in _monitored(chain, range(1, chain.context.config.run.epochs + 1)):
+        epoch = first_opposed(rewards, values)
+        if epoch is not None:
+            found.append(_suspicion(slot, rewards[:epoch], values[:epoch], epoch))
+    return found
+
+
+def new_suspicions(chain: Chain, epoch: int) -> list[Suspicion]:
+    """Return what monitors show after an epoch and did not show before it; reads manifests of the last epochs only."""
+    found = []
+    for slot, rewards, values in _monitored(chain, range(max(1, epoch - WINDOW), epoch + 1)):
+        if opposes(rewards, values) and not opposes(rewards[:-1], values[:-1]):
+            found.append(_suspicion(slot, rewards, values, epoch))
     return found
 
 
@@ -65,16 +69,19 @@ def correlations(chain: Chain, epoch: int) -> dict[str, float]:
     Raises:
         CorruptError: they are not of the same samples.
     """
-    store, advantage, found = chain.context.store, chain.find(epoch, "advantage"), {}
-    for section in chain.context.config.monitors:
+    advantage, monitors = chain.find(epoch, "advantage"), chain.context.config.monitors
+    if advantage is None or not monitors:
+        return {}
+    store, found = chain.context.store, {}
+    optimized = read_advantages(store, advantage.ref)
+    for section in monitors:
         scored = chain.find(epoch, "score", section.slot)
-        if advantage is None or scored is None:
+        if scored is None:
             continue
-        optimized, monitored = read_advantages(store, advantage.ref), read_rewards(store, scored.ref)
+        monitored = read_rewards(store, scored.ref)
         if optimized.column("sample_id") != monitored.column("sample_id"):
             raise CorruptError(f"{scored.ref} scores other samples than {advantage.ref} is of.")
-        pair = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
-        value = correlation(*pair)
+        value = correlation(*(torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)))
         if value is not None:
             found[section.slot] = value
     return found
@@ -83,10 +90,9 @@ def correlations(chain: Chain, epoch: int) -> dict[str, float]:
 def shares(chain: Chain, epoch: int) -> dict[str, float]:
     """Return by reward its share in what the sum of several distinguishes within groups, see ``contributions``."""
     config, store = chain.context.config, chain.context.store
-    scored = [chain.find(epoch, "score", section.slot) for section in config.rewards]
-    tables = [read_rewards(store, entry.ref) for entry in scored if entry is not None]
-    if len(tables) < max(2, len(config.rewards)):
+    if len(config.rewards) < 2:
         return {}
+    tables = [read_rewards(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
     names = tables[0].column("group_id").to_pylist()
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups = torch.tensor([numbers[name] for name in names])
@@ -98,13 +104,33 @@ def shares(chain: Chain, epoch: int) -> dict[str, float]:
     return {} if found is None else dict(zip((section.slot for section in config.rewards), found, strict=True))
 
 
-def _means(chain: Chain, stage: str, slot: str, figure: str) -> list[float]:
-    """Return a figure of epochs 1, 2, ... as far as they are complete."""
+def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield each monitor, with the means of the optimized sum and its own of these epochs as far as they are made."""
+    monitors = chain.context.config.monitors
+    if not monitors:
+        return
+    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
+    for section in monitors:
+        values = _means(chain, "score", section.slot, "mean", epochs)
+        known = min(len(rewards), len(values))
+        yield section.slot, rewards[:known], values[:known]
+
+
+def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
+    """Return a figure of epochs, float64, as far as they are complete."""
     values = []
-    for epoch in range(1, chain.context.config.run.epochs + 1):
+    for epoch in epochs:
         entry = chain.find(epoch, stage, slot)
         manifest = None if entry is None else chain.context.store.manifest(entry.ref)
         if manifest is None:
             break
         values.append(float(manifest.summary[figure]))
-    return values
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _suspicion(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> Suspicion:
+    """Return what the last means up to an epoch show."""
+    window = [series[-WINDOW:].tolist() for series in (rewards, values)]
+    (first, last), (before, after) = ((each[0], each[-1]) for each in window)
+    since = epoch - len(window[0]) + 1
+    return Suspicion(monitor=slot, epoch=epoch, since=since, reward=(first, last), value=(before, after))

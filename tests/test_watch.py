@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from tasks.algorithms.advantages import contributions
-from tasks.algorithms.trends import correlation, opposed, trend
+from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.chain import Node, run_nodes
 from tasks.check import check_config
 from tasks.describe import describe_run
@@ -92,21 +92,23 @@ def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: lis
 
 
 @pytest.mark.parametrize(
-    ("rewards", "monitor", "window"),
+    ("rewards", "monitor", "after"),
     [
-        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.9, 0.81, 0.7, 0.62, 0.5], (0, 3)),
+        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.9, 0.81, 0.7, 0.62, 0.5], 4),
         ([0.1, 0.22, 0.29, 0.41, 0.5], [0.5, 0.62, 0.7, 0.81, 0.9], None),
         ([0.5, 0.41, 0.29, 0.22, 0.1], [0.9, 0.81, 0.7, 0.62, 0.5], None),
         ([0.1, 0.22, 0.29], [0.9, 0.81, 0.7], None),
         ([0.1, 0.5, 0.2, 0.4, 0.3, 0.35], [0.9, 0.5, 0.8, 0.6, 0.7, 0.6], None),
-        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21], (1, 5)),
+        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21], 6),
     ],
     ids=["opposed", "together", "both fall", "too few", "noise", "later"],
 )
 def test_what_falls_while_the_other_rises_is_found(
-    rewards: list[float], monitor: list[float], window: tuple[int, int] | None
+    rewards: list[float], monitor: list[float], after: int | None
 ) -> None:
-    assert opposed(torch.tensor(rewards), torch.tensor(monitor)) == window
+    one, other = torch.tensor(rewards), torch.tensor(monitor)
+    assert first_opposed(one, other) == after
+    assert [stop for stop in range(1, len(one)) if opposes(one[:stop], other[:stop])][:1] in ([], [after])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json
-from configs.registry import create, option_names, resolve, unknown_option
+from configs.registry import check_options, create, option_names, resolve
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Reward, Scores
 
@@ -93,9 +93,7 @@ def _checked(name: str, options: Mapping[str, Any]) -> Any:
             f"reward '{name}' is neither a function of (media, prompts, metadata) nor a class with the method "
             "'score(media, prompts, metadata)'."
         )
-    for option in options:
-        if option not in valid:
-            raise unknown_option(name, option, valid, what="reward")
+    check_options(name, options, valid, what="reward")
     return what
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 #: Means that are looked at together, the last ones, and how few are enough.
-_WINDOW, _FEWEST = 5, 4
+WINDOW, _FEWEST = 5, 4
 #: Standard errors that a slope up and a slope down must be from zero. What is optimized rises steadily, what is not is
 #: noisier, and where nothing is wrong the two rise together.
 _UP, _DOWN = 3.0, 2.0
@@ -42,15 +42,13 @@ def correlation(one: Tensor, other: Tensor) -> float | None:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def opposed(rising: Tensor, falling: Tensor) -> tuple[int, int] | None:
-    """Return the first and last place of the first window in which one series certainly rose and the other fell.
+def opposes(rising: Tensor, falling: Tensor) -> bool:
+    """Return whether over the last ``WINDOW`` of (N,) means of epochs one certainly rose and the other fell."""
+    if len(rising) < _FEWEST:
+        return False
+    return trend(rising[-WINDOW:]) >= _UP and trend(falling[-WINDOW:]) <= -_DOWN
 
-    Args:
-        rising: (N,) means of epochs.
-        falling: (N,) means of the same epochs.
-    """
-    for stop in range(_FEWEST, len(rising) + 1):
-        window = slice(max(0, stop - _WINDOW), stop)
-        if trend(rising[window]) >= _UP and trend(falling[window]) <= -_DOWN:
-            return window.start, stop - 1
-    return None
+
+def first_opposed(rising: Tensor, falling: Tensor) -> int | None:
+    """Return after how many of (N,) means ``opposes`` first holds; None: never."""
+    return next((stop for stop in range(1, len(rising) + 1) if opposes(rising[:stop], falling[:stop])), None)

@@ -124,26 +124,28 @@ class ModelHost:
         """
         with self._lock:
             held = self.trainable(ref, weights)
-            if self.config.execution.sampling == "spread":
-                held.scatter()
-            else:
+            if not self._in_step_to_sample:
                 held.gather()
             return held
 
     def velocities(self, trainable: Trainable) -> Trainable | InStep:
         """Return what gives velocities of weights and of the base model while sampling."""
-        if self.config.execution.sampling == "whole" or not trainable.sharded:
-            return trainable
-        if self._in_step is None:
-            self._in_step = InStep(trainable, self.ranks, lambda: self._any_row(trainable.policy))
-        return self._in_step
+        return self._stepping() if self._in_step_to_sample else trainable
 
     def rest(self) -> None:
         """Take part in what other ranks can only do together with this one, until all have done their work."""
-        if self._trainable is not None and self._trainable.sharded and not self._trainable.gathered:
-            velocities = self.velocities(self._trainable)
-            if isinstance(velocities, InStep):
-                velocities.rest()
+        if self._in_step_to_sample:
+            self._stepping().rest()
+
+    @property
+    def _in_step_to_sample(self) -> bool:
+        return self.sharding is not None and self.config.execution.sampling == "spread"
+
+    def _stepping(self) -> InStep:
+        if self._in_step is None:
+            held = self._loaded()
+            self._in_step = InStep(held, self.ranks, lambda: self._any_row(held.policy))
+        return self._in_step
 
     def _any_row(self, policy: Policy) -> Inputs:
         """Return a row to call the denoisers with where the result does not count."""

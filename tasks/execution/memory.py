@@ -148,12 +148,8 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
     weights = trained * _MASTER + (0 if spec is None else total * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.ranks if execution.strategy == "fsdp" else 1
-    copies, moment = 1 + int(config.optimize.ema is not None) + int(requires.behavior), optimizer.moment_bytes
-    state, step = int(trained * (_MASTER * copies + 2 * moment)) // parts, 0
-    if execution.ranks > 1 and execution.strategy == "ddp":
-        step += trained * _MASTER  # gradients are exchanged as one buffer
-    if not execution.fused_adamw and optimizer.fuses:
-        step += trained * _MASTER // parts
+    copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
+    state = int(trained * (_MASTER * copies + 2 * optimizer.moment_bytes)) // parts
     largest = max(parameters(unit) for unit in units(module, family.blocks))
     blocks = _WHOLE_BLOCKS * largest * (_MASTER if spec is None else number) if parts > 1 else 0
     training = blocks + (0 if execution.offload else weights // parts)
@@ -174,8 +170,16 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
         training_weights=training,
         training_state=0 if execution.offload else state,
         optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
-        step=0 if execution.offload else step,
+        step=0 if execution.offload else _step(config, trained, parts, fuses=optimizer.fuses),
     )
+
+
+def _step(config: RunConfig, trained: int, parts: int, *, fuses: bool) -> int:
+    """Return the bytes that the exchange of gradients and the optimizer's step take."""
+    execution = config.execution
+    # With ddp gradients are exchanged as one buffer.
+    exchange = trained * _MASTER if execution.ranks > 1 and execution.strategy == "ddp" else 0
+    return exchange + (trained * _MASTER // parts if fuses and not execution.fused_adamw else 0)
 
 
 def advice(config: RunConfig, memory: Memory, limit: int) -> list[str]:

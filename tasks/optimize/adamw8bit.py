@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from configs.extras import require_extra
 from configs.schema import OptimizeSection
+from tasks.optimize.optimizers import adamw_settings
 
 require_extra("8bit", "torchao", what="optimize.optimizer 'adamw8bit'")
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]  # noqa: E402
@@ -37,13 +38,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
             fused: must be False; torchao compiles a step of its own.
         """
         assert not fused
-        super().__init__(
-            parameters,
-            lr=section.learning_rate,
-            betas=section.betas,
-            weight_decay=section.weight_decay,
-            eps=section.epsilon,
-        )
+        super().__init__(parameters, **adamw_settings(section))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Change the parameters; without an accelerator uncompiled, as each shape takes seconds to compile."""

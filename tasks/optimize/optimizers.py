@@ -6,7 +6,7 @@ A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``Ad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +59,7 @@ class AdamW(torch.optim.AdamW):
             section: the settings.
             fused: carry out a step as one kernel.
         """
-        super().__init__(
-            parameters,
-            lr=section.learning_rate,
-            betas=section.betas,
-            weight_decay=section.weight_decay,
-            eps=section.epsilon,
-            fused=fused or None,
-        )
+        super().__init__(parameters, **adamw_settings(section), fused=fused or None)
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""
@@ -87,6 +80,16 @@ class AdamW(torch.optim.AdamW):
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
         return dict(self.state.get(parameter, {}))
+
+
+def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
+    """Return the arguments every AdamW takes."""
+    return {
+        "lr": section.learning_rate,
+        "betas": section.betas,
+        "weight_decay": section.weight_decay,
+        "eps": section.epsilon,
+    }
 
 
 def make_optimizer(
