@@ -1,4 +1,4 @@
-"""Watches over a reward: whether what is optimized is gained at the cost of what should rise with it.
+"""Watches over rewards: what each contributes, and whether they are gained at the cost of what should rise with them.
 
 Monitors are rewards that are scored and never optimized. One that falls while the optimized sum rises says that the
 policy has found another way to please the reward than the one that was meant.

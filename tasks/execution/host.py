@@ -33,7 +33,7 @@ from tasks.execution.devices import (
     peak_memory,
     use_deterministic_kernels,
 )
-from tasks.execution.in_step import Inputs, InStep
+from tasks.execution.in_step import InStep, idle_row
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive
@@ -144,15 +144,9 @@ class ModelHost:
     def _stepping(self) -> InStep:
         if self._in_step is None:
             held = self._loaded()
-            self._in_step = InStep(held, self.ranks, lambda: self._any_row(held.policy))
+            prompt = next(prompt for prompts in self.context.prompts.values() for prompt in prompts)
+            self._in_step = InStep(held, self.ranks, lambda: idle_row(held.policy, self.conditioning([prompt])))
         return self._in_step
-
-    def _any_row(self, policy: Policy) -> Inputs:
-        """Return a row to call the denoisers with where the result does not count."""
-        latents = policy.initial_latents([torch.Generator().manual_seed(0)])
-        prompt = next(prompt for prompts in self.context.prompts.values() for prompt in prompts)
-        sigma = torch.full((1,), 0.5, device=latents.device)
-        return Inputs(latents, sigma, self.conditioning([prompt]))
 
     def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
         """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.adapters import Trainable
-from models.policies.base import Conditioning
+from models.policies.base import Conditioning, Policy
 from tasks.execution.ranks import Ranks
 
 
@@ -22,6 +22,17 @@ class Inputs(NamedTuple):
     """(B,) float32."""
     conditioning: Conditioning
     """B rows."""
+
+
+def idle_row(policy: Policy, conditioning: Conditioning) -> Inputs:
+    """Return a row to call the denoisers with where the result does not count.
+
+    Args:
+        policy: gives the noise.
+        conditioning: one row, of any prompt.
+    """
+    latents = policy.initial_latents([torch.Generator().manual_seed(0)])
+    return Inputs(latents, torch.full((1,), 0.5, device=latents.device), conditioning)
 
 
 class InStep:
