@@ -24,6 +24,10 @@ FREE_TO_CHANGE = (
     "tracking",
     "evaluate",
     "monitors",
+    "rewards.*.on_failure",
+    "rewards.*.device",
+    "rewards.*.batch_size",
+    "rewards.*.server",
     "export",
     "prompts.train",
     "prompts.heldout",
@@ -151,7 +155,13 @@ def _flatten_value(name: str, value: object) -> dict[str, Any]:
 
 
 def _is_free(key: str) -> bool:
-    return key not in _DECIDES and any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+    parts = key.split(".")
+    return key not in _DECIDES and any(_is_below(parts, free.split(".")) for free in FREE_TO_CHANGE)
+
+
+def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:
+    """Return whether a setting is one that is free, or within it; * stands for any place in a list."""
+    return len(parts) >= len(free) and all(name in ("*", part) for name, part in zip(free, parts, strict=False))
 
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -56,23 +56,25 @@ SAMPLES = pa.schema(
     ]
 )
 
+#: A reward that is null was not asked for; with a note it was, and failed as the note says.
 REWARDS = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("group_id", pa.string(), nullable=False),
-        pa.field("reward", pa.float32(), nullable=False),
+        pa.field("reward", pa.float32()),
         pa.field("note", pa.string(), nullable=False),
     ]
 )
 
+#: Where reward and advantage are null the sample is left out of training.
 ADVANTAGES = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("group_id", pa.string(), nullable=False),
-        pa.field("reward", pa.float32(), nullable=False),
-        pa.field("advantage", pa.float32(), nullable=False),
+        pa.field("reward", pa.float32()),
+        pa.field("advantage", pa.float32()),
     ]
 )
 

@@ -12,12 +12,12 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards.make import check_reward, make_reward
 from models.schedules import Steps
 from models.solvers import SOLVERS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
+from tasks.check_rewards import check_rewards
 from tasks.combinations import Combination, check_combination, draw_plans
 from tasks.components import make_algorithm, make_kernel, make_plan
 from tasks.execution.checks import check_execution
@@ -86,33 +86,16 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     kernel, plan, requires = make_kernel(config), make_plan(config), make_algorithm(config).requires
     check_execution(config)
     check_optimizer(config)
-    _check_rewards(config, build=rewards)
     check_model(config)
     draws = draw_plans(config, plan)
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
     check_advantage(config)
     check_replay(config, requires, kernel)
-    prompts = {split: len(items) for split, items in source_prompts(config).items()}
+    sources = source_prompts(config)
+    check_rewards(config, sources, build=rewards)
+    prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
     return _cost(config, prompts, draws[0], requires)
-
-
-def _check_rewards(config: RunConfig, *, build: bool) -> None:
-    sections = [*config.scored, *config.evaluate.judges]
-    slots = [section.slot for section in sections]
-    for slot in slots:
-        if slots.count(slot) > 1:
-            raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
-        if "/" in slot and ":" not in slot:
-            raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
-    for section in config.monitors:
-        if section.weight != 1.0:
-            raise ConfigError(
-                f"monitors: '{section.slot}' has the weight {section.weight:g}, but monitors are not optimized. Remove "
-                "it, or move it to 'rewards'."
-            )
-    for section in sections:
-        (make_reward if build else check_reward)(section.name, section.options)
 
 
 def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:

@@ -74,7 +74,7 @@ def _check_clips(config: RunConfig) -> None:
             f"model.frames is {frames}, but model.policy '{family}' takes 4 n + 1 frames. "
             f"The nearest are {below} and {below + 4}; set it to one of them."
         )
-    if media != "auto" and clips != (media == "mp4"):
+    if media not in ("auto", "none") and clips != (media == "mp4"):
         kind = "clips" if clips else "images"
         raise ConfigError(
             f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "

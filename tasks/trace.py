@@ -66,7 +66,7 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
 
 def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
     row = None if entry is None else _row(read_advantages(store, entry.ref), sample_id)
-    return None if row is None else float(row["advantage"])
+    return None if row is None or row["advantage"] is None else float(row["advantage"])
 
 
 def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from configs.errors import RewardError
 from configs.schema import RewardSection, RunConfig
-from models.rewards.base import Origin, Reward, score
-from models.rewards.make import MadeRewards, check_reward, works_on_accelerator
+from models.rewards.base import Batch, Origin, Reward
+from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.make import MadeRewards, check_section, works_on_accelerator
 from tasks.prompts import Prompt, source_prompts
 
 
@@ -36,11 +36,11 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
     made = MadeRewards()
     for section, prompt in [(s, trained) for s in config.scored] + [(s, judged) for s in config.evaluate.judges]:
-        if config.execution.ranks > 1 and works_on_accelerator(section.name):
+        if config.execution.ranks > 1 and works_on_accelerator(section):
             # The ranks' devices are theirs: the process that started them keeps off.
-            check_reward(section.name, section.options)
+            check_section(section)
             continue
-        _try(made.of(section.name, section.options), section, prompt, config, sleep)
+        _try(made.of(section), section, prompt, config, sleep)
     return made
 
 
@@ -55,11 +55,14 @@ def _try(
     reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
     origin = Origin(samples=("made up for the trial",), shard="none yet: rewards are tried before sampling")
+    if needs_of_made(reward).media == "latents":
+        # Their shape is the model's affair, which is not loaded yet.
+        return
     media, delay = trial_media(config), config.execution.retry_delay_s
+    batch = Batch(media=media, prompts=[prompt.text], metadata=[prompt.metadata], groups=["trial"], origin=origin)
     for left in reversed(range(config.execution.retries + 1)):
         try:
-            of_clips: dict[str, Any] = {"frames": section.frames, "over_frames": section.over_frames}
-            score(reward, section.slot, media, [prompt.text], [prompt.metadata], **of_clips, origin=origin)
+            score(reward, section.slot, batch, Handling(frames=section.frames, over_frames=section.over_frames))
             return
         except OSError as error:
             if not left or not isinstance(error, ConnectionError | TimeoutError):

@@ -16,7 +16,7 @@ from configs.errors import CorruptError
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.chain import Chain
-from tasks.stages.advantage import read_advantages, read_rewards
+from tasks.stages.advantage import group_numbers, optimized_parts, read_advantages, read_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,9 @@ def correlations(chain: Chain, epoch: int) -> dict[str, float]:
         monitored = read_rewards(store, scored.ref)
         if optimized.column("sample_id") != monitored.column("sample_id"):
             raise CorruptError(f"{scored.ref} scores other samples than {advantage.ref} is of.")
-        value = correlation(*(torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)))
+        both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
+        known = ~(both[0].isnan() | both[1].isnan())
+        value = correlation(both[0][known], both[1][known])
         if value is not None:
             found[section.slot] = value
     return found
@@ -93,14 +95,13 @@ def shares(chain: Chain, epoch: int) -> dict[str, float]:
     if len(config.rewards) < 2:
         return {}
     tables = [read_rewards(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
-    names = tables[0].column("group_id").to_pylist()
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    groups = torch.tensor([numbers[name] for name in names])
+    groups, _ = group_numbers(tables[0])
     parts = [
-        section.weight * torch.tensor(table.column("reward").to_numpy())
-        for section, table in zip(config.rewards, tables, strict=True)
+        section.weight * part
+        for section, part in zip(config.rewards, optimized_parts(config.rewards, tables), strict=True)
     ]
-    found = contributions(parts, groups)
+    known = ~torch.stack(parts).isnan().any(0)
+    found = contributions([part[known] for part in parts], groups[known].unique(return_inverse=True)[1])
     return {} if found is None else dict(zip((section.slot for section in config.rewards), found, strict=True))
 
 

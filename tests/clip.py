@@ -41,3 +41,11 @@ def write_head(file: Path) -> str:
         tensors |= {f"layers.{place}.weight": layer.weight.detach(), f"layers.{place}.bias": layer.bias.detach()}
     save_file(tensors, file)
     return str(file)
+
+
+def write_latent_head(file: Path) -> str:
+    """Write two layers on latents (4, 8, 8): a convolution to two channels, and a linear one."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"0.weight": (2, 4, 3, 3), "0.bias": (2,), "1.weight": (1, 128), "1.bias": (1,)}
+    save_file({name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}, file)
+    return str(file)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Scores
+from models.rewards.base import Batch, Needs, Reward, Scores
+from models.rewards.call import Handling, score
 
 
 class Constant:
@@ -75,7 +76,7 @@ class Restless:
 class OnAccelerator:
     """Brightness, scored by the ranks; the note says by which."""
 
-    accelerated = True
+    needs = Needs(accelerated=True)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         time.sleep(1)  # long enough for the other rank to take a shard too
@@ -103,3 +104,15 @@ def of_images(media: np.ndarray) -> list[float]:
 
 
 NUMBER = 3
+
+
+def scored(
+    reward: Reward,
+    name: str,
+    media: np.ndarray,
+    prompts: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
+    **handling: Any,
+) -> Scores:
+    """Return the scores of samples of no group and no origin."""
+    return score(reward, name, Batch(media=media, prompts=prompts, metadata=metadata), Handling(**handling))

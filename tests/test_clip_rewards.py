@@ -12,7 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import CLIPModel, CLIPProcessor
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, RewardError
+from models.rewards.base import Batch
+from models.rewards.call import Handling, score
 from models.rewards.make import make_reward
 from tests.clip import write_clip, write_head
 
@@ -39,15 +41,16 @@ def reference(folder: str, images: np.ndarray) -> Any:
         return model(**inputs)
 
 
-def scored(name: str, images: np.ndarray, *metadata: dict[str, Any], **options: Any) -> np.ndarray:
-    reward = make_reward(name, options)
-    result = reward.score(images, PROMPTS, metadata or [{}] * 3)
-    return np.asarray(result.values)  # type: ignore[union-attr]
+def scored(
+    name: str, images: np.ndarray, *metadata: dict[str, Any], batch_size: int | None = None, **options: Any
+) -> np.ndarray:
+    batch = Batch(media=images, prompts=PROMPTS, metadata=metadata or [{}] * 3)
+    return score(make_reward(name, options), name, batch, Handling(batch_size=batch_size)).values
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 8])
 def test_scores_follow_the_logits_of_the_model(
-    folder: str, images: np.ndarray, reference: Any, batch_size: int
+    folder: str, images: np.ndarray, reference: Any, batch_size: int | None
 ) -> None:
     logits = reference.logits_per_image.diagonal().numpy()
     common: dict[str, Any] = {"model": folder, "batch_size": batch_size}
@@ -70,7 +73,7 @@ def test_an_image_is_most_like_itself(folder: str, images: np.ndarray, reference
     np.testing.assert_allclose(
         scored("image_similarity", images, *[own[1], own[2], own[0]], **options), expected, rtol=1e-5
     )
-    with pytest.raises(ValueError, match="no path of an image in column 'image'"):
+    with pytest.raises(RewardError, match="no path of an image in column 'image'"):
         scored("image_similarity", images, **options)
 
 
@@ -99,5 +102,9 @@ def test_what_cannot_be_loaded_is_named(folder: str, tmp_path: Path, monkeypatch
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="has safetensors weights"):
         make_reward("clip_score", {"model": str(tmp_path)})
-    with pytest.raises(ConfigError, match="batch_size is 0"):
-        make_reward("clip_score", {"model": folder, "batch_size": 0})
+    with pytest.raises(ConfigError, match="Set 'device' beside 'options'"):
+        make_reward("clip_score", {"model": folder, "device": "cpu"})
+    with pytest.raises(ConfigError, match="device of reward 'clip_score' is 'cuda', but torch finds no accelerator"):
+        make_reward("clip_score", {"model": folder}, device="cuda")
+    with pytest.raises(ConfigError, match="takes no device"):
+        make_reward("constant", {}, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -95,8 +96,12 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     assert "my_rewards:Brightness" in options
     assert "my_rewards:redness" in several
     assert "my_rewards:Brightness" in several
+    declared, tested, head = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    test = shlex.quote(f"{tested}\n{declared}\ndef test_declared():\n    assert most_unlike.needs.groupwise\n")
+    assert "8 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
+    pasted([sys.executable, "-c", head])
 
 
 def test_every_reward_is_documented() -> None:
-    page = (ROOT / "docs" / "rewards.md").read_text()
+    page = (ROOT / "docs" / "rewards.md").read_text().partition("## Built in")[2]
     assert re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE) == sorted(REWARDS)

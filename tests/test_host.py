@@ -10,11 +10,12 @@ import torch
 
 from configs.errors import ConfigError, OutOfMemoryError
 from configs.schema import RunConfig
+from models.devices import chosen_device
 from models.policies.base import Part
+from models.rewards.base import Needs
 from tasks.check import check_config
 from tasks.context import RunContext
 from tasks.execution.crew import Crew
-from tasks.execution.devices import chosen_device
 from tasks.runs import begin_run, open_run
 from tasks.sources import Weights
 from tasks.stage import StageRun
@@ -177,7 +178,8 @@ def test_ranks_stay_for_as_many_epochs_as_asked_for(make_config: Make) -> None:
 def test_a_reward_that_says_so_is_scored_by_the_ranks(
     make_config: Make, accelerated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.rewards.jpeg.JpegCompressibility.accelerated", accelerated, raising=False)
+    needs = Needs(accelerated=accelerated)
+    monkeypatch.setattr("models.rewards.jpeg.JpegCompressibility.needs", needs, raising=False)
     context = begin_run(make_config())
     assert make_stage(context, "score", 1, "jpeg_compressibility").on_ranks == accelerated
 

@@ -12,7 +12,8 @@ import pytest
 
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
-from models.rewards.base import Origin, score
+from models.rewards.base import Batch, Origin
+from models.rewards.call import score
 from tasks.try_rewards import trial_media, try_rewards
 
 Make = Callable[..., RunConfig]
@@ -166,24 +167,25 @@ def test_a_lost_connection_is_tried_again_as_often_as_a_shard_would_be(make_conf
 
 IMAGES = np.zeros((3, 4, 4, 3), np.uint8)
 ORIGIN = Origin(samples=("s0", "s1", "s2"), shard="000000-000001 of trajectories/ab")
+BATCH = Batch(media=IMAGES, prompts=["a", "b", "c"], metadata=[{}] * 3, origin=ORIGIN)
 
 
 def test_the_sample_that_fails_is_found() -> None:
     expected = "failed for prompt 'c' (sample s2, shard 000000-000001 of trajectories/ab): KeyError: 'c'"
     with pytest.raises(RewardError, match=re.escape(expected)):
-        score(Picky(), "picky", IMAGES, ["a", "b", "c"], [{}] * 3, origin=ORIGIN)
+        score(Picky(), "picky", BATCH)
 
 
 def test_a_failure_of_all_together_is_told_as_one() -> None:
     expected = "failed for 3 samples together, though for none of them alone (samples from s0, shard"
     with pytest.raises(RewardError, match=re.escape(expected)):
-        score(Paired(), "paired", IMAGES, ["a", "b", "c"], [{}] * 3, origin=ORIGIN)
+        score(Paired(), "paired", BATCH)
 
 
 def test_a_lost_connection_stays_one_and_carries_its_place() -> None:
     Lost.left = 1
     with pytest.raises(ConnectionResetError) as error:
-        score(Lost(), "lost", IMAGES, ["a", "b", "c"], [{}] * 3, origin=ORIGIN)
+        score(Lost(), "lost", BATCH)
     assert error.value.__notes__[0].startswith("Reward 'lost' raised it. Traceback: ")
 
 
@@ -194,7 +196,7 @@ def test_the_log_goes_elsewhere_where_the_home_cannot_be_written(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with pytest.raises(RewardError):
-        score(Picky(), "picky", IMAGES, ["a", "b", "c"], [{}] * 3)
+        score(Picky(), "picky", BATCH)
     (log,) = (tmp_path / "temporary").rglob("reward-picky-*.log")
     assert "KeyError: 'c'" in log.read_text()
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from configs.errors import ConfigError, RewardError
-from models.rewards.base import score
 from models.rewards.make import make_reward
 from tests.chat import Endpoint, says, serving
+from tests.rewards import scored
 
 pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
 
@@ -29,7 +29,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 def judged(server: Endpoint, count: int = 3, **options: Any) -> Any:
     media = np.random.default_rng(0).integers(0, 256, (count, 64, 96, 3), np.uint8)
     reward = make_reward("vlm_judge", {"model": "judge", "endpoint": server.url} | options)
-    return score(reward, "vlm_judge", media, [f"prompt {n}" for n in range(count)], [{}] * count)
+    return scored(reward, "vlm_judge", media, [f"prompt {n}" for n in range(count)], [{}] * count)
 
 
 def shown(request: dict[str, Any]) -> tuple[Image.Image, str]:
@@ -69,7 +69,7 @@ def test_options_change_what_is_asked_and_read(endpoint: Endpoint, monkeypatch: 
     assert endpoint.keys == ["Bearer secret"]
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     reward = make_reward("vlm_judge", {"model": "judge", **options})
-    assert score(reward, "x", np.zeros((1, 8, 8, 3), np.uint8), ["p"], [{}]).values[0] == np.float32(0.7)
+    assert scored(reward, "x", np.zeros((1, 8, 8, 3), np.uint8), ["p"], [{}]).values[0] == np.float32(0.7)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -87,7 +87,7 @@ def test_an_endpoint_that_is_gone_is_a_lost_connection(endpoint: Endpoint) -> No
     endpoint.server_close()
     reward = make_reward("vlm_judge", {"model": "judge", "endpoint": url})
     with pytest.raises(ConnectionError):
-        score(reward, "x", np.zeros((1, 8, 8, 3), np.uint8), ["p"], [{}])
+        scored(reward, "x", np.zeros((1, 8, 8, 3), np.uint8), ["p"], [{}])
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,41 @@ def stage(
     stage_command(request, root=uri, quiet=quiet)
 
 
+@app.command("serve-reward")
+def serve_reward(
+    name: Annotated[str, typer.Argument(help="Reward: a name, or package.module:name of your own.", metavar="NAME")],
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the reward: key=value.", metavar="KEY=VALUE")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 8600,
+    device: Annotated[str | None, typer.Option("--device", help="Torch device of the reward.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Samples per call of the reward.", min=1, metavar="N")
+    ] = None,
+    waiting: Annotated[
+        int, typer.Option("--waiting", help="Samples that may wait; what comes then is asked to come later.", min=1)
+    ] = 4096,
+    max_mb: Annotated[int, typer.Option("--max-mb", help="Largest request, in MB.", min=1)] = 256,
+    quiet: Quiet = False,
+) -> None:
+    """Score for runs elsewhere: serve one reward over HTTP until stopped."""
+    from flows.cli.serve import serve_command
+    from tasks.serve_reward import ServeRequest
+
+    request = ServeRequest(
+        name=name,
+        options=options or (),
+        host=host,
+        port=port,
+        device=device,
+        batch_size=batch_size,
+        waiting=waiting,
+        max_mb=max_mb,
+    )
+    serve_command(request, quiet=quiet)
+
+
 @app.command()
 def status(
     run: Annotated[str | None, typer.Argument(help="Run; all runs when absent.", metavar="[RUN]")] = None,

@@ -104,10 +104,13 @@ class PipelinePolicy(Policy):
         cls.check_size(folder, settings)
         cls._check_scheduler(folder, index)
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
-        absent: dict[str, None] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
+        absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
-        absent |= {} if Part.VAE in parts else {"vae": None}
+        # Without an autoencoder its config alone says how large latents are; pipelines read it when they are made.
+        unloaded = Part.DENOISER in parts and Part.VAE not in parts
+        described = _described(folder / "vae", index["vae"][1]) if unloaded else None
+        absent |= {} if Part.VAE in parts else {"vae": described}
         pipeline_class = diffusers_class(cls.pipeline_name)
         given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
         check_safetensors(folder, [name for name in index if name not in given])
@@ -116,9 +119,13 @@ class PipelinePolicy(Policy):
         loading = {"dtype": settings.dtype, "local_files_only": True, "use_safetensors": True}
         pipeline = pipeline_class.from_pretrained(folder, **loading, **given)
         pipeline.set_progress_bar_config(disable=True)
+        if described is not None:
+            pipeline.vae = None
         if settings.device_map is None:
             pipeline.to(settings.device)
-        if pipeline.vae is not None:
+        if described is not None:
+            pipeline.vae = described
+        elif pipeline.vae is not None:
             # Decoding is a small part of the work, and rewards see its rounding.
             pipeline.vae.to(torch.float32)
             if settings.vae_tiling:
@@ -260,9 +267,10 @@ class PipelinePolicy(Policy):
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move the autoencoder; one that ``device_map`` placed stays where it is."""
-        if self.pipeline.vae is not None and self.settings.device_map is None:
-            self.pipeline.vae.to(device)
+        """Move the autoencoder; one that ``device_map`` placed stays where it is, and one without weights nowhere."""
+        vae = self.pipeline.vae
+        if vae is not None and self.settings.device_map is None and not next(vae.parameters()).is_meta:
+            vae.to(device)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""
@@ -325,6 +333,11 @@ def _set_attention(module: Any, backend: str) -> None:
         module.set_attention_backend(backend)
     finally:
         Registry.set_active_backend(before)
+
+
+def _described(folder: Path, class_name: str) -> nn.Module:
+    """Return a component of which only the config is of use."""
+    return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,11 +10,14 @@ GIVEN = 3
 REWARDS = {
     "aesthetic": "models.rewards.clip:Aesthetic",
     "clip_score": "models.rewards.clip:ClipScore",
+    "constant": "models.rewards.wrappers:Constant",
     "digits": "models.rewards.digits:DigitsReward",
     "image_similarity": "models.rewards.clip:ImageSimilarity",
     "jpeg_compressibility": "models.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
+    "latent_head": "models.rewards.latents:LatentHead",
     "ocr": "models.rewards.ocr:OcrReward",
     "pickscore": "models.rewards.clip:PickScore",
+    "rank": "models.rewards.wrappers:Rank",
     "vlm_judge": "models.rewards.vlm:VlmJudge",
 }

@@ -1,16 +1,16 @@
-"""What a reward must provide."""
+"""What a reward must provide, what it may declare, and what it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from configs.errors import FlowmillError, RewardError
 from models.rewards.failures import Origin as Origin
-from models.rewards.failures import describe, expected, log_traceback
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,33 @@ class Scores:
     """Scores and, optionally, what the reward saw."""
 
     values: np.ndarray
-    """(B,) float32, higher is better."""
+    """(B,) float32, higher is better; NaN where a sample's score failed and failures are excluded."""
     notes: Sequence[str] | None = None
-    """One remark per sample (the text an OCR read, say), shown under images."""
+    """One remark per sample (the text an OCR read, say), shown under images; of a failed one why it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a reward needs of its caller: class attribute ``needs``, or ``@declare(...)`` on a function."""
+
+    media: Literal["images", "clips", "latents"] = "images"
+    """What it scores; 'clips': whole ones, 'latents': what the model made, before any decoding."""
+    columns: tuple[str, ...] = ()
+    """Columns of the prompt source it cannot do without."""
+    groupwise: bool = False
+    """It is called once per group, with all samples of one prompt, so that it can compare them."""
+    accelerated: bool = False
+    """It works on the accelerator: with several processes the ranks score with it, each its own shards."""
+    batch_size: int | None = None
+    """Rows per call where ``rewards[].batch_size`` says nothing; None: a whole shard."""
 
 
 class Reward(Protocol):
-    """Scores images. The class may set ``perfect``, the score that counts as an exact match."""
+    """Scores samples.
+
+    The class may set ``perfect``, the score that counts as an exact match, and ``needs``, a ``Needs``. One whose needs
+    depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too.
+    """
 
     def score(
         self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -32,143 +52,60 @@ class Reward(Protocol):
         """Return one score per sample.
 
         Args:
-            media: (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips where the config hands over whole clips.
+            media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config hands over whole clips; (B, ...)
+                float32 latents for a reward that needs those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """
         ...
 
 
-def score(
-    reward: Reward,
-    name: str,
-    media: np.ndarray,
-    prompts: Sequence[str],
-    metadata: Sequence[Mapping[str, Any]],
-    *,
-    frames: int | str = 1,
-    over_frames: str = "mean",
-    origin: Origin | None = None,
-) -> Scores:
-    """Call a reward and check what it returns; a failed or missing score is never replaced by a default.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Samples to score."""
 
-    Args:
-        reward: the reward.
-        name: what to call it in messages.
-        media: (B, H, W, 3) uint8 images or (B, F, H, W, 3) uint8 clips.
-        prompts: B prompts.
-        metadata: B mappings.
-        frames: of clips: every n-th frame is scored, 'first', or 'clip' as a whole.
-        over_frames: 'mean' or 'min' of the scores of a clip's frames.
-        origin: where the media come from, for messages.
+    media: np.ndarray
+    """(B, ...), see ``Reward.score``."""
+    prompts: Sequence[str]
+    """B prompts."""
+    metadata: Sequence[Mapping[str, Any]]
+    """B mappings."""
+    groups: Sequence[str] = ()
+    """B group ids; samples of one group belong together for a reward that is groupwise."""
+    origin: Origin | None = None
+    """Where the samples come from, for messages."""
 
-    Raises:
-        RewardError: the reward failed, or returned another number of scores, or one that is not finite.
-        OSError: the reward failed with one, which may pass; a note says where.
-    """
-    if media.ndim == 5 and frames != "clip":
-        chosen = media[:, :1] if frames == "first" else media[:, :: int(frames)]
-        return _score_frames(reward, name, chosen, prompts, metadata, over_frames, origin)
-    try:
-        result = reward.score(media, prompts, metadata)
-        scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
-        values = np.asarray(scores.values, np.float32)
-    except FlowmillError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a reward may be anybody's code; its error is raised, with its place
-        _blame(error, reward, name, media, prompts, metadata, origin)
-    _check_shape(values, name, media, prompts, origin)
-    values = values.reshape(-1)
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        raise RewardError(
-            f"Reward '{name}' returned {values[bad[0]]} for {describe(origin, int(bad[0]), prompts)} ({len(bad)} of "
-            f"{len(values)} scores are not finite). A gradient cannot be made from that: mend the reward, then run "
-            "again; the rollouts are kept."
-        )
-    return Scores(values, scores.notes)
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.prompts)
 
-
-def _check_shape(
-    values: np.ndarray, name: str, media: np.ndarray, prompts: Sequence[str], origin: Origin | None
-) -> None:
-    """Refuse anything but one score per sample, in a column or not.
-
-    Raises:
-        RewardError: there are more, fewer, or several per sample.
-    """
-    count = len(prompts)
-    if values.shape not in ((count,), (count, 1)):
-        found = len(values) if values.ndim == 1 else values.size
-        where = describe(origin, 0, prompts) + (" and others" if count > 1 else "")
-        raise RewardError(
-            f"Reward '{name}' returned {found} scores for {count} images: shape {values.shape}, expected ({count},), "
-            f"for {where}. {expected(media)}, one per sample."
+    def take(self, rows: Sequence[int]) -> Batch:
+        """Return some rows, a row as often as it is named."""
+        return Batch(
+            media=self.media[list(rows)],
+            prompts=[self.prompts[row] for row in rows],
+            metadata=[self.metadata[row] for row in rows],
+            groups=[self.groups[row] for row in rows] if self.groups else (),
+            origin=None if self.origin is None else self.origin.take(rows),
         )
 
 
-def _blame(
-    error: Exception,
-    reward: Reward,
-    name: str,
-    media: np.ndarray,
-    prompts: Sequence[str],
-    metadata: Sequence[Mapping[str, Any]],
-    origin: Origin | None,
-) -> NoReturn:
-    """Raise a reward's error with what it failed on. A lost connection stays what it is, so that it is tried again."""
-    if isinstance(error, OSError):
-        where = describe(origin, 0 if len(prompts) == 1 else None, prompts)
-        error.add_note(f"Reward '{name}' raised it. Traceback: {log_traceback(error, name, where)}.")
-        raise error
-    where = describe(origin, _culprit(reward, media, prompts, metadata), prompts)
-    raise RewardError(
-        f"Reward '{name}' failed for {where}: {type(error).__name__}: {error}. {expected(media)}. Its traceback is in "
-        f"{log_traceback(error, name, where)}; FLOWMILL_TRACEBACK=1 shows it here. Mend the reward and run again; what "
-        "is committed stays."
-    ) from error
+def declare(**needs: Any) -> Callable[[T], T]:
+    """Return a decorator that says what a reward function or class needs; see ``Needs``."""
 
+    def declared(reward: T) -> T:
+        reward.needs = Needs(**needs)  # type: ignore[attr-defined]
+        return reward
 
-def _culprit(
-    reward: Reward, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> int | None:
-    """Return the first sample that fails alone too; None if none does."""
-    if len(prompts) == 1:
-        return 0
-    for row in range(len(prompts)):
-        try:
-            reward.score(media[row : row + 1], prompts[row : row + 1], metadata[row : row + 1])
-        except Exception:  # noqa: BLE001 - which error it is was said already; this finds the sample
-            return row
-    return None
-
-
-def _score_frames(
-    reward: Reward,
-    name: str,
-    clips: np.ndarray,
-    prompts: Sequence[str],
-    metadata: Sequence[Mapping[str, Any]],
-    over_frames: str,
-    origin: Origin | None,
-) -> Scores:
-    """Score all frames as images; return mean or minimum per clip, and the remark about the first or the worst."""
-    count = clips.shape[1]
-    images = clips.reshape(-1, *clips.shape[2:])
-    repeated = [prompt for prompt in prompts for _ in range(count)]
-    each = None if origin is None else replace(origin, samples=[s for s in origin.samples for _ in range(count)])
-    scores = score(reward, name, images, repeated, [row for row in metadata for _ in range(count)], origin=each)
-    by_clip = scores.values.reshape(-1, count)
-    told = np.zeros(len(by_clip), np.int64) if over_frames == "mean" else by_clip.argmin(1)
-    notes = None if scores.notes is None else [scores.notes[clip * count + at] for clip, at in enumerate(told)]
-    values = by_clip.mean(1, dtype=np.float64).astype(np.float32) if over_frames == "mean" else by_clip.min(1)
-    return Scores(values, notes)
+    return declared
 
 
 def perfect_score(reward: Reward) -> float | None:
     """Return the score that counts as an exact match, None where the reward knows of none."""
     defined = (vars(cls)["perfect"] for cls in type(reward).__mro__ if "perfect" in vars(cls))
     perfect = next(defined, None)
+    if isinstance(perfect, property):
+        perfect = reward.perfect  # type: ignore[attr-defined]
     return None if perfect is None else float(perfect)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
-from models.rewards.base import Scores
-from models.rewards.pretrained import load_pretrained, reward_device
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import load_pretrained
 
 _CLIP_L = "openai/clip-vit-large-patch14"
 #: What logits and cosines are divided by, by reward and convention.
@@ -26,7 +27,8 @@ _PICK_SCALE, _CLIP_SCALE = 26.0, 30.0
 class _ClipReward:
     """A CLIP model with its own processor."""
 
-    accelerated: ClassVar[bool] = True
+    #: Rows per call as few as that fit beside a model that samples.
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
     name: ClassVar[str]
 
     model: str
@@ -37,8 +39,6 @@ class _ClipReward:
     """Torch device, or auto."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the weights."""
-    batch_size: int = 16
-    """Rows per forward; the last ones are padded, as kernels differ with the number of rows."""
     _clip: Any = field(init=False, repr=False)
     _processor: Any = field(init=False, repr=False)
     _device: torch.device = field(init=False, repr=False)
@@ -48,11 +48,8 @@ class _ClipReward:
 
         Raises:
             ConfigError: it cannot be loaded.
-            ValueError: an option is out of range.
         """
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more.")
-        self._device = reward_device(self.device)
+        self._device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
         made = load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
         self._clip = made.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
         path, revision = self._processor_source()
@@ -63,11 +60,7 @@ class _ClipReward:
 
     def _cosines(self, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
         """Return (B,) float32 cosines of images and their prompts."""
-        values = [
-            (self._of_images(images[rows]) * self._of_texts([prompts[row] for row in rows])).sum(-1)
-            for rows in self._batches(len(prompts))
-        ]
-        return _joined(values, len(prompts))
+        return _array((self._of_images(images) * self._of_texts(prompts)).sum(-1))
 
     @torch.inference_mode()
     def _of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
@@ -85,11 +78,6 @@ class _ClipReward:
         )
         found = self._clip.get_text_features(**tokens.to(self._device))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)
-
-    def _batches(self, count: int) -> Iterator[list[int]]:
-        """Yield rows, ``batch_size`` at a time; the last row fills what is missing."""
-        for start in range(0, count, self.batch_size):
-            yield [min(row, count - 1) for row in range(start, start + self.batch_size)]
 
 
 @dataclass(kw_only=True)
@@ -159,11 +147,7 @@ class ImageSimilarity(_ClipReward):
             OSError: an image cannot be read.
         """
         wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
-        values = [
-            (self._of_images(media[rows]) * self._of_images([wanted[row] for row in rows])).sum(-1)
-            for rows in self._batches(len(prompts))
-        ]
-        return Scores(_joined(values, len(prompts)))
+        return Scores(_array((self._of_images(media) * self._of_images(wanted)).sum(-1)))
 
     def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
         path = metadata.get(self.column)
@@ -199,8 +183,7 @@ class Aesthetic(_ClipReward):
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
-        values = [self._layers(self._of_images(media[rows])).squeeze(-1) for rows in self._batches(len(media))]
-        return Scores(_joined(values, len(media)))
+        return Scores(_array(self._layers(self._of_images(media)).squeeze(-1)))
 
 
 def _perceptron(file: Path, width: int) -> nn.Sequential:
@@ -225,6 +208,6 @@ def _perceptron(file: Path, width: int) -> nn.Sequential:
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
-def _joined(values: Sequence[Tensor], count: int) -> np.ndarray:
-    joined: np.ndarray = torch.cat(list(values))[:count].float().cpu().numpy()
-    return joined
+def _array(values: Tensor) -> np.ndarray:
+    found: np.ndarray = values.float().cpu().numpy()
+    return found

@@ -25,6 +25,10 @@ class Origin:
     shard: str = ""
     """Artifact and shard."""
 
+    def take(self, rows: Sequence[int]) -> Origin:
+        """Return that of some rows."""
+        return Origin(samples=[self.samples[row] for row in rows] if self.samples else (), shard=self.shard)
+
 
 def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> str:
     """Return ``prompt '...' (sample ..., shard ...)`` of one row of a call, or of all rows where None is at fault."""
@@ -41,7 +45,8 @@ def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> 
 
 def expected(media: np.ndarray) -> str:
     """Return what a reward is given and must return."""
-    kind = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
+    kinds = {np.dtype(np.uint8): "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"}
+    kind = kinds.get(media.dtype, "(B, ...) latents")
     given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
     return f"{given}, and must return scores of shape ({len(media)},)"
 

@@ -12,8 +12,11 @@ import numpy as np
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json
 from configs.registry import check_options, create, option_names, resolve
+from configs.schema import RewardSection
 from models.rewards import GIVEN, REWARDS
-from models.rewards.base import Reward, Scores
+from models.rewards.base import Needs, Reward, Scores
+
+_DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class FunctionReward:
     """See ``Reward.score``."""
     options: Mapping[str, Any]
     """By name."""
+    needs: Needs
+    """What it declares."""
 
     def score(
         self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
@@ -32,16 +37,23 @@ class FunctionReward:
         return self.function(media, prompts, metadata, **self.options)
 
 
-def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
+def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> Reward:
     """Return a reward, built from its options.
+
+    Args:
+        name: of the table, or an import string.
+        options: by name.
+        device: torch device, for a reward that takes one.
 
     Raises:
         ConfigError: there is none, or an option is unknown, missing or refused by it.
     """
-    what = _checked(name, options)
+    check_reward(name, options, device=device)
+    placed = dict(options) if device is None else {**options, _DEVICE: device}
+    what = resolve(REWARDS, name, what="reward")
     if inspect.isfunction(what):
-        return FunctionReward(what, dict(options))
-    made: Reward = create(REWARDS, name, options, what="reward")
+        return FunctionReward(what, placed, needs_of(name, options))
+    made: Reward = create(REWARDS, name, placed, what="reward")
     return made
 
 
@@ -56,34 +68,69 @@ class MadeRewards:
         """Return how many were made."""
         return len(self._made)
 
-    def of(self, name: str, options: Mapping[str, Any]) -> Reward:
-        """Return a reward, made now or before.
+    def of(self, section: RewardSection) -> Reward:
+        """Return a reward, made now or before; where a server scores in its place, what asks that.
 
         Raises:
             ConfigError: it cannot be made.
         """
-        key = canonical_json([name, dict(options)])
+        url = None if section.server is None else section.server.url
+        key = canonical_json({"name": section.name, "options": section.options, "at": [section.device, url]})
         if key not in self._made:
-            self._made[key] = make_reward(name, options)
+            self._made[key] = _make(section)
         return self._made[key]
 
 
-def check_reward(name: str, options: Mapping[str, Any]) -> None:
+def _make(section: RewardSection) -> Reward:
+    if section.server is None:
+        return make_reward(section.name, section.options, device=section.device)
+    from models.rewards.remote import RemoteReward
+
+    return RemoteReward(section.server, section.name, section.options)
+
+
+def check_section(section: RewardSection) -> None:
+    """Check a reward of a config without making it; what a server knows is not asked here.
+
+    Raises:
+        ConfigError: it does not exist, or does not know its options.
+    """
+    if section.server is None:
+        check_reward(section.name, section.options, device=section.device)
+
+
+def works_on_accelerator(section: RewardSection) -> bool:
+    """Return whether a reward works on the accelerator of the process that scores with it."""
+    if section.server is not None or section.device == "cpu":
+        return False
+    return needs_of(section.name, section.options).accelerated
+
+
+def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
+    """Return what a reward needs of its caller, without making it.
+
+    Raises:
+        ConfigError: there is no such reward, or what it declares is nothing that can be asked for.
+    """
+    what = resolve(REWARDS, name, what="reward")
+    needs = what.needs_for(options) if hasattr(what, "needs_for") else getattr(what, "needs", Needs())
+    if not isinstance(needs, Needs):
+        raise ConfigError(f"reward '{name}' declares the needs {needs!r}; they must be a 'models.rewards.base.Needs'.")
+    return needs
+
+
+def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> None:
     """Check that a reward exists and knows its options, without making it.
 
     Raises:
         ConfigError: it does not.
     """
-    _checked(name, options)
-
-
-def works_on_accelerator(name: str) -> bool:
-    """Return whether a reward says that it works on the accelerator."""
-    return bool(getattr(resolve(REWARDS, name, what="reward"), "accelerated", False))
-
-
-def _checked(name: str, options: Mapping[str, Any]) -> Any:
     what = resolve(REWARDS, name, what="reward")
+    if _DEVICE in options:
+        raise ConfigError(
+            f"reward '{name}': 'device' is among its options, but where a reward works changes nothing of what it is. "
+            "Set 'device' beside 'options'."
+        )
     if inspect.isfunction(what):
         valid = _function_options(name, what, options)
     elif callable(getattr(what, "score", None)):
@@ -94,7 +141,8 @@ def _checked(name: str, options: Mapping[str, Any]) -> Any:
             "'score(media, prompts, metadata)'."
         )
     check_options(name, options, valid, what="reward")
-    return what
+    if device is not None and _DEVICE not in valid:
+        raise ConfigError(f"reward '{name}' takes no device, but 'device' is '{device}'. Remove it.")
 
 
 def _function_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:

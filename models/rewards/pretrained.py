@@ -1,10 +1,8 @@
-"""Reward models of transformers: where they are loaded from, and the device they work on."""
+"""Reward models of transformers: where they are loaded from."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from configs.errors import ConfigError
 from models.libraries import quiet_libraries
@@ -33,13 +31,3 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
             f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} Give the id of a repository "
             "that can be reached and has safetensors weights, or a local folder of one ('hf download ID')."
         ) from None
-
-
-def reward_device(name: str) -> torch.device:
-    """Return a device by name; auto: this process's accelerator, or the CPU where there is none."""
-    if name != "auto":
-        return torch.device(name)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.accelerator.current_device_index())

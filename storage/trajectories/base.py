@@ -23,7 +23,7 @@ from storage.media import MediaFormat, decode
 from storage.roots.base import Blob
 
 #: Fields of a sample that are stored as raw arrays where present, in this order.
-ARRAYS = ("latents", "means", "unconditional", "tokens", "token_mask")
+ARRAYS = ("latents", "means", "unconditional", "tokens", "token_mask", "final")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Sample:
     sigmas: Sequence[float]
     """Noise levels of the whole schedule, [T + 1] from 1 to 0."""
     media: np.ndarray | None = None
-    """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text."""
+    """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text, and where nothing is decoded."""
     steps: Sequence[int] = ()
     """Trained steps, [S]."""
     states: Sequence[int] = ()
@@ -68,6 +68,8 @@ class Sample:
     """(L,) int32 token ids, prompt and completion, of a causal LM."""
     token_mask: np.ndarray | None = None
     """(L,) uint8, 1 for tokens the policy chose."""
+    final: np.ndarray | None = None
+    """(...) float32 or float16 latents the sampling ended in, for rewards that score latents."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 
@@ -115,6 +117,18 @@ class TrajectoryShard:
             if entry["name"] == name:
                 return self._view(row, **entry)
         raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
+
+    def final_latents(self, row: int) -> np.ndarray:
+        """Return the latents in which the sampling of a row ended, float32.
+
+        Raises:
+            CorruptError: none are stored, or the byte range does not hold them.
+        """
+        stored, states = self._arrays[row].as_py(), self.table.column("states")[row].as_py()
+        last = len(self.table.column("sigmas")[row]) - 1
+        if all(entry["name"] != "final" for entry in stored) and last in states:
+            return np.asarray(self.array("latents", row)[states.index(last)], np.float32)
+        return np.asarray(self.array("final", row), np.float32)
 
     def media(self, row: int) -> np.ndarray:
         """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.

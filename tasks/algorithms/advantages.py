@@ -72,6 +72,25 @@ class Normalizer:
         return std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
 
 
+def composed(values: Tensor, *, threshold: float | None = None, standardize: bool = False) -> Tensor:
+    """Return what is weighted of (N,) scores, float64; NaN where there is no score.
+
+    Args:
+        values: scores, NaN where there is none.
+        threshold: 1 where the score reaches it, else 0.
+        standardize: afterwards, (x - mean) / population std over all that have a score; zeros where all are equal.
+    """
+    known = ~values.isnan()
+    found = values.double()
+    if threshold is not None:
+        found = torch.where(known, (found >= threshold).double(), found)
+    if standardize and bool(known.any()):
+        centered = found - found[known].mean()
+        std = found[known].std(correction=0)
+        found = torch.where(known, centered / std if std > 0 else torch.zeros_like(found), found)
+    return found
+
+
 def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None:
     """Return the share of each weighted reward in the spread of their sum within groups; shares add up to 1.
 

@@ -35,8 +35,8 @@ def trend(values: Tensor) -> float:
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
-    """Return Pearson's correlation of two (N,) tensors, None where either is constant."""
-    if any(bool((values == values[0]).all()) for values in (one, other)):
+    """Return Pearson's correlation of two (N,) tensors, None where either is constant or empty."""
+    if not len(one) or any(bool((values == values[0]).all()) for values in (one, other)):
         return None
     a, b = (values.double() - values.double().mean() for values in (one, other))
     return float((a * b).sum() / (a.norm() * b.norm()))

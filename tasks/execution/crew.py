@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import LostRankError, WorkerError
+from models.devices import chosen_device
 from tasks.context import RunContext
-from tasks.execution.devices import chosen_device
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Program, make_launcher
 from tasks.execution.orders import Order

@@ -1,4 +1,4 @@
-"""Which device a process works on, through ``torch.accelerator``: CUDA, ROCm, XPU, NPU, MPS, or none of them."""
+"""Memory and kernels of the device a process works on, see ``models.devices``."""
 
 from __future__ import annotations
 
@@ -7,45 +7,6 @@ import resource
 import sys
 
 import torch
-
-from configs.errors import ConfigError
-
-
-def local_rank() -> int:
-    """Return this process's number among those of its machine; 0 outside torchrun."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def chosen_device(name: str, number: int = 0) -> torch.device:
-    """Return the device ``execution.device`` stands for.
-
-    Args:
-        name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
-        number: which of the devices of its kind a process takes that is told the kind alone.
-
-    Raises:
-        ConfigError: the machine has no such device, or not as many.
-    """
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "cpu" or (name == "auto" and found is None):
-        return torch.device("cpu")
-    try:
-        wanted = torch.device(found.type if name == "auto" and found is not None else name)
-    except RuntimeError as error:
-        raise ConfigError(f"execution.device '{name}' is no device of torch: {str(error).splitlines()[0]}") from None
-    if found is None or wanted.type != found.type:
-        has = "no accelerator" if found is None else f"'{found.type}'"
-        raise ConfigError(f"execution.device is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
-    count = torch.accelerator.device_count()
-    if wanted.index is not None and (number > 0 or wanted.index >= count):
-        why = f"there are {number + 1} processes or more" if number else f"this machine has {count}"
-        raise ConfigError(f"execution.device '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
-    if number >= count:
-        raise ConfigError(
-            f"execution.device is '{name}' and process {number} of this machine needs device {number}, but it has "
-            f"{count}. Set execution.processes to {count} or less."
-        )
-    return torch.device(wanted.type, number if wanted.index is None else wanted.index)
 
 
 def free_cached_memory(device: torch.device) -> None:

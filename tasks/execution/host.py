@@ -17,6 +17,7 @@ from configs.registry import resolve
 from configs.schema import RewardSection, RunConfig
 from models.adapters import Trainable
 from models.context_parallel import TokenSplit
+from models.devices import chosen_device, local_rank
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
@@ -26,13 +27,7 @@ from models.sharding import Sharding, local
 from storage.layout import ArtifactRef
 from tasks.components import lora_spec
 from tasks.execution.conditioning import read_conditioning
-from tasks.execution.devices import (
-    chosen_device,
-    free_cached_memory,
-    local_rank,
-    peak_memory,
-    use_deterministic_kernels,
-)
+from tasks.execution.devices import free_cached_memory, peak_memory, use_deterministic_kernels
 from tasks.execution.in_step import InStep, idle_row
 from tasks.execution.ranks import Ranks
 from tasks.prompts import StoredPrompt
@@ -286,7 +281,8 @@ class ModelHost:
     def _fresh(self, *, spread: bool = True) -> Trainable:
         """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
         sharding = self.sharding if spread else None
-        policy = self.load(frozenset({Part.DENOISER, Part.VAE}), empty=sharding is not None)
+        decoder = {Part.VAE} if self.config.rollout.media.decodes else set()
+        policy = self.load(frozenset({Part.DENOISER, *decoder}), empty=sharding is not None)
         self._place_decoder(policy)
         made = Trainable(policy, lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora"))
         if sharding is not None:
@@ -328,7 +324,7 @@ class ModelHost:
     def reward(self, section: RewardSection) -> Reward:
         """Return a reward, made once per process."""
         with self._lock:
-            return self._rewards.of(section.name, section.options)
+            return self._rewards.of(section)
 
     def use_rewards(self, made: MadeRewards) -> None:
         """Take rewards that were made already."""

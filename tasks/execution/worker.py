@@ -19,9 +19,9 @@ from itertools import islice
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from configs.errors import WorkerError
+from models.devices import chosen_device, local_rank
 from tasks.context import RunContext
 from tasks.execution.board import Board
-from tasks.execution.devices import chosen_device, local_rank
 from tasks.execution.orders import Order, OrderedContext, own_code
 from tasks.execution.pulse import Beat
 from tasks.execution.ranks import Ranks, torchrun_ranks

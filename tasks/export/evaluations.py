@@ -40,10 +40,10 @@ def evaluation_figures(context: RunContext, epoch: int) -> Figures:
 
 
 def evaluation_images(context: RunContext, epoch: int, split: str, count: int) -> list[Shown]:
-    """Return the first images of a split; none when the epoch was not evaluated."""
+    """Return the first images of a split; none when the epoch was not evaluated, or nothing is decoded."""
     store, entry = context.store, context.chain.find(epoch, "evaluate")
     record = None if entry is None else store.record(entry.ref, split)
-    if entry is None or record is None:
+    if entry is None or record is None or not context.config.rollout.media.decodes:
         return []
     shard = open_trajectory_store(context.config.rollout.store).open(store.files(entry.ref, record))
     rows = shard.table.select(["sample_id", "prompt"]).slice(0, count).to_pylist()

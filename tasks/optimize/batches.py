@@ -48,6 +48,7 @@ class SampleSet(ABC):
             missing = pc.filter(self.reader.sample_ids, pc.is_null(found))
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[found.to_numpy()]
+        """(N,) float32; NaN for samples that are left out."""
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[found.to_numpy()]
         # Policies are numbered by the epoch they come out of; epoch n starts from number n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
@@ -76,7 +77,7 @@ class SampleSet(ABC):
 
     def live(self, requires: Requirements) -> np.ndarray:
         """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
-        live: np.ndarray = (self.advantages != 0) | requires.zero_advantages
+        live: np.ndarray = ((self.advantages != 0) | requires.zero_advantages) & ~np.isnan(self.advantages)
         return live
 
     def batch(self, units: Units, size: int, condition: Callable[[Sequence[str]], Conditioning]) -> Batch:
@@ -108,11 +109,12 @@ class SampleSet(ABC):
         return self.gather(rows, device, common)
 
     def _groups(self) -> list[list[int]]:
-        """Return the samples of each group of each epoch, in order of first appearance."""
+        """Return the samples of each group of each epoch that are not left out, in order of first appearance."""
         groups: dict[tuple[int, int], list[int]] = {}
         keys = zip(self.reader.epochs.tolist(), self.reader.groups.tolist(), strict=True)
         for sample, key in enumerate(keys):
-            groups.setdefault(key, []).append(sample)
+            if not np.isnan(self.advantages[sample]):
+                groups.setdefault(key, []).append(sample)
         return list(groups.values())
 
     def _counts(self, members: Sequence[int], requires: Requirements) -> bool:

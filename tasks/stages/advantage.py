@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from configs.errors import CorruptError
+from configs.errors import CorruptError, RewardError
+from configs.schema import RewardSection
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import ADVANTAGES, REWARDS, read_table, write_table
 from tasks.algorithms.advantages import (
     Normalizer,
+    composed,
     damp_below,
     gdpo_advantages,
     group_advantages,
@@ -31,6 +35,8 @@ from tasks.chain import Node
 from tasks.components import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
 
+_IDENTITY = ("sample_id", "prompt_id", "group_id")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Epoch:
@@ -39,11 +45,20 @@ class _Epoch:
     samples: pa.Table
     """Any of its reward tables, for sample_id, prompt_id and group_id."""
     parts: Sequence[Tensor]
-    """Per reward, (N,) float64."""
+    """Per reward, (N,) float64, before weights; NaN where its score failed."""
     penalty: Tensor
     """(N,) float64: kl_coef times the KL to the base model, mean over a sample's trained steps."""
     total: Tensor
-    """(N,) float64: the weighted sum of rewards less the penalty."""
+    """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
+
+    def take(self, kept: Tensor) -> _Epoch:
+        """Return some rows (N,) bool."""
+        return _Epoch(
+            samples=self.samples.filter(pa.array(kept.numpy())),
+            parts=[part[kept] for part in self.parts],
+            penalty=self.penalty[kept],
+            total=self.total[kept],
+        )
 
 
 class AdvantageStage(Stage):
@@ -55,9 +70,16 @@ class AdvantageStage(Stage):
     version = 2
 
     def options(self) -> Mapping[str, Any]:
-        """Weights in the order of the inputs, and the normalization."""
-        weights = [section.weight for section in self.config.rewards]
-        return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights}
+        """Weights in the order of the inputs, and the normalization; of other settings those that do something."""
+        rewards = self.config.rewards
+        more: dict[str, Any] = {}
+        for name in ("threshold", "standardize"):
+            if any(getattr(section, name) for section in rewards):
+                more[name] = [getattr(section, name) for section in rewards]
+        if any(section.excludes for section in rewards) and self._failures():
+            more["on_failure"] = [section.on_failure for section in rewards]
+        weights = [section.weight for section in rewards]
+        return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights, **more}
 
     def upstream(self) -> tuple[Node, ...]:
         """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories."""
@@ -79,11 +101,10 @@ class AdvantageStage(Stage):
         """
         check_advantage(self.config)
         section = self.config.advantage
-        now, *earlier = self._epochs()
-        identity = {name: now.samples.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
-        names = list(dict.fromkeys(identity["group_id"]))
-        numbers = {name: number for number, name in enumerate(names)}
-        groups = torch.tensor([numbers[name] for name in identity["group_id"]])
+        everything, *earlier = self._epochs()
+        counted = self._counted(everything)
+        now = everything.take(counted)
+        groups, names = group_numbers(now.samples)
         advantages = self._normalized(now, groups, _history(names, earlier))
         if section.threshold is not None:
             advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
@@ -91,12 +112,48 @@ class AdvantageStage(Stage):
         kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
         shaped = torch.where(kept, shaped, 0.0)
         columns = {
-            **identity,
-            "reward": now.total.float().numpy(),
-            "advantage": shaped.numpy(),
+            **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
+            "reward": _nullable(now.total, counted),
+            "advantage": _nullable(shaped, counted),
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
-        return Output(rows=len(groups), summary=_summary(now.total, groups, shaped, kept))
+        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted)}
+        return Output(rows=len(counted), summary=summary)
+
+    def _failures(self) -> int:
+        """Return how many scores failed, as far as rewards are made; a plan may ask before."""
+        entries = [self.context.chain.find(*node) for node in self.upstream() if node.stage == "score"]
+        manifests = [self.context.store.manifest(entry.ref) for entry in entries if entry is not None]
+        return sum(int(manifest.summary.get("failed", 0)) for manifest in manifests if manifest is not None)
+
+    def _counted(self, epoch: _Epoch) -> Tensor:
+        """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
+
+        Raises:
+            RewardError: one could not, and the config says that this stops the run; or none is left.
+        """
+        counted = torch.ones(len(epoch.total), dtype=torch.bool)
+        groups, _ = group_numbers(epoch.samples)
+        for section, part in zip(self.config.rewards, epoch.parts, strict=True):
+            failed = part.isnan()
+            if not bool(failed.any()):
+                continue
+            if not section.excludes:
+                first = epoch.samples.column("sample_id")[int(failed.nonzero()[0])]
+                again = f"flowmill stage score --run {self.config.run.name} --epoch {self.epoch} --force"
+                raise RewardError(
+                    f"rewards: '{section.slot}' failed for {int(failed.sum())} samples of epoch {self.epoch}, {first} "
+                    "the first, and its on_failure is 'stop'. Set it to 'exclude_sample' or 'exclude_group', or mend "
+                    f"the reward and score again: '{again}'."
+                )
+            hit = torch.isin(groups, groups[failed]) if section.on_failure == "exclude_group" else failed
+            counted &= ~hit
+        if not bool(counted.any()):
+            raise RewardError(
+                f"rewards: every sample of epoch {self.epoch} is left out, as a reward failed for it or for one of its "
+                "group. Nothing can be learned from that: mend the reward, then score again."
+            )
+        return counted
 
     def _epoch_numbers(self) -> range:
         """Return the epochs whose rewards count, this one first."""
@@ -133,7 +190,7 @@ class AdvantageStage(Stage):
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:
                 raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
-        parts = [_values(table) for table in tables]
+        parts = optimized_parts(self.config.rewards, tables)
         weighted = [section.weight * part for section, part in zip(self.config.rewards, parts, strict=True)]
         penalty = torch.zeros(len(ids), dtype=torch.float64)
         if trajectories is not None:
@@ -173,13 +230,44 @@ def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:
     found: dict[str, list[float]] = {name: [] for name in names}
     for epoch in reversed(earlier):
         for name, total in zip(epoch.samples.column("group_id").to_pylist(), epoch.total.tolist(), strict=True):
-            if name in found:
+            if name in found and not math.isnan(total):
                 found[name].append(total)
     return [torch.tensor(found[name], dtype=torch.float64) for name in names]
 
 
-def _values(table: pa.Table) -> Tensor:
-    return torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
+def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:
+    """Return what is weighted of each reward, (N,) float64; NaN where its score failed, 0 where none was asked for."""
+    parts = []
+    for section, table in zip(sections, tables, strict=True):
+        scores = torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
+        failed = torch.tensor([bool(note) for note in table.column("note").to_pylist()]) & scores.isnan()
+        values = composed(scores, threshold=section.threshold, standardize=section.standardize)
+        parts.append(torch.where(values.isnan() & ~failed, 0.0, values))
+    return parts
+
+
+def group_numbers(samples: pa.Table) -> tuple[Tensor, list[str]]:
+    """Return each row's group as a number, (N,) int64 in order of first appearance, and the groups' names."""
+    column = samples.column("group_id").to_pylist()
+    names = list(dict.fromkeys(column))
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[name] for name in column]), names
+
+
+def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
+    """Return (M,) values in the rows that count, null elsewhere, as (N,) float32."""
+    full = np.zeros(len(counted), np.float32)
+    full[counted.numpy()] = values.float().numpy()
+    return pa.array(full, mask=~counted.numpy())
+
+
+def _excluded(epoch: _Epoch, counted: Tensor) -> dict[str, float]:
+    """Return how many samples and whole groups are left out; nothing where none is."""
+    if bool(counted.all()):
+        return {}
+    groups, names = group_numbers(epoch.samples)
+    left = len(groups[counted].unique())
+    return {"excluded_samples": int((~counted).sum()), "excluded_groups": len(names) - left}
 
 
 def _summary(rewards: Tensor, groups: Tensor, advantages: Tensor, kept: Tensor) -> dict[str, float]:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from models.policies.base import Part
-from models.sampling import Sampler, decode_in_slices, ode_plan, sample
+from models.sampling import Sampler, ode_plan, sample
 from models.transitions import ODE
 from storage.trajectories.base import Sample
 from tasks.chain import Node, policy_after
-from tasks.components import call_options, decode_rows, make_solver, media_format, open_trajectory_store
+from tasks.components import call_options, make_solver, media_format, media_options, open_trajectory_store
 from tasks.context import RunContext
+from tasks.finals import Finals
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, generator
 from tasks.sources import Weights
@@ -54,7 +55,7 @@ class EvaluateStage(Stage):
             "model": call_options(self.config),
             "average": self.config.optimize.ema is not None,
             "store": self.config.rollout.store,
-            "media": self.config.rollout.media.model_dump(mode="json"),
+            "media": media_options(self.config),
         }
 
     def upstream(self) -> tuple[Node, ...]:
@@ -111,7 +112,7 @@ class EvaluateStage(Stage):
             plans=[ode_plan()] * pad_to,
             noise=_no_noise,
         )
-        images = decode_in_slices(policy, rollout.final, decode_rows(self.config)).numpy()
+        finals = Finals.of(policy, rollout.final, self.config)
         return [
             Sample(
                 sample_id=f"{split}-{prompt.id}-{replica:04d}",
@@ -124,7 +125,7 @@ class EvaluateStage(Stage):
                 seed=seeds[row],
                 policy=str(ref),
                 sigmas=sigmas.tolist(),
-                media=images[row],
+                **finals.sample(row),
             )
             for row, (prompt, replica) in enumerate(jobs)
         ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.branching import Branches, branch
 from models.policies.base import Part
-from models.sampling import Rollout, Sampler, decode_in_slices, sample
+from models.sampling import Rollout, Sampler, sample
 from models.schedules import DrawnPerSample, Plan, Steps
 from models.transitions import Kernel
 from storage.records import ShardRecord
@@ -23,14 +23,15 @@ from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.chain import Node, policy_of
 from tasks.components import (
     call_options,
-    decode_rows,
     make_algorithm,
     make_kernel,
     make_plan,
     make_solver,
     media_format,
+    media_options,
     open_trajectory_store,
 )
+from tasks.finals import Finals
 from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, epoch_prompts, generator
 from tasks.sources import Weights
@@ -48,7 +49,8 @@ class RolloutStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard"})
+        rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media"})
+        rollout["media"] = media_options(self.config)
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self._with_means:
             about["means"] = True
@@ -157,10 +159,10 @@ class RolloutStage(Stage):
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
         )
-        images = decode_in_slices(policy, rollout.final, decode_rows(self.config)).numpy()
+        finals = Finals.of(policy, rollout.final, self.config)
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         return [
-            _stored(job, images[row], rollout, row, plans[row], means=self._with_means, seed=seeds[row], **about)
+            _stored(job, finals.sample(row), rollout, row, plans[row], means=self._with_means, seed=seeds[row], **about)
             for row, job in enumerate(jobs)
         ]
 
@@ -184,10 +186,10 @@ class RolloutStage(Stage):
             max_rows=self.config.execution.rollout_batch_size,
             storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
         )
-        images = decode_in_slices(policy, made.final, decode_rows(self.config)).numpy()
+        finals = Finals.of(policy, made.final, self.config)
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
         about["means"] = self._with_means
-        return [_stored_branch(jobs, made, row, images[row], seeds, **about) for row in range(len(images))]
+        return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
 
     def _seed(self, purpose: str, job: _Job, step: int, branch_number: int = 0) -> int:
         per_group = not isinstance(self._plan, DrawnPerSample)
@@ -211,7 +213,9 @@ class _Job:
         self.replica = replica
 
 
-def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any) -> Sample:
+def _stored(
+    job: _Job, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any
+) -> Sample:
     return Sample(
         sample_id=f"e{about['epoch']:05d}-{job.prompt.id}-{job.replica:04d}",
         prompt_id=job.prompt.id,
@@ -219,7 +223,7 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
         prompt=job.prompt.text,
         metadata=job.prompt.metadata,
         replica=job.replica,
-        media=image,
+        **final,
         steps=plan.trained,
         states=plan.states,
         log_probs=rollout.log_probs[row].cpu().numpy(),
@@ -231,7 +235,14 @@ def _stored(job: _Job, image: Any, rollout: Rollout, row: int, plan: Steps, *, m
 
 
 def _stored_branch(
-    jobs: Sequence[_Job], made: Branches, row: int, image: Any, seeds: Sequence[int], *, means: bool, **about: Any
+    jobs: Sequence[_Job],
+    made: Branches,
+    row: int,
+    final: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    means: bool,
+    **about: Any,
 ) -> Sample:
     trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
     job = jobs[trunk]
@@ -243,7 +254,7 @@ def _stored_branch(
         metadata=job.prompt.metadata,
         replica=job.replica,
         seed=seeds[trunk],
-        media=image,
+        **final,
         steps=(step,),
         states=(step, step + 1),
         log_probs=made.log_probs[row : row + 1].cpu().numpy(),

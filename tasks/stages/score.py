@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from configs.errors import StoreError
 from configs.schema import RewardSection
-from models.rewards.base import Origin, Scores, perfect_score, score
+from models.rewards.base import Batch, Needs, Origin, Scores, perfect_score
+from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -23,8 +25,6 @@ from tasks.context import RunContext
 from tasks.pictures import GRID, grid
 from tasks.stage import Output, Shard, Stage
 from tasks.stages.rollout import RolloutStage
-
-_COLUMNS = ("sample_id", "prompt_id", "group_id", "prompt", "metadata")
 
 
 class _Scoring(Stage):
@@ -38,8 +38,8 @@ class _Scoring(Stage):
 
     @property
     def on_ranks(self) -> bool:
-        """True for a reward that says it works on the accelerator."""
-        return works_on_accelerator(self.section.name)
+        """True for a reward that works on the accelerator of this process."""
+        return works_on_accelerator(self.section)
 
     def options(self) -> Mapping[str, Any]:
         """The reward and its options; the weight belongs to the advantages."""
@@ -53,39 +53,40 @@ class _Scoring(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the images of one shard."""
-        samples = self._read(shard)
         reward = self.host.reward(self.section)
-        metadata = [json.loads(text) for text in samples["metadata"]]
-        of_clips: dict[str, Any] = {"frames": self.section.frames, "over_frames": self.section.over_frames}
-        origin = Origin(samples=samples["sample_id"], shard=f"{shard.name} of {self.inputs()[0]}")
-        media, prompts = samples["media"], samples["prompt"]
-        scores = score(reward, self.section.slot, media, prompts, metadata, **of_clips, origin=origin)
+        batch, table = self._read(shard, needs_of_made(reward))
+        scores = score(reward, self.section.slot, batch, handling_of(self.section))
+        failed = np.isnan(scores.values)
         columns = {
-            "sample_id": samples["sample_id"],
-            "prompt_id": samples["prompt_id"],
-            "group_id": samples["group_id"],
-            "reward": scores.values,
+            **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
+            "reward": pa.array(scores.values, mask=failed),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
         write_table(folder / "rewards.parquet", columns, COLUMNS)
-        summary = {"mean": float(scores.values.mean(dtype=np.float64))}
-        perfect = perfect_score(reward)
-        if perfect is not None:
-            summary["exact"] = int((scores.values >= perfect).sum())
-        self.scored(shard, samples, scores, folder)
-        return Output(rows=len(scores.values), summary=summary)
+        self.scored(shard, batch, scores, folder)
+        return Output(rows=len(scores.values), summary=_summary(scores.values, perfect_score(reward)))
 
-    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
 
-    def _read(self, shard: Shard) -> dict[str, Any]:
+    def _read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
+        """Return the samples of a shard as the reward needs them, and their table."""
         store, ref = self.context.store, self.inputs()[0]
         record = store.record(ref, shard.name)
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
         opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
-        columns = {name: opened.table.column(name).to_pylist() for name in _COLUMNS}
-        return {**columns, "media": np.stack([opened.media(row) for row in range(opened.table.num_rows)])}
+        read = opened.final_latents if needs.media == "latents" else opened.media
+        table = opened.table
+        samples = table.column("sample_id").to_pylist()
+        batch = Batch(
+            media=np.stack([read(row) for row in range(table.num_rows)]),
+            prompts=table.column("prompt").to_pylist(),
+            metadata=[json.loads(text) for text in table.column("metadata").to_pylist()],
+            groups=table.column("group_id").to_pylist(),
+            origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
+        )
+        return batch, table
 
 
 class ScoreStage(_Scoring):
@@ -120,9 +121,9 @@ class ScoreStage(_Scoring):
         rollout.adopt(trajectories, ())
         return rollout.shards()
 
-    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are."""
-        mean = float(scores.values.mean(dtype=np.float64))
+        mean = float(np.nanmean(scores.values, dtype=np.float64)) if len(scores.values) else 0.0
         self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -154,24 +155,48 @@ class JudgeStage(_Scoring):
         """The evaluation."""
         return (Node(self.epoch, "evaluate", self.evaluation),)
 
-    def scored(self, shard: Shard, samples: Mapping[str, Any], scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Draw the first images with prompt, what the reward read, and score."""
         count = min(self.config.evaluate.images, len(scores.values))
-        if count == 0:
+        if count == 0 or batch.media.dtype != np.uint8:
             return
         notes = scores.notes if scores.notes is not None else [""] * count
-        captions = [(samples["prompt"][i], f"{notes[i]} {scores.values[i]:.2f}".strip()) for i in range(count)]
-        grid(list(samples["media"][:count]), captions).save(folder / GRID)
+        captions = [(batch.prompts[i], f"{notes[i]} {scores.values[i]:.2f}".strip()) for i in range(count)]
+        grid(list(batch.media[:count]), captions).save(folder / GRID)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Figures by prompt list."""
         return {record.shard: mean_figures([(record.rows, record.summary)]) for record in records}
 
 
+def handling_of(section: RewardSection) -> Handling:
+    """Return how a config wants samples handed to a reward."""
+    return Handling(
+        frames=section.frames,
+        over_frames=section.over_frames,
+        batch_size=section.batch_size,
+        exclude=section.excludes,
+    )
+
+
 def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the mean score of (rows, summary) parts, and the share of perfect ones where the reward knows them."""
-    rows = sum(count for count, _ in parts)
-    figures = {"mean": sum(summary["mean"] * count for count, summary in parts) / rows}
+    """Return the mean score of (rows, summary) parts, the share of perfect ones where the reward knows them.
+
+    Samples that could not be scored are counted apart, as 'failed', where there are any.
+    """
+    failed = sum(int(summary.get("failed", 0)) for _, summary in parts)
+    scored = [(count - int(summary.get("failed", 0)), summary) for count, summary in parts]
+    rows = sum(count for count, _ in scored)
+    figures = {"mean": sum(summary["mean"] * count for count, summary in scored) / rows}
     if all("exact" in summary for _, summary in parts):
         figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
-    return figures
+    return {**figures, "failed": failed} if failed else figures
+
+
+def _summary(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
+    """Return the figures of (N,) scores of a shard, NaN where one failed."""
+    failed = int(np.isnan(values).sum())
+    summary: dict[str, Any] = {"mean": float(np.nanmean(values, dtype=np.float64))}
+    if perfect is not None:
+        summary["exact"] = int((values >= perfect).sum())
+    return {**summary, "failed": failed} if failed else summary

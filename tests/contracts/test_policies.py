@@ -437,6 +437,16 @@ def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:
     assert torch.equal(noise(policy), latents)
 
 
+def test_a_process_that_never_decodes_samples_the_same_latents_without_an_autoencoder(load: Load) -> None:
+    whole, without = load(), load(parts=frozenset({Part.DENOISER}))
+    assert all(parameter.is_meta for parameter in without.pipeline.vae.parameters())
+    assert torch.equal(noise(without), noise(whole))
+    assert torch.equal(without.sigmas(4), whole.sigmas(4))
+    cond, sigma = conditioning(whole, False), torch.full((4,), 0.5)
+    assert torch.equal(without.velocity(noise(without), sigma, cond), whole.velocity(noise(whole), sigma, cond))
+    without.move_decoder(torch.device("cpu"))
+
+
 def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
     policy = load()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.5)

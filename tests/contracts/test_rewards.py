@@ -11,13 +11,17 @@ import pytest
 from PIL import Image
 
 from configs.errors import ConfigError, RewardError
+from configs.schema import RewardSection
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.rewards import REWARDS
-from models.rewards.base import Scores, perfect_score, quoted_text, score
+from models.rewards.base import Batch, Scores, perfect_score, quoted_text
+from models.rewards.call import needs_of_made
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
+from models.rewards.testing import CONTRACT, Check, samples
 from tests.chat import Endpoint, serving
-from tests.clip import write_clip, write_head
+from tests.clip import write_clip, write_head, write_latent_head
+from tests.rewards import scored
 
 Build = Callable[..., Any]
 
@@ -28,6 +32,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clip")
     write_clip(folder)
     write_head(folder / "head.safetensors")
+    write_latent_head(folder / "latent.safetensors")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -42,9 +47,11 @@ def endpoint() -> Iterator[Endpoint]:
 def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
     """Return what makes a reward, with the options it cannot do without."""
     model = {"model": str(clip)}
-    needed: dict[str, dict[str, str]] = {
+    needed: dict[str, dict[str, Any]] = {
         "aesthetic": {**model, "head": str(clip / "head.safetensors")},
         "clip_score": model,
+        "latent_head": {"head": str(clip / "latent.safetensors")},
+        "rank": {"reward": "jpeg_compressibility"},
         "image_similarity": {**model, "folder": str(clip)},
         "pickscore": {**model, "processor": str(clip)},
         "vlm_judge": {"model": "judge", "endpoint": endpoint.url},
@@ -74,19 +81,13 @@ METADATA = [{"image": "wanted.png"}] * 6
 PROMPTS = [f'"{n}{n}"' for n in range(6)]
 
 
-def test_scores_are_finite_float32_and_repeatable(build: Build, name: str) -> None:
+@pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
+def test_the_contract(build: Build, name: str, holds: Check) -> None:
     reward = build(name)
-    first, second = (score(reward, name, images(), PROMPTS, METADATA) for _ in range(2))
-    assert first.values.dtype == np.float32
-    assert first.values.shape == (6,)
-    np.testing.assert_array_equal(first.values, second.values)
-
-
-def test_scores_do_not_depend_on_neighbors(build: Build, name: str) -> None:
-    reward = build(name)
-    together = score(reward, name, images(), PROMPTS, METADATA).values
-    alone = [score(reward, name, images()[i : i + 1], PROMPTS[i : i + 1], METADATA[:1]).values[0] for i in range(6)]
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+    if needs_of_made(reward).media == "latents":
+        holds(reward, samples(latents=True, shape=(4, 8, 8)))
+        return
+    holds(reward, Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"]))
 
 
 def test_unknown_options_are_refused(name: str) -> None:
@@ -104,19 +105,19 @@ def test_digits_are_read(build: Build, classifier: str) -> None:
     texts, gray = digit_pairs(64, seed=5)
     media = np.repeat(gray[..., None], 3, -1)
     reward = build("digits", classifier=classifier)
-    right = score(reward, "digits", media, [f'"{text}"' for text in texts], [{}] * 64)
+    right = scored(reward, "digits", media, [f'"{text}"' for text in texts], [{}] * 64)
     assert right.values.mean() > 0.97
     assert next(iter(right.notes or [])) == texts[0]
-    wrong = score(reward, "digits", media, [f'"{(int(text) + 11) % 100:02d}"' for text in texts], [{}] * 64)
+    wrong = scored(reward, "digits", media, [f'"{(int(text) + 11) % 100:02d}"' for text in texts], [{}] * 64)
     assert wrong.values.mean() < 0.1
 
 
 def test_words_are_read_by_real_ocr(build: Build) -> None:
     texts, gray = rendered_words(32, 1, ["CAT", "DOG", "TEN"])
     media = np.repeat(gray[..., None], 3, -1)
-    read = score(build("ocr"), "ocr", media, [f'"{text}"' for text in texts], [{}] * 32)
+    read = scored(build("ocr"), "ocr", media, [f'"{text}"' for text in texts], [{}] * 32)
     assert read.values.mean() > 0.95
-    nothing = score(build("ocr"), "ocr", np.full_like(media, 255), [f'"{text}"' for text in texts], [{}] * 32)
+    nothing = scored(build("ocr"), "ocr", np.full_like(media, 255), [f'"{text}"' for text in texts], [{}] * 32)
     assert nothing.values.max() == 0
 
 
@@ -170,7 +171,7 @@ def test_clips_are_scored_by_their_frames(
     frames: int | str, over_frames: str, values: list[float], notes: list[str]
 ) -> None:
     clips = np.array([[3, 1, 2], [2, 4, 6]], np.uint8)[..., None, None, None].repeat(3, -1)
-    found = score(Counting(), "mine", clips, ["", ""], [{}, {}], frames=frames, over_frames=over_frames)
+    found = scored(Counting(), "mine", clips, ["", ""], [{}, {}], frames=frames, over_frames=over_frames)
     np.testing.assert_array_equal(found.values, np.array(values, np.float32))
     assert list(found.notes or []) == notes
 
@@ -178,12 +179,12 @@ def test_clips_are_scored_by_their_frames(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_score_that_is_not_finite_is_an_error(value: float) -> None:
     with pytest.raises(RewardError, match=r"returned (nan|inf) for prompt '\"11\"' \(1 of 2"):
-        score(Broken([0.5, value]), "broken", images(2), PROMPTS[:2], [{}] * 2)
+        scored(Broken([0.5, value]), "broken", images(2), PROMPTS[:2], [{}] * 2)
 
 
 def test_a_missing_score_is_an_error() -> None:
     with pytest.raises(RewardError, match="1 scores for 2 images"):
-        score(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
+        scored(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
 
 
 def test_only_some_rewards_know_an_exact_match(build: Build) -> None:
@@ -198,10 +199,10 @@ def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
     media = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     made = make_reward("tests.rewards:brightness", options)
     assert isinstance(made, FunctionReward)
-    found = score(made, "mine", media, [""] * 4, [{}] * 4)
+    found = scored(made, "mine", media, [""] * 4, [{}] * 4)
     np.testing.assert_allclose(found.values, media[..., channel].mean((1, 2)) / 255, rtol=1e-6)
     assert perfect_score(made) is None
-    assert not works_on_accelerator("tests.rewards:brightness")
+    assert not works_on_accelerator(RewardSection(name="tests.rewards:brightness"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""``flowmill serve-reward``: one reward behind HTTP, for runs elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.errors import ConfigError
+from flows.cli.opening import say
+from tasks.serve_reward import ServeRequest, reward_app
+
+
+def serve_command(request: ServeRequest, *, quiet: bool) -> None:
+    """Serve a reward until stopped; the last line before it answers says where.
+
+    Raises:
+        ConfigError: it cannot be made, would be open to others without a token, or the address is taken.
+    """
+    say(f"loading reward '{request.name}'", quiet=quiet)
+    app = reward_app(request)
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                say(f"reward '{request.name}' answers at http://{shown}:{port}", quiet=quiet)
+
+    config = uvicorn.Config(app, host=request.host, port=request.port, log_level="warning", access_log=False)
+    server = Server(config)
+    try:
+        server.run()
+    except SystemExit:
+        if server.started:
+            raise
+        raise ConfigError(
+            f"nothing can listen on {request.host}:{request.port}, which may be taken. Choose another with --port."
+        ) from None

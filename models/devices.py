@@ -1,0 +1,47 @@
+"""Which device a process works on, through ``torch.accelerator``: CUDA, ROCm, XPU, NPU, MPS, or none of them."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from configs.errors import ConfigError
+
+
+def local_rank() -> int:
+    """Return this process's number among those of its machine; 0 outside torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def chosen_device(name: str, number: int = 0, *, what: str = "execution.device") -> torch.device:
+    """Return the device a setting stands for.
+
+    Args:
+        name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
+        number: which of the devices of its kind a process takes that is told the kind alone.
+        what: the setting.
+
+    Raises:
+        ConfigError: the machine has no such device, or not as many.
+    """
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "cpu" or (name == "auto" and found is None):
+        return torch.device("cpu")
+    try:
+        wanted = torch.device(found.type if name == "auto" and found is not None else name)
+    except RuntimeError as error:
+        raise ConfigError(f"{what} '{name}' is no device of torch: {str(error).splitlines()[0]}") from None
+    if found is None or wanted.type != found.type:
+        has = "no accelerator" if found is None else f"'{found.type}'"
+        raise ConfigError(f"{what} is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
+    count = torch.accelerator.device_count()
+    if wanted.index is not None and (number > 0 or wanted.index >= count):
+        why = f"there are {number + 1} processes or more" if number else f"this machine has {count}"
+        raise ConfigError(f"{what} '{name}' is one device, but {why}. Set it to '{wanted.type}'.")
+    if number >= count:
+        raise ConfigError(
+            f"{what} is '{name}' and process {number} of this machine needs device {number}, but it has "
+            f"{count}. Set execution.processes to {count} or less."
+        )
+    return torch.device(wanted.type, number if wanted.index is None else wanted.index)

@@ -1,0 +1,91 @@
+"""A reward on what the model made before any decoding: nothing is decoded, and no autoencoder is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from configs.errors import ConfigError
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+
+_LAYER = re.compile(r"(\d+)\.weight")
+
+
+@dataclass(kw_only=True)
+class LatentHead:
+    """Layers of one's own on final latents, with ReLU between them.
+
+    The layers are those of a safetensors file, ``0.weight``, ``0.bias``, ``1.weight``, ... : convolutions (4
+    dimensions, padded to keep the size), then linear ones (2 dimensions) on what is flattened; the last has one output.
+    """
+
+    needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=16)
+
+    head: str
+    """Safetensors file of the layers."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    _layers: nn.Sequential = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load the layers.
+
+        Raises:
+            ConfigError: there are none, or they do not follow each other.
+        """
+        device = chosen_device(self.device, local_rank(), what="device of reward 'latent_head'")
+        self._layers = _read_layers(Path(self.head)).to(device)
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (C, h, w) float32 latents, or whatever shape the first layer takes."""
+        first = next(self._layers.parameters())
+        given = torch.from_numpy(np.array(media)).to(first.device, first.dtype)
+        found: np.ndarray = self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1).cpu().numpy()
+        return Scores(found)
+
+
+def _read_layers(file: Path) -> nn.Sequential:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"reward 'latent_head': option 'head': '{file}' cannot be read: {error}.") from None
+    numbers = sorted(int(found[1]) for found in map(_LAYER.fullmatch, stored) if found)
+    layers: list[nn.Module] = []
+    for number in numbers:
+        weight, bias = stored[f"{number}.weight"].float(), stored.get(f"{number}.bias")
+        if weight.ndim == 2 and any(isinstance(layer, nn.Conv2d) for layer in layers[-2:]):
+            layers.append(nn.Flatten())
+        layers += [_layer(number, weight, bias, file), nn.ReLU()]
+    if not layers or stored[f"{numbers[-1]}.weight"].shape[0] != 1 or stored[f"{numbers[-1]}.weight"].ndim != 2:
+        raise ConfigError(
+            f"reward 'latent_head': option 'head': '{file}' holds {sorted(stored)}, of which the last layer must be "
+            "linear with one output: N.weight of shape (1, inputs)."
+        )
+    return nn.Sequential(*layers[:-1]).eval().requires_grad_(False)
+
+
+def _layer(number: int, weight: torch.Tensor, bias: torch.Tensor | None, file: Path) -> nn.Module:
+    if weight.ndim == 2:
+        made: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    elif weight.ndim == 4:
+        kernel = (weight.shape[2], weight.shape[3])
+        made = nn.Conv2d(weight.shape[1], weight.shape[0], kernel, padding="same", bias=bias is not None)
+    else:
+        raise ConfigError(
+            f"reward 'latent_head': option 'head': layer {number} of '{file}' has a weight of shape "
+            f"{tuple(weight.shape)}; layers are linear (2 dimensions) or convolutions (4)."
+        )
+    made.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias.float()}))
+    return made

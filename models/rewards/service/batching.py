@@ -1,0 +1,152 @@
+"""Scores what several requests ask for in common calls, of a queue that is bounded.
+
+Legend: B samples of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from configs.errors import FlowmillError
+from models.rewards.base import Batch, Reward, Scores
+from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.service.metrics import Metrics
+
+
+class BusyError(Exception):
+    """More samples wait than the queue takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much is scored at once, and how much may wait."""
+
+    batch_size: int | None = None
+    """Rows per call of the reward; None: what the reward says."""
+    join: int = 64
+    """Samples of several requests that are scored together."""
+    wait_s: float = 0.005
+    """How long a request waits for others to join it."""
+    waiting: int = 4096
+    """Samples that may wait; a request beyond that is refused, to be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    batch: Batch
+    done: asyncio.Future[Scores]
+
+
+class Batcher:
+    """Gives one reward what all requests ask for, one call after the other."""
+
+    def __init__(self, reward: Reward, name: str, limits: Limits, metrics: Metrics) -> None:
+        """Bind to a reward; ``run`` does the work."""
+        self._reward, self._name, self._limits, self._metrics = reward, name, limits, metrics
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._waiting = 0
+        self._numbers = 0
+
+    async def submit(self, batch: Batch) -> Scores:
+        """Return the scores of a request's samples.
+
+        Raises:
+            BusyError: too many wait already.
+            FlowmillError: the reward failed for them.
+            OSError: the reward failed with one, which may pass.
+        """
+        if self._waiting and self._waiting + len(batch) > self._limits.waiting:
+            raise BusyError(f"{self._waiting} samples wait")
+        # Samples of one request are one group for a reward that compares them; those of two requests never are.
+        self._numbers += 1
+        job = _Job(replace(batch, groups=[str(self._numbers)] * len(batch)), asyncio.get_running_loop().create_future())
+        self._note(len(batch))
+        try:
+            self._jobs.put_nowait(job)
+            return await job.done
+        finally:
+            self._note(-len(batch))
+
+    async def run(self) -> None:
+        """Score requests until cancelled."""
+        while True:
+            jobs = await self._gather()
+            for alike in _alike(jobs):
+                await self._answer(alike)
+
+    async def _gather(self) -> list[_Job]:
+        """Return the next request, and those that come soon after it."""
+        jobs = [await self._jobs.get()]
+        until = time.monotonic() + self._limits.wait_s
+        while sum(len(job.batch) for job in jobs) < self._limits.join:
+            try:
+                jobs.append(await asyncio.wait_for(self._jobs.get(), until - time.monotonic()))
+            except TimeoutError:
+                break
+        return [job for job in jobs if not job.done.done()]
+
+    async def _answer(self, jobs: Sequence[_Job]) -> None:
+        """Score requests together; where that fails, each alone, so that none fails for another's samples."""
+        try:
+            scores = await asyncio.to_thread(self._score, _joined([job.batch for job in jobs]))
+        except (FlowmillError, OSError) as error:
+            if len(jobs) == 1:
+                _fail(jobs[0], error)
+                return
+            for job in jobs:
+                await self._answer([job])
+            return
+        start = 0
+        for job in jobs:
+            stop = start + len(job.batch)
+            notes = None if scores.notes is None else list(scores.notes[start:stop])
+            if not job.done.done():
+                job.done.set_result(Scores(scores.values[start:stop], notes))
+            start = stop
+
+    def _score(self, batch: Batch) -> Scores:
+        begun = time.perf_counter()
+        try:
+            return score(self._reward, self._name, batch, Handling(frames="clip", batch_size=self._limits.batch_size))
+        finally:
+            self._metrics.scored(len(batch), time.perf_counter() - begun)
+
+    def _note(self, change: int) -> None:
+        self._waiting += change
+        self._metrics.waiting.set(self._waiting)
+
+    @property
+    def needs(self) -> dict[str, object]:
+        """What callers must hand over, as plain data."""
+        from models.rewards.service.wire import needs_fields
+
+        return needs_fields(needs_of_made(self._reward))
+
+
+def _alike(jobs: Sequence[_Job]) -> list[list[_Job]]:
+    """Return requests by the shape and dtype of their samples, in order."""
+    found: dict[tuple[object, ...], list[_Job]] = {}
+    for job in jobs:
+        found.setdefault((job.batch.media.shape[1:], job.batch.media.dtype), []).append(job)
+    return list(found.values())
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        media=np.concatenate([batch.media for batch in batches]),
+        prompts=[prompt for batch in batches for prompt in batch.prompts],
+        metadata=[row for batch in batches for row in batch.metadata],
+        groups=[group for batch in batches for group in batch.groups],
+    )
+
+
+def _fail(job: _Job, error: Exception) -> None:
+    if not job.done.done():
+        job.done.set_exception(error)

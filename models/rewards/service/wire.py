@@ -1,0 +1,156 @@
+"""What goes over the wire between a run and a reward server: msgpack, never pickle, with a checksum of every body."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import xxhash
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from models.rewards.base import Batch, Needs, Scores
+
+SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
+TYPE = "application/msgpack"
+CHECKSUM = "x-flowmill-xxh3"
+#: Environment variable with the token, on both sides.
+TOKEN = "FLOWMILL_REWARD_TOKEN"
+
+
+class WireError(ValueError):
+    """Bytes that are not what the protocol says."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ScoreRequest(_Message):
+    """Samples to score."""
+
+    dtype: Literal["uint8", "float32"]
+    """Of the media."""
+    shape: list[int]
+    """Of the media."""
+    media: bytes
+    """Row after row."""
+    prompts: list[str]
+    """One per row."""
+    metadata: list[dict[str, Any]]
+    """One per row."""
+
+
+class ScoreAnswer(_Message):
+    """Their scores."""
+
+    scores: bytes
+    """Float32, little-endian."""
+    notes: list[str] | None
+    """One per row, or nothing."""
+
+
+class RewardInfo(_Message):
+    """What a server scores with."""
+
+    name: str
+    """Of the table, or an import string."""
+    options: dict[str, Any]
+    """By name."""
+    needs: dict[str, Any]
+    """The fields of ``Needs``."""
+    perfect: float | None
+    """The score that counts as an exact match."""
+    max_bytes: int
+    """The largest request body."""
+    version: str
+    """Of flowmill there."""
+
+
+def pack_request(batch: Batch) -> bytes:
+    """Return the body that asks for scores of samples."""
+    media = np.ascontiguousarray(batch.media)
+    return _pack(
+        {
+            "dtype": str(media.dtype),
+            "shape": list(media.shape),
+            "media": media.tobytes(),
+            "prompts": list(batch.prompts),
+            "metadata": [dict(row) for row in batch.metadata],
+        }
+    )
+
+
+def unpack_request(body: bytes) -> Batch:
+    """Return the samples a body holds.
+
+    Raises:
+        WireError: it holds none, or they are not of the shape it says.
+    """
+    request = ScoreRequest.model_validate(_unpack(body))
+    media, shape = request.media, tuple(request.shape)
+    rows = shape[0] if shape else 0
+    size = np.dtype(request.dtype).itemsize * math.prod(shape)
+    if min(shape, default=0) < 1 or len(media) != size:
+        raise WireError(f"media have {len(media)} bytes, but shape {shape} of {request.dtype} is {size}")
+    if not rows == len(request.prompts) == len(request.metadata):
+        raise WireError(f"{rows} media, {len(request.prompts)} prompts and {len(request.metadata)} metadata")
+    if request.dtype == "uint8" and (len(shape) not in (4, 5) or shape[-1] != 3):
+        raise WireError(f"uint8 media must be (B, H, W, 3) or (B, F, H, W, 3), not {shape}")
+    array = np.frombuffer(media, request.dtype).reshape(shape)
+    return Batch(media=array, prompts=request.prompts, metadata=request.metadata)
+
+
+def pack_answer(scores: Scores) -> bytes:
+    """Return the body that answers with scores."""
+    notes = None if scores.notes is None else list(scores.notes)
+    return _pack({"scores": np.asarray(scores.values, "<f4").tobytes(), "notes": notes})
+
+
+def unpack_answer(body: bytes, count: int) -> Scores:
+    """Return the scores an answer holds.
+
+    Raises:
+        WireError: it holds another number of scores or remarks.
+    """
+    answer = ScoreAnswer.model_validate(_unpack(body))
+    if len(answer.scores) != 4 * count:
+        raise WireError(f"{len(answer.scores)} bytes of scores for {count} samples")
+    if answer.notes is not None and len(answer.notes) != count:
+        raise WireError(f"{len(answer.notes)} remarks for {count} samples")
+    return Scores(np.frombuffer(answer.scores, "<f4").astype(np.float32), answer.notes)
+
+
+def checksum(body: bytes) -> str:
+    """Return what the header of a body says about it."""
+    return xxhash.xxh3_128_hexdigest(body)
+
+
+def needs_fields(needs: Needs) -> dict[str, Any]:
+    """Return the fields of what a reward needs as plain data."""
+    return {name: getattr(needs, name) for name in ("media", "groupwise", "batch_size")} | {
+        "columns": list(needs.columns)
+    }
+
+
+def needs_from(fields: Mapping[str, Any]) -> Needs:
+    """Return what a reward needs of plain data; where it works is the server's affair."""
+    return Needs(**{**fields, "columns": tuple(fields["columns"])})
+
+
+def _pack(message: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(message, use_bin_type=True)
+    return packed
+
+
+def _unpack(body: bytes) -> Any:
+    try:
+        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise WireError(f"not msgpack: {error}") from None
+
+
+#: What reading a message raises when it is not one; pydantic's own among them.
+MALFORMED = (WireError, ValidationError)

@@ -1,0 +1,77 @@
+"""Rewards made of others, or of nothing: rank within a group, a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from models.rewards.base import Batch, Needs, Reward, Scores
+from models.rewards.call import Handling, score
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """An image's rank among those of its prompt, by another reward: 1 / K for the worst of K, 1 for the best.
+
+    Flow-Factory's ``PickScore_Rank`` is this of ``pickscore``. Samples that score the same share the mean of their
+    ranks.
+    """
+
+    reward: str
+    """The reward that orders them."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options."""
+    device: str | None = None
+    """Its device, where it takes one."""
+    _inner: Reward = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make the reward.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        from models.rewards.make import make_reward
+
+        self._inner = make_reward(self.reward, self.options, device=self.device)
+
+    @staticmethod
+    def needs_for(options: Mapping[str, Any]) -> Needs:
+        """Return what the other needs, of a whole group."""
+        from models.rewards.make import needs_of
+
+        return replace(needs_of(str(options.get("reward")), options.get("options", {})), groupwise=True)
+
+    @property
+    def needs(self) -> Needs:
+        """What the other needs, of a whole group."""
+        return self.needs_for({"reward": self.reward, "options": self.options})
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return (K,) ranks of the samples of one group over K, with what the other said."""
+        batch = Batch(media=media, prompts=prompts, metadata=metadata)
+        found = score(self._inner, self.reward, batch, Handling(frames="clip"))
+        return Scores(mean_ranks(found.values) / np.float32(len(batch)), found.notes)
+
+
+def mean_ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks of (K,) values, 1 the smallest, float32; equal values share the mean of their ranks."""
+    below = (values[None, :] < values[:, None]).sum(1)
+    equal = (values[None, :] == values[:, None]).sum(1)
+    ranks: np.ndarray = (below + (equal + 1) / 2).astype(np.float32)
+    return ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """The same score for everything: trains nothing, and shows what a pipeline costs without a reward."""
+
+    value: float = 0.0
+    """The score."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return (B,) times the value."""
+        return Scores(np.full(len(prompts), self.value, np.float32))

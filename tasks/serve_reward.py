@@ -1,0 +1,79 @@
+"""A reward behind HTTP: what is served, and who may ask. Needs neither torch nor Prefect unless the reward does."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from configs.errors import ConfigError
+from configs.extras import require_extra
+from configs.overrides import apply_overrides
+from models.rewards.make import make_reward
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """What to serve, and how."""
+
+    name: str
+    """Reward."""
+    options: Sequence[str] = ()
+    """Options of the reward, ``key=value``."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8600
+    """Port; 0: any that is free."""
+    device: str | None = None
+    """Torch device of the reward."""
+    batch_size: int | None = None
+    """Samples per call of the reward."""
+    waiting: int = 4096
+    """Samples that may wait."""
+    max_mb: int = 256
+    """Largest request, in MB."""
+
+
+def reward_app(request: ServeRequest) -> FastAPI:
+    """Return the app that serves a reward, which is made for it.
+
+    Raises:
+        ConfigError: it cannot be made, or would be open to others without a token.
+    """
+    require_extra("reward-server", *_MODULES, what="'flowmill serve-reward'")
+    from models.rewards.service.app import Served, make_app
+    from models.rewards.service.batching import Limits
+    from models.rewards.service.wire import TOKEN
+
+    token = os.environ.get(TOKEN) or None
+    if token is None and not _is_loopback(request.host):
+        raise ConfigError(
+            f"--host {request.host} lets other machines ask, and {TOKEN} is not set. Set it here and where runs are "
+            "started, or listen on 127.0.0.1 and forward the port."
+        )
+    options = apply_overrides({}, request.options)
+    served = Served(
+        reward=make_reward(request.name, options, device=request.device),
+        name=request.name,
+        options=options,
+        token=token,
+        max_bytes=request.max_mb * 1_000_000,
+        limits=Limits(batch_size=request.batch_size, waiting=request.waiting),
+    )
+    return make_app(served)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
