@@ -104,4 +104,4 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
 
 def test_every_reward_is_documented() -> None:
     page = (ROOT / "docs" / "rewards.md").read_text().partition("## Built in")[2]
-    assert re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE) == sorted(REWARDS)
+    assert re.findall(r"^\| `([a-z0-9_]+)` \|", page, re.MULTILINE) == sorted(REWARDS)

@@ -110,7 +110,7 @@ def test_an_answer_without_a_score_is_no_score(
 
 def test_a_wrong_key_or_model_is_said(endpoint: Endpoint) -> None:
     endpoint.faults = [401]
-    with pytest.raises(RewardError, match=r"refuses to judge prompt 'prompt 0' with model 'judge'.*OPENAI_API_KEY"):
+    with pytest.raises(RewardError, match=r"(?s)refuses to answer .* with model 'judge'.*OPENAI_API_KEY"):
         judged(endpoint, 1)
 
 

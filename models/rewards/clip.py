@@ -178,7 +178,7 @@ class Aesthetic(_ClipReward):
             ConfigError: one cannot be loaded.
         """
         super().__post_init__()
-        self._layers = _perceptron(Path(self.head), self._clip.config.projection_dim).to(self._device)
+        self._layers = _read_head(Path(self.head), self._clip.config.projection_dim).to(self._device)
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -186,26 +186,43 @@ class Aesthetic(_ClipReward):
         return Scores(_array(self._layers(self._of_images(media)).squeeze(-1)))
 
 
-def _perceptron(file: Path, width: int) -> nn.Sequential:
-    """Return the published layers: widths 1024, 128, 64, 16, 1, dropout between them, no activation."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def perceptron(stored: Mapping[str, Tensor], *, sizes_of: str, width: int) -> nn.Sequential:
+    """Return the layers of the aesthetic predictor, which ImageReward has too: widths 1024, 128, 64, 16, 1.
 
+    There is dropout between them and no activation.
+
+    Args:
+        stored: ``layers.0.weight`` and so on.
+        sizes_of: file they are of, for messages.
+        width: of what they read.
+
+    Raises:
+        ConfigError: the layers are others.
+    """
     widths = (width, 1024, 128, 64, 16, 1)
     # The numbers of its linear layers among dropouts in the published file.
     places = (0, 2, 4, 6, 7)
     layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
     named = nn.ModuleDict({str(place): layer for place, layer in zip(places, layers, strict=True)})
     try:
-        stored = load_file(file)
         named.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in stored.items()})
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except RuntimeError as error:
+        raise ConfigError(f"'{sizes_of}' has other layers than the published ones: {error}") from None
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def _read_head(file: Path, width: int) -> nn.Sequential:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return perceptron(load_file(file), sizes_of=str(file), width=width)
+    except (OSError, SafetensorError, ConfigError) as error:
         raise ConfigError(
             f"reward 'aesthetic': option 'head': '{file}' cannot be read: {str(error).splitlines()[0]} Convert the "
             "published sac+logos+ava1-l14-linearMSE.pth where you trust it: safetensors.torch.save_file("
             "torch.load(FILE, weights_only=True), 'aesthetic.safetensors')."
         ) from None
-    return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -23,7 +23,7 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
     import transformers
 
     quiet_libraries()
-    weights = {"use_safetensors": True} if kind.endswith("Model") else {}
+    weights = {} if kind.endswith(("Processor", "Tokenizer", "Config")) else {"use_safetensors": True}
     try:
         return getattr(transformers, kind).from_pretrained(path, revision=revision, **weights)
     except (OSError, ValueError) as error:

@@ -7,10 +7,10 @@ import io
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -19,25 +19,24 @@ from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from models.rewards.base import Scores
 
+T = TypeVar("T")
+
 _ASK_SCORE = (
     "Rate how well this image shows what the text says, and how good it looks, from 1 (nothing is right) to 5 (all is "
     "right). Text: {prompt}\nEnd with one line: Final Score: N"
 )
 _ASK_YES = "Does this image show exactly what the text says? Text: {prompt}\nAnswer with one word, yes or no."
-#: Most tokens whose log-probs an answer tells; OpenAI's limit.
-_TOP = 20
+#: Asks for one token and the likeliest 20 in its place, which is OpenAI's limit.
+ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
 #: Seconds a failing request is tried again for, roughly: the client waits up to 8 s between tries.
 _RETRIES = 4
 
 
 @dataclass(kw_only=True)
-class VlmJudge:
-    """Asks a model about every image.
+class Asking:
+    """What all rewards have in common that ask a model about images."""
 
-    ``score``: the number that ``pattern`` finds in the answer, over ``scale``, as UnifiedReward answers (arXiv
-    2503.05236). ``yes``: P(yes) / (P(yes) + P(no)) of the answer's first token, as VQAScore (arXiv 2404.01291) and
-    Flow-Factory's ``vllm_evaluate``. An answer without a score is an error, never a low score.
-    """
+    name: ClassVar[str]
 
     model: str
     """Name of the model at the endpoint."""
@@ -45,17 +44,8 @@ class VlmJudge:
     """Address that ends in /v1; the variable OPENAI_BASE_URL when absent, so that moving it is no other reward."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key; one that is not set is left out, as servers of one's own want none."""
-    ask: Literal["score", "yes"] = "score"
-    question: str | None = None
-    """Asked of every image, with {prompt} for its prompt."""
-    pattern: str = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
-    """Finds the score in the answer, in its first group."""
-    scale: float = 5.0
-    """The largest score there is."""
     size: int | None = 512
     """Images are scaled down to this height and width at most; None: sent as they are."""
-    max_tokens: int = 512
-    """Of an answer, with ``score``."""
     concurrency: int = 8
     """Requests at a time."""
     timeout_s: float = 120.0
@@ -69,23 +59,87 @@ class VlmJudge:
             ConfigError: the package is not installed, or there is no endpoint.
             ValueError: an option is out of range.
         """
-        require_extra("vlm", "openai", what="reward 'vlm_judge'")
+        require_extra("vlm", "openai", what=f"reward '{self.name}'")
         from openai import OpenAI
 
-        if self.concurrency < 1 or self.scale <= 0:
-            raise ValueError("concurrency must be 1 or more, and scale larger than 0.")
-        if self.question is not None and "{prompt}" not in self.question:
-            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
-        if re.compile(self.pattern).groups < 1:
-            raise ValueError("pattern has no group; put the score in parentheses.")
+        if self.concurrency < 1:
+            raise ValueError("concurrency must be 1 or more.")
         endpoint = self.endpoint or os.environ.get("OPENAI_BASE_URL")
         if endpoint is None:
             raise ConfigError(
-                "reward 'vlm_judge' has no endpoint. Set its option 'endpoint', or the variable OPENAI_BASE_URL, to "
+                f"reward '{self.name}' has no endpoint. Set its option 'endpoint', or the variable OPENAI_BASE_URL, to "
                 "the address of an OpenAI-compatible server, which ends in /v1."
             )
         key = os.environ.get(self.key_variable, "none")
         self._client = OpenAI(base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES)
+
+    def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
+        """Return what some work gives for every row, as many at a time as are wanted."""
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="vlm") as pool:
+            return list(pool.map(work, *rows))
+
+    def answer(self, image: np.ndarray, question: str, **more: Any) -> Any:
+        """Return the model's answer about an (H, W, 3) uint8 image, a choice of OpenAI's protocol.
+
+        Raises:
+            RewardError: the endpoint refuses the request.
+            ConnectionError: it cannot be reached or is overloaded, after several tries.
+        """
+        import openai
+
+        content = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(image, self.size)}"}},
+            {"type": "text", "text": question},
+        ]
+        messages = [{"role": "user", "content": content}]
+        try:
+            return self._client.chat.completions.create(
+                model=self.model, messages=messages, temperature=0.0, seed=0, **more
+            ).choices[0]
+        except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
+            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error}") from error
+        except (openai.OpenAIError, IndexError, TypeError) as error:
+            raise RewardError(
+                f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
+                f"{type(error).__name__}: {error}. Check its name, the key in {self.key_variable} and the endpoint."
+            ) from error
+
+
+@dataclass(kw_only=True)
+class VlmJudge(Asking):
+    """Asks a model about every image.
+
+    ``score``: the number that ``pattern`` finds in the answer, over ``scale``, as UnifiedReward answers (arXiv
+    2503.05236). ``yes``: P(yes) / (P(yes) + P(no)) of the answer's first token, as VQAScore (arXiv 2404.01291) and
+    Flow-Factory's ``vllm_evaluate``. An answer without a score is an error, never a low score.
+    """
+
+    name: ClassVar[str] = "vlm_judge"
+
+    ask: Literal["score", "yes"] = "score"
+    question: str | None = None
+    """Asked of every image, with {prompt} for its prompt."""
+    pattern: str = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"
+    """Finds the score in the answer, in its first group."""
+    scale: float = 5.0
+    """The largest score there is."""
+    max_tokens: int = 512
+    """Of an answer, with ``score``."""
+
+    def __post_init__(self) -> None:
+        """Make the client; nothing is asked yet.
+
+        Raises:
+            ConfigError: the package is not installed, or there is no endpoint.
+            ValueError: an option is out of range.
+        """
+        super().__post_init__()
+        if self.scale <= 0:
+            raise ValueError("scale must be larger than 0.")
+        if self.question is not None and "{prompt}" not in self.question:
+            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
+        if re.compile(self.pattern).groups < 1:
+            raise ValueError("pattern has no group; put the score in parentheses.")
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with what was answered.
@@ -94,22 +148,13 @@ class VlmJudge:
             RewardError: an answer holds no score, or the endpoint refuses the request.
             ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
         """
-        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="vlm") as pool:
-            found = list(pool.map(self._judge, media, prompts))
+        found = self.map(self._judge, media, prompts)
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 
     def _judge(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
-        import openai
-
-        try:
-            choice = self._asked(image, prompt).choices[0]
-        except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
-            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error}") from error
-        except (openai.OpenAIError, IndexError, TypeError) as error:
-            raise RewardError(
-                f"reward 'vlm_judge': the endpoint refuses to judge prompt {prompt!r} with model '{self.model}': "
-                f"{type(error).__name__}: {error}. Check its name, the key in {self.key_variable} and the endpoint."
-            ) from error
+        question = (self.question or (_ASK_SCORE if self.ask == "score" else _ASK_YES)).replace("{prompt}", prompt)
+        more: dict[str, Any] = {"max_tokens": self.max_tokens} if self.ask == "score" else ONE_TOKEN
+        choice = self.answer(image, question, **more)
         text = choice.message.content or ""
         value = self._read(text) if self.ask == "score" else _probability_of_yes(choice)
         if value is None:
@@ -119,20 +164,6 @@ class VlmJudge:
                 "(option 'question'), or give the answer more room (option 'max_tokens')."
             )
         return value, text
-
-    def _asked(self, image: np.ndarray, prompt: str) -> Any:
-        question = (self.question or (_ASK_SCORE if self.ask == "score" else _ASK_YES)).replace("{prompt}", prompt)
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(image, self.size)}"}},
-            {"type": "text", "text": question},
-        ]
-        more: dict[str, Any] = {"max_tokens": self.max_tokens}
-        if self.ask == "yes":
-            more = {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP}
-        messages = [{"role": "user", "content": content}]
-        return self._client.chat.completions.create(
-            model=self.model, messages=messages, temperature=0.0, seed=0, **more
-        )
 
     def _read(self, text: str) -> float | None:
         """Return the last score an answer states, over the scale; None: there is none, or one out of range."""
@@ -144,17 +175,21 @@ class VlmJudge:
         return value if 0 <= value <= 1 else None
 
 
+def first_token(choice: Any) -> dict[str, float]:
+    """Return how likely each word is as an answer's first token, lower-cased, of those the endpoint tells."""
+    found: dict[str, float] = {}
+    if choice.logprobs is not None and choice.logprobs.content:
+        for token in choice.logprobs.content[0].top_logprobs:
+            word = token.token.strip().strip(".,").lower()
+            found[word] = found.get(word, 0.0) + math.exp(token.logprob)
+    return found
+
+
 def _probability_of_yes(choice: Any) -> float | None:
     """Return P(yes) / (P(yes) + P(no)) of the first token; None where neither is among the likely ones."""
-    if choice.logprobs is None or not choice.logprobs.content:
-        return None
-    mass = {"yes": 0.0, "no": 0.0}
-    for token in choice.logprobs.content[0].top_logprobs:
-        word = token.token.strip().strip(".,").lower()
-        if word in mass:
-            mass[word] += math.exp(token.logprob)
-    total = mass["yes"] + mass["no"]
-    return mass["yes"] / total if total > 0 else None
+    likely = first_token(choice)
+    yes, no = likely.get("yes", 0.0), likely.get("no", 0.0)
+    return yes / (yes + no) if yes + no > 0 else None
 
 
 def _png(image: np.ndarray, size: int | None) -> str:

@@ -19,8 +19,9 @@ from models.rewards.call import needs_of_made
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, samples
-from tests.chat import Endpoint, serving
+from tests.chat import Endpoint, says, serving
 from tests.clip import write_clip, write_head, write_latent_head
+from tests.published_rewards import write_detector, write_image_reward, write_open_clip
 from tests.rewards import scored
 
 Build = Callable[..., Any]
@@ -33,6 +34,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_clip(folder)
     write_head(folder / "head.safetensors")
     write_latent_head(folder / "latent.safetensors")
+    write_open_clip(folder, folder / "HPS.safetensors")
+    for name in ("blip", "detector"):
+        (folder / name).mkdir()
+    write_image_reward(folder / "blip")
+    write_detector(folder / "detector")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -40,6 +46,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     with serving() as server:
+        server.answer = lambda request: says("Final Score: 4", yes=0.5, no=0.25)
         yield server
 
 
@@ -50,6 +57,10 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
     needed: dict[str, dict[str, Any]] = {
         "aesthetic": {**model, "head": str(clip / "head.safetensors")},
         "clip_score": model,
+        "geneval": {"clip": str(clip), "detector": str(clip / "detector")},
+        "geneval2": {"model": "judge", "endpoint": endpoint.url},
+        "hpsv2": {"weights": str(clip / "HPS.safetensors"), "clip": str(clip)},
+        "imagereward": {"weights": str(clip / "blip" / "ImageReward.safetensors"), "tokenizer": str(clip / "blip")},
         "latent_head": {"head": str(clip / "latent.safetensors")},
         "rank": {"reward": "jpeg_compressibility"},
         "image_similarity": {**model, "folder": str(clip)},
@@ -60,7 +71,7 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
     def make(name: str, **options: Any) -> Any:
         if name == "ocr":
             pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
-        if name == "vlm_judge":
+        if name in ("vlm_judge", "geneval2"):
             pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
         return make_reward(name, {**needed.get(name, {}), **options})
 
@@ -77,7 +88,8 @@ def images(count: int = 6) -> np.ndarray:
     return np.repeat(gray[..., None], 3, -1)
 
 
-METADATA = [{"image": "wanted.png"}] * 6
+ABOUT = {"tag": "counting", "include": [{"class": "cat", "count": 1}], "vqa_list": [["Is it red?", "Yes"]]}
+METADATA = [{"image": "wanted.png", **ABOUT}] * 6
 PROMPTS = [f'"{n}{n}"' for n in range(6)]
 
 

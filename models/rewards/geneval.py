@@ -1,0 +1,277 @@
+"""GenEval (arXiv 2310.11513): are the objects there that a prompt names, as many, so colored, and so placed.
+
+The detector is Mask2Former of transformers (the benchmark's own is the same model in mmdetection), colors are told by
+CLIP, and the rules are those of the public ``evaluate_images.py``. The prompt source is the benchmark's own: columns
+``tag``, ``include`` and, of some prompts, ``exclude``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import load_pretrained
+
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+_TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
+#: The benchmark's names of COCO's 80 classes, in COCO's order: detectors spell them in several ways.
+_IN_ORDER = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,"
+    "parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,"
+    "suitcase,frisbee,skis,snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,"
+    "tennis racket,bottle,wine glass,cup,fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,"
+    "hot dog,pizza,donut,cake,chair,couch,potted plant,bed,dining table,toilet,tv,laptop,computer mouse,"
+    "tv remote,computer keyboard,cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,scissors,"
+    "teddy bear,hair drier,toothbrush"
+)
+NAMES = tuple(_IN_ORDER.split(","))
+#: Confidence an object needs; where objects are counted, more.
+_CONFIDENT, _COUNTED = 0.3, 0.9
+#: Most objects of a class that are looked at.
+_MOST = 16
+#: Share of both objects' size by which they must be apart to be beside each other.
+_APART = 0.1
+#: What is not of the object is painted, as the benchmark does.
+_GRAY = (153, 153, 153)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One detected object."""
+
+    box: np.ndarray
+    """(4,) left, top, right, bottom in pixels."""
+    mask: np.ndarray
+    """(H, W) bool."""
+
+
+Objects = Mapping[str, Sequence[Found]]
+#: Colors of objects of a class, in order.
+Colors = Callable[[Sequence[Found], str], Sequence[str]]
+
+
+@dataclass(kw_only=True)
+class GenEval:
+    """Whether an image shows what the metadata of its prompt ask for.
+
+    ``strict``: 1 or 0, by the benchmark's rules. ``flow_grpo``: the share of demands that are met, as its reward server
+    has it for training (``gen_eval.py:evaluate_reward``): counts must be exact and count by how far off they are, and a
+    wrong place counts half, as that code adds both a 0 and a 1 for it.
+    """
+
+    name: ClassVar[str] = "geneval"
+    needs: ClassVar[Needs] = Needs(columns=("tag", "include"), accelerated=True, batch_size=8)
+
+    detector: str = "facebook/mask2former-swin-small-coco-instance"
+    """Folder or hub id of an instance segmentation model of transformers, trained on COCO."""
+    detector_revision: str | None = None
+    """Commit, tag or branch of the detector."""
+    clip: str = "openai/clip-vit-large-patch14"
+    """Folder or hub id of the CLIP model that tells colors."""
+    clip_revision: str | None = None
+    """Commit, tag or branch of the CLIP model."""
+    convention: Literal["strict", "flow_grpo"] = "strict"
+    device: str = "auto"
+    """Torch device, or auto."""
+    _detector: Any = field(init=False, repr=False)
+    _processor: Any = field(init=False, repr=False)
+    _clip: Any = field(init=False, repr=False)
+    _clip_processor: Any = field(init=False, repr=False)
+    _device: torch.device = field(init=False, repr=False)
+    _colors: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def perfect(self) -> float:
+        """All demands are met."""
+        return 1.0
+
+    def __post_init__(self) -> None:
+        """Load detector and CLIP.
+
+        Raises:
+            ConfigError: one cannot be loaded.
+            ValueError: the convention is unknown.
+        """
+        if self.convention not in ("strict", "flow_grpo"):
+            raise ValueError(f"convention is {self.convention!r}; it must be 'strict' or 'flow_grpo'.")
+        self._device = chosen_device(self.device, local_rank(), what="device of reward 'geneval'")
+        source, revision = self.detector, self.detector_revision
+        kind = "Mask2FormerForUniversalSegmentation"
+        self._detector = self._ready(load_pretrained(kind, source, revision, reward=self.name))
+        self._processor = load_pretrained("AutoImageProcessor", source, revision, reward=self.name)
+        if self._detector.config.num_labels != len(NAMES):
+            raise ConfigError(
+                f"reward 'geneval': '{source}' knows {self._detector.config.num_labels} classes, not COCO's "
+                f"{len(NAMES)}. Choose a detector that was trained on COCO instances."
+            )
+        self._clip = self._ready(load_pretrained("CLIPModel", self.clip, self.clip_revision, reward=self.name))
+        self._clip_processor = load_pretrained("CLIPProcessor", self.clip, self.clip_revision, reward=self.name)
+
+    def _ready(self, model: Any) -> Any:
+        return model.to(self._device).eval().requires_grad_(False)
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, with what is wrong."""
+        values, notes = [], []
+        for image, about, objects in zip(media, metadata, self._detect(media, metadata), strict=True):
+
+            def colors(found: Sequence[Found], name: str, image: np.ndarray = image) -> Sequence[str]:
+                return self._colors_of(image, found, name)
+
+            strict, why = meets(about, objects, colors)
+            values.append(float(strict) if self.convention == "strict" else met_share(about, objects, colors))
+            notes.append("; ".join(why))
+        return Scores(np.array(values, np.float32), notes)
+
+    @torch.inference_mode()
+    def _detect(self, media: np.ndarray, metadata: Sequence[Mapping[str, Any]]) -> list[Objects]:
+        """Return the objects of every image by class, surest first."""
+        outputs = self._detector(**self._processor(images=list(media), return_tensors="pt").to(self._device))
+        segmented = self._processor.post_process_instance_segmentation(
+            outputs,
+            threshold=_CONFIDENT,
+            target_sizes=[media.shape[1:3]] * len(media),
+            return_binary_maps=True,
+        )
+        counted = [about.get("tag") == "counting" for about in metadata]
+        return [
+            _by_class(found, _COUNTED if counts else _CONFIDENT)
+            for found, counts in zip(segmented, counted, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _colors_of(self, image: np.ndarray, found: Sequence[Found], name: str) -> list[str]:
+        """Return the color of each object, told by CLIP on its cut-out before gray."""
+        if name not in self._colors:
+            texts = [template.format(color=color, name=name) for color in COLORS for template in _TEMPLATES]
+            tokens = self._clip_processor.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            of_texts = nn.functional.normalize(self._clip.get_text_features(**tokens.to(self._device)).pooler_output)
+            mean = of_texts.reshape(len(COLORS), len(_TEMPLATES), -1).mean(1)
+            self._colors[name] = nn.functional.normalize(mean)
+        cut = [_cut_out(image, one) for one in found]
+        pixels = self._clip_processor.image_processor(cut, return_tensors="pt")["pixel_values"]
+        of_images = nn.functional.normalize(self._clip.get_image_features(pixels.to(self._device)).pooler_output)
+        return [COLORS[best] for best in (of_images @ self._colors[name].T).argmax(1).tolist()]
+
+
+def meets(about: Mapping[str, Any], objects: Objects, colors: Colors) -> tuple[bool, list[str]]:
+    """Return whether an image meets all demands, and what is wrong (``evaluate_images.py:evaluate``).
+
+    Args:
+        about: the prompt's ``include``: class, count, and maybe color or position (relation, number of an earlier
+            demand); and ``exclude``: class, and the count that must not be reached.
+        objects: what was found, by class, surest first.
+        colors: tells the colors of objects.
+    """
+    wrong: list[str] = []
+    groups: list[Sequence[Found] | None] = []
+    for demand in about.get("include") or ():
+        name, count = demand["class"], int(demand["count"])
+        found = list(objects.get(name, ()))[:count]
+        if len(found) < count:
+            missing = f"expected {name} >= {count}, found {len(found)}"
+        else:
+            missing = _miscolored(demand, found, colors) or _misplaced(demand, found, groups)
+        groups.append(None if missing else found)
+        wrong += [missing] if missing else []
+    for demand in about.get("exclude") or ():
+        name, count = demand["class"], int(demand["count"])
+        if len(objects.get(name, ())) >= count:
+            wrong.append(f"expected {name} < {count}, found {len(objects[name])}")
+    return not wrong, wrong
+
+
+def met_share(about: Mapping[str, Any], objects: Objects, colors: Colors) -> float:
+    """Return the mean over demands of how far each is met, as Flow-GRPO's reward server trains with it.
+
+    Args:
+        about: the prompt's ``include``; ``exclude`` does not count.
+        objects: what was found, by class, surest first.
+        colors: tells the colors of objects.
+    """
+    parts: list[float] = []
+    groups: list[Sequence[Found] | None] = []
+    for demand in about.get("include") or ():
+        count, found = int(demand["count"]), list(objects.get(demand["class"], ()))
+        parts.append(1 - abs(count - len(found)) / count)
+        met = len(found) == count
+        if not met and (demand.get("color") or demand.get("position")):
+            parts.append(0.0)
+        if met and demand.get("color"):
+            right = list(colors(found, demand["class"])).count(demand["color"])
+            parts.append(1 - abs(count - right) / count)
+            met = right == count
+        if met and demand.get("position"):
+            target = groups[demand["position"][1]]
+            met = not _misplaced(demand, found, groups)
+            # Where there is a target its code adds a 1 whatever the place, after a 0 for a wrong one.
+            parts += [1.0] if met else [0.0] if target is None else [0.0, 1.0]
+        groups.append(found if met else None)
+    return sum(parts) / len(parts) if parts else 0.0
+
+
+def relations(one: np.ndarray, other: np.ndarray) -> set[str]:
+    """Return where a box (4,) is relative to another: left of, right of, above, below; two or none are possible."""
+    boxes = np.stack([one, other]).reshape(2, 2, 2).astype(np.float64)
+    centers, sizes = boxes.mean(1), np.abs(boxes[:, 1] - boxes[:, 0])
+    offset = centers[0] - centers[1]
+    apart = np.maximum(np.abs(offset) - _APART * sizes.sum(0), 0) * np.sign(offset)
+    if (np.abs(apart) < 1e-3).all():
+        return set()
+    across, down = apart / np.linalg.norm(offset)
+    told = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
+    return {relation for relation, holds in told.items() if holds}
+
+
+def _miscolored(demand: Mapping[str, Any], found: Sequence[Found], colors: Colors) -> str:
+    if not demand.get("color"):
+        return ""
+    seen = list(colors(found, demand["class"]))
+    if seen.count(demand["color"]) >= int(demand["count"]):
+        return ""
+    return f"expected {demand['color']} {demand['class']}, found {', '.join(seen)}"
+
+
+def _misplaced(demand: Mapping[str, Any], found: Sequence[Found], groups: Sequence[Sequence[Found] | None]) -> str:
+    if not demand.get("position"):
+        return ""
+    relation, number = demand["position"]
+    target = groups[number]
+    if target is None:
+        return f"no target for {demand['class']} to be {relation}"
+    for one in found:
+        for other in target:
+            true = relations(one.box, other.box)
+            if relation not in true:
+                return (
+                    f"expected {demand['class']} {relation} its target, found {' and '.join(sorted(true)) or 'neither'}"
+                )
+    return ""
+
+
+def _by_class(segmented: Mapping[str, Any], least: float) -> dict[str, list[Found]]:
+    """Return objects of at least some confidence by the name of their class, surest first."""
+    found: dict[str, list[Found]] = {}
+    numbered = [(number, about) for number, about in enumerate(segmented["segments_info"]) if about["score"] > least]
+    for number, about in sorted(numbered, key=lambda one: -one[1]["score"]):
+        objects = found.setdefault(NAMES[about["label_id"]], [])
+        mask = np.asarray(segmented["segmentation"][number].cpu() > 0)
+        if mask.any() and len(objects) < _MOST:
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            objects.append(Found(np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]), mask))
+    return found
+
+
+def _cut_out(image: np.ndarray, found: Found) -> Image.Image:
+    left, top, right, bottom = (int(value) for value in found.box)
+    painted = np.where(found.mask[..., None], image, np.array(_GRAY, np.uint8))
+    return Image.fromarray(painted[top:bottom, left:right])

@@ -1,0 +1,86 @@
+"""GenEval2 (github.com/facebookresearch/GenEval2): questions about every prompt's atoms, answered by a vision model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from models.rewards.base import Needs, Scores
+from models.rewards.vlm import ONE_TOKEN, Asking, first_token
+
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+#: What stands for a probability of 0 in a geometric mean: the endpoint tells the 20 likeliest tokens only.
+_LEAST = 1e-6
+
+
+@dataclass(kw_only=True)
+class GenEval2(Asking):
+    """Soft-TIFA: the mean of P(right answer) over the questions of a prompt (``evaluation.py:soft_tifa``).
+
+    Each is asked with 'Answer in one word.'; the probability is that of the answer as the first token, a number also
+    in digits. ``gm``: the geometric mean, which tells of whole prompts; ``am``: the arithmetic one, of their atoms.
+    """
+
+    name: ClassVar[str] = "geneval2"
+    needs: ClassVar[Needs] = Needs(columns=("vqa_list",))
+
+    mean: Literal["gm", "am"] = "gm"
+    """Geometric or arithmetic."""
+
+    def __post_init__(self) -> None:
+        """Make the client; nothing is asked yet.
+
+        Raises:
+            ConfigError: the package is not installed, or there is no endpoint.
+            ValueError: an option is out of range.
+        """
+        super().__post_init__()
+        if self.mean not in ("gm", "am"):
+            raise ValueError(f"mean is {self.mean!r}; it must be 'gm' or 'am'.")
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, with the probability of every answer.
+
+        Raises:
+            ValueError: a prompt has no questions.
+            RewardError: the endpoint refuses, or tells no probabilities.
+            ConnectionError: it cannot be reached or is overloaded, after several tries.
+        """
+        asked = [(row, *pair) for row, about in enumerate(metadata) for pair in _questions(about, prompts[row])]
+        found = self.map(lambda one: self._probability(media[one[0]], one[1], one[2]), asked)
+        values, notes = [], []
+        for row in range(len(prompts)):
+            likely = [value for (of, _, _), value in zip(asked, found, strict=True) if of == row]
+            values.append(_mean(likely, self.mean))
+            notes.append(" ".join(f"{value:.2f}" for value in likely))
+        return Scores(np.array(values, np.float32), notes)
+
+    def _probability(self, image: np.ndarray, question: str, answer: str) -> float:
+        likely = first_token(self.answer(image, f"{question} Answer in one word.", **ONE_TOKEN))
+        if not likely:
+            raise ValueError(
+                f"the endpoint tells no probabilities of tokens for {question!r}; it must support 'top_logprobs'"
+            )
+        words = {answer.lower()}
+        if question.startswith("How many") and answer.lower() in _NUMBERS:
+            words.add(str(_NUMBERS.index(answer.lower())))
+        elif not question.startswith("How many"):
+            words = {"yes"}
+        return min(1.0, sum(likely.get(word, 0.0) for word in words))
+
+
+def _questions(about: Mapping[str, Any], prompt: str) -> list[tuple[str, str]]:
+    found = about.get("vqa_list")
+    if not found:
+        raise ValueError(f"prompt {prompt!r} has no questions in the column 'vqa_list' of GenEval2's data")
+    return [(str(question), str(answer)) for question, answer in found]
+
+
+def _mean(values: Sequence[float], kind: str) -> float:
+    if kind == "am":
+        return sum(values) / len(values)
+    return math.exp(sum(math.log(max(value, _LEAST)) for value in values) / len(values))

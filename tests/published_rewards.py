@@ -1,0 +1,124 @@
+"""Small random copies of reward models as they are published: the names of other libraries, a detector of COCO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import (
+    BertTokenizer,
+    BlipTextConfig,
+    BlipVisionConfig,
+    CLIPModel,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    SwinConfig,
+)
+from transformers.models.blip.modeling_blip import BlipVisionModel
+from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+
+def write_open_clip(folder: Path, file: Path) -> CLIPModel:
+    """Write another CLIP model of the sizes of the one in a folder, with open_clip's names; return it."""
+    torch.manual_seed(7)
+    model = CLIPModel(CLIPModel.from_pretrained(folder).config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    stored: dict[str, Tensor] = {"logit_scale": model.logit_scale}
+    for outer, tower in (("visual.", model.vision_model), ("", model.text_model)):
+        inner = tower.embeddings
+        stored[f"{outer}positional_embedding"] = inner.position_embedding.weight
+        for number, layer in enumerate(tower.encoder.layers):
+            block, attention = f"{outer}transformer.resblocks.{number}", layer.self_attn
+            parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+            stored[f"{block}.attn.in_proj_weight"] = torch.cat([part.weight for part in parts])
+            stored[f"{block}.attn.in_proj_bias"] = torch.cat([part.bias for part in parts])
+            for name, part in (
+                ("attn.out_proj", attention.out_proj),
+                ("ln_1", layer.layer_norm1),
+                ("ln_2", layer.layer_norm2),
+                ("mlp.c_fc", layer.mlp.fc1),
+                ("mlp.c_proj", layer.mlp.fc2),
+            ):
+                stored |= {f"{block}.{name}.weight": part.weight, f"{block}.{name}.bias": part.bias}
+    for name, part in (
+        ("visual.ln_pre", model.vision_model.pre_layrnorm),
+        ("visual.ln_post", model.vision_model.post_layernorm),
+        ("ln_final", model.text_model.final_layer_norm),
+    ):
+        stored |= {f"{name}.weight": part.weight, f"{name}.bias": part.bias}
+    stored["visual.class_embedding"] = model.vision_model.embeddings.class_embedding
+    stored["visual.conv1.weight"] = model.vision_model.embeddings.patch_embedding.weight
+    stored["token_embedding.weight"] = model.text_model.embeddings.token_embedding.weight
+    stored["visual.proj"] = model.visual_projection.weight.T
+    stored["text_projection"] = model.text_projection.weight.T
+    _save(stored, file)
+    return model
+
+
+def write_image_reward(folder: Path) -> tuple[BlipVisionModel, BlipTextModel, dict[str, Tensor]]:
+    """Write weights with ImageReward's names and a tokenizer; return the encoders and the head's layers."""
+    torch.manual_seed(8)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat", ",", "two", "dog", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    common = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 1}
+    vision = BlipVisionModel(
+        BlipVisionConfig(**common, image_size=32, patch_size=8, layer_norm_eps=1e-6, hidden_act="gelu")
+    )
+    text = BlipTextModel(
+        BlipTextConfig(
+            **{**common, "num_attention_heads": 2, "hidden_size": 128},
+            vocab_size=len(words),
+            encoder_hidden_size=64,
+            max_position_embeddings=40,
+        ),
+        add_pooling_layer=False,
+    )
+    head: dict[str, Tensor] = {}
+    for place, inputs, outputs in ((0, 128, 1024), (2, 1024, 128), (4, 128, 64), (6, 64, 16), (7, 16, 1)):
+        layer = nn.Linear(inputs, outputs)
+        head |= {f"layers.{place}.weight": layer.weight.detach(), f"layers.{place}.bias": layer.bias.detach()}
+    stored = {f"mlp.{name}": tensor for name, tensor in head.items()}
+    stored |= {f"blip.text_encoder.{name}": tensor for name, tensor in text.state_dict().items()}
+    stored["blip.text_encoder.embeddings.position_ids"] = torch.arange(40)[None]
+    stored["blip.vision_proj.weight"] = torch.zeros(2, 2)
+    names = {
+        "embeddings.class_embedding": "cls_token",
+        "embeddings.position_embedding": "pos_embed",
+        "embeddings.patch_embedding.weight": "patch_embed.proj.weight",
+        "embeddings.patch_embedding.bias": "patch_embed.proj.bias",
+        "post_layernorm.weight": "norm.weight",
+        "post_layernorm.bias": "norm.bias",
+    }
+    for name, tensor in vision.state_dict().items():
+        plain = names.get(name, name.replace("encoder.layers", "blocks").replace("layer_norm", "norm"))
+        plain = plain.replace("self_attn.projection", "attn.proj").replace("self_attn.qkv", "attn.qkv")
+        stored[f"blip.visual_encoder.{plain}"] = tensor
+    _save(stored, folder / "ImageReward.safetensors")
+    return vision.eval(), text.eval(), head
+
+
+def write_detector(folder: Path, classes: int = 80) -> str:
+    """Write an instance segmentation model that knows as many classes."""
+    torch.manual_seed(9)
+    backbone = SwinConfig(
+        image_size=32, patch_size=2, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=16,
+        dim_feedforward=16, encoder_layers=1, decoder_layers=2, num_attention_heads=2, num_queries=5,
+        id2label={number: f"class {number}" for number in range(classes)},
+    )  # fmt: skip
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "Mask2FormerImageProcessor", "size": {"height": 64, "width": 64}, "do_resize": true}'
+    )
+    return str(folder)
+
+
+def _save(stored: dict[str, Tensor], file: Path) -> None:
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in stored.items()}, file)
