@@ -31,6 +31,8 @@ FREE_TO_CHANGE = (
     "export",
     "prompts.train",
     "prompts.heldout",
+    "prompts.sources.*.train",
+    "prompts.sources.*.heldout",
 )
 #: Settings that change nothing of what is made,
 _CARRYING_OUT = ("store.", "execution.", "tracking.")
@@ -205,7 +207,18 @@ _PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"))
 def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths that exist below a folder absolute, so that a run can be resumed from anywhere."""
     for section, key in _PATHS:
-        value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
-            data[section][key] = str((folder / Path(value).expanduser()).resolve())
+        if isinstance(data.get(section), dict):
+            _resolve(data[section], key, folder)
+    prompts = data.get("prompts")
+    sources = prompts.get("sources") if isinstance(prompts, dict) else None
+    for source in sources if isinstance(sources, list) else ():
+        if isinstance(source, dict):
+            _resolve(source, "train", folder)
+            _resolve(source, "heldout", folder)
     return data
+
+
+def _resolve(section: dict[str, Any], key: str, folder: Path) -> None:
+    value = section.get(key)
+    if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
+        section[key] = str((folder / Path(value).expanduser()).resolve())

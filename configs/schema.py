@@ -85,19 +85,51 @@ class ModelSection(Section):
         return self
 
 
-class PromptsSection(Section):
-    """Where prompts come from: .txt, .jsonl, .parquet, or a Hugging Face dataset id."""
+class PromptSource(Section):
+    """One of several lists of prompts."""
 
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    """What it is called in `rewards[].sources`, figures and the prompts' metadata."""
     train: str
     """Prompts to train on; paths are relative to the config file."""
     heldout: str | None = None
     """Prompts never trained on, for evaluation."""
+    weight: float = Field(1.0, gt=0)
+    """Share of an epoch's groups, over the sum of all weights."""
+
+
+class PromptsSection(Section):
+    """Where prompts come from: .txt, .jsonl, .parquet, or a Hugging Face dataset id."""
+
+    train: str | None = None
+    """Prompts to train on; paths are relative to the config file."""
+    heldout: str | None = None
+    """Prompts never trained on, for evaluation."""
+    sources: tuple[PromptSource, ...] = ()
+    """Instead of these two: several lists, mixed by weight, each with rewards of its own if wanted."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     image: str | None = None
     """Column or key with the path of an image to start from, relative to the prompt file; for models that take one."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PromptsSection:
+        if (self.train is None) == (not self.sources) or (self.sources and self.heldout is not None):
+            raise ValueError("prompts needs either 'train' (and maybe 'heldout') or 'sources', each with its own")
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"prompts.sources: {', '.join(names)}: give each its own name")
+        return self
+
+    def lists(self, split: Literal["train", "heldout"]) -> dict[str, str]:
+        """Return the lists of a split by setting, in order."""
+        if self.train is not None:
+            found = {f"prompts.{split}": getattr(self, split)}
+        else:
+            found = {f"prompts.sources.{n}.{split}": getattr(each, split) for n, each in enumerate(self.sources)}
+        return {setting: source for setting, source in found.items() if source is not None}
 
 
 class MediaSection(Section):
@@ -172,6 +204,8 @@ class RewardSection(Component):
     """Name in tables, metrics and lineage; the component's name when absent."""
     frames: PositiveInt | Literal["first", "clip"] = 1
     """Of clips: score every n-th frame, the first frame, or hand over the whole clip."""
+    sources: tuple[str, ...] = ()
+    """Names of `prompts.sources` whose samples it scores; all when empty."""
     over_frames: Literal["mean", "min"] = "mean"
     """Of clips whose frames are scored: the mean over frames, or that of the worst."""
     threshold: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from tasks.components import make_algorithm, make_kernel, make_plan
 from tasks.execution.checks import check_execution
 from tasks.model_settings import check_model
 from tasks.optimize.optimizers import check_optimizer
-from tasks.prompts import source_prompts, uses_guidance
+from tasks.prompts import SOURCE, Prompt, source_prompts, uses_guidance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_rewards(config, sources, build=rewards)
     prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
+    _check_mixture(config, sources["train"])
     return _cost(config, prompts, draws[0], requires)
 
 
@@ -105,6 +106,19 @@ def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
             f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
             f"takes each at most once. Lower it to {prompts['train']} or add prompts."
         )
+
+
+def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    sources, wanted = config.prompts.sources, config.rollout.prompts_per_epoch
+    total = sum(source.weight for source in sources)
+    for source in sources:
+        has = sum(prompt.metadata[SOURCE] == source.name for prompt in prompts)
+        most = min(wanted, math.ceil(wanted * source.weight / total) + 2)
+        if most > has:
+            raise ConfigError(
+                f"rollout.prompts_per_epoch is {wanted}, of which an epoch may take {most} of the source "
+                f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
+            )
 
 
 def _known(what: str, name: str, table: Mapping[str, str]) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from configs.errors import ConfigError
 from configs.schema import RewardSection, RunConfig
+from configs.suggest import did_you_mean
 from models.rewards.base import Needs
 from models.rewards.make import check_section, make_reward, needs_of
-from tasks.prompts import Prompt
+from tasks.prompts import SOURCE, Prompt
 
 #: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
@@ -28,14 +29,45 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
     sections = [*config.scored, *config.evaluate.judges]
     _check_labels(sections)
     _check_watched(config)
+    _check_every_source(config)
     for section in sections:
         check_section(section)
+        _check_sources(section, config)
         if section.server is not None:
             _check_served(section)
             continue
         _check_needs(section, needs_of(section.name, section.options), config, prompts)
         if build:
             make_reward(section.name, section.options, device=section.device)
+
+
+def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts whose samples a reward scores."""
+    return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
+
+
+def _check_sources(section: RewardSection, config: RunConfig) -> None:
+    known = [source.name for source in config.prompts.sources]
+    for name in section.sources:
+        if name not in known:
+            raise ConfigError(
+                f"rewards: '{section.slot}' scores the source '{name}', which prompts.sources does not have. "
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def _check_every_source(config: RunConfig) -> None:
+    """Refuse a source whose prompts no reward scores.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for source in config.prompts.sources:
+        if not any(not section.sources or source.name in section.sources for section in config.rewards):
+            raise ConfigError(
+                f"prompts.sources: no reward scores the prompts of '{source.name}', so nothing can be learned from "
+                "them. Add it to the 'sources' of a reward, or remove it."
+            )
 
 
 def _check_labels(sections: Sequence[RewardSection]) -> None:
@@ -88,7 +120,7 @@ def _check_needs(
             "model.policy that makes clips."
         )
     for split in ("train", "heldout"):
-        for prompt in prompts[split]:
+        for prompt in asked_of(section, prompts[split]):
             for column in needs.columns:
                 if column not in prompt.metadata:
                     raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage import layout
@@ -56,7 +56,9 @@ def _scores(context: RunContext, ref: ArtifactRef) -> dict[str, Any]:
     manifest = context.store.manifest(ref) if ref.kind == "rewards" else None
     if manifest is None:
         return {}
-    return {"": manifest.summary} if "mean" in manifest.summary else dict(manifest.summary)
+    if "mean" in manifest.summary:
+        return {"": manifest.summary}
+    return {split: values for split, values in manifest.summary.items() if isinstance(values, Mapping) and values}
 
 
 def _side_results(chain: Chain) -> list[dict[str, Any]]:

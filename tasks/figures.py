@@ -20,7 +20,8 @@ Figures = dict[str, dict[str, dict[str, float]]]
 def evaluation_figures(chain: Chain, epoch: int) -> Figures:
     """Return the scores of the run's own evaluation of an epoch; empty if it has none.
 
-    The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score.
+    The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score; with
+    several prompt sources those of each too, as 'SOURCE_mean'. One that scores no prompt of a list is left out.
     """
     config = chain.context.config
     slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
@@ -46,7 +47,8 @@ def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
 def weighted_reward(config: RunConfig, figures: Figures) -> float:
     """Return the weighted mean reward on held-out prompts; on the train prompts where there are no others."""
     split = figures.get("heldout") or figures["train"]
-    return float(sum(section.weight * split[section.slot]["mean"] for section in config.rewards))
+    scored = [section for section in config.rewards if section.slot in split]
+    return float(sum(section.weight * split[section.slot]["mean"] for section in scored))
 
 
 def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
@@ -71,7 +73,8 @@ def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figur
     for slot, ref in rewards.items():
         manifest = store.manifest(ref)
         for split, values in _ordered({} if manifest is None else manifest.summary):
-            figures.setdefault(split, {})[slot] = dict(values)
+            if values:
+                figures.setdefault(split, {})[slot] = dict(values)
     return figures
 
 

@@ -126,13 +126,13 @@ def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
 
 
 def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
-    for key, source in (("train", config.prompts.train), ("heldout", config.prompts.heldout)):
-        if source is not None and not Path(source).is_file() and _is_prompt_file(source, folders):
+    for key, source in {**config.prompts.lists("train"), **config.prompts.lists("heldout")}.items():
+        if not Path(source).is_file() and _is_prompt_file(source, folders):
             problem = (
-                f"prompts.{key}: prompt file '{source}' does not exist. {_hint(source, folders)}Paths are relative to "
+                f"{key}: prompt file '{source}' does not exist. {_hint(source, folders)}Paths are relative to "
                 "the config file."
             )
-            yield f"prompts.{key}", PromptError(problem)
+            yield key, PromptError(problem)
     path = config.model.path
     if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
         problem = f"model.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,8 @@ from storage.checksums import hash_file
 
 #: Metadata key of the hash of the image a prompt starts from.
 IMAGE = "image_xxh3"
+#: Metadata key of the name of the source, where there are several.
+SOURCE = "prompt_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +87,7 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
     Raises:
         PromptError: a source cannot be used, or a held-out prompt is trained on.
     """
-    section = config.prompts
-    train = read_prompts(section.train, section, where="prompts.train")
-    heldout = read_prompts(section.heldout, section, where="prompts.heldout") if section.heldout else []
+    train, heldout = _listed(config.prompts, "train"), _listed(config.prompts, "heldout")
     shared = {prompt.condition for prompt in train} & {prompt.condition for prompt in heldout}
     if shared:
         raise PromptError(
@@ -96,6 +96,41 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
         )
     negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def _listed(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
+    """Return the prompts of all lists of a split; of several each prompt says in its metadata which it is of."""
+    found: list[Prompt] = []
+    for setting, source in section.lists(split).items():
+        prompts = read_prompts(source, section, where=setting)
+        if not section.sources:
+            return prompts
+        found += [_of_source(prompt, _source_named(section, setting), setting) for prompt in prompts]
+    return _taking_turns(found) if split == "heldout" else found
+
+
+def _source_named(section: PromptsSection, setting: str) -> str:
+    return section.sources[int(setting.split(".")[2])].name
+
+
+def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:
+    if SOURCE in prompt.metadata:
+        raise PromptError(
+            f"{setting}: prompt {prompt.text!r} has a column '{SOURCE}', which is where the name of its source goes. "
+            "Rename the column."
+        )
+    return Prompt(text=prompt.text, metadata={**prompt.metadata, SOURCE: name}, image=prompt.image)
+
+
+def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts so that those of all sources take turns: the first ones are of all of them."""
+    places: dict[str, int] = {}
+    keyed: list[tuple[int, int, Prompt]] = []
+    for prompt in prompts:
+        name = str(prompt.metadata[SOURCE])
+        keyed.append((places.setdefault(name, 0), len(keyed), prompt))
+        places[name] += 1
+    return [prompt for _, _, prompt in sorted(keyed, key=lambda one: one[:2])]
 
 
 def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -130,7 +165,7 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
     return list(_unchanged_prompts(source, section.model_dump_json(), where, about.st_mtime_ns, about.st_size))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _unchanged_prompts(source: str, section: str, where: str, changed: int, size: int) -> tuple[Prompt, ...]:
     """Return the prompts of a file as it is now: a command asks for a long list several times."""
     return tuple(_file_prompts(source, PromptsSection.model_validate_json(section), where))

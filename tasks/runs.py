@@ -18,7 +18,7 @@ from storage.lineage import RunFolder, list_runs
 from tasks.context import RunContext
 from tasks.describe import describe_result
 from tasks.progress import Reporter
-from tasks.prompts import prompts_fingerprint, read_prompts, source_prompts
+from tasks.prompts import prompts_fingerprint, source_prompts
 from tasks.sources import model_identity
 
 
@@ -200,16 +200,13 @@ def _record(config: RunConfig) -> dict[str, Any]:
 
 
 def _prompts_identity(config: RunConfig) -> str:
-    section = config.prompts
-    lists = {"train": read_prompts(section.train, section, where="prompts.train")}
-    if section.heldout:
-        lists["heldout"] = read_prompts(section.heldout, section, where="prompts.heldout")
-    return prompts_fingerprint(lists)
+    sources = source_prompts(config)
+    return prompts_fingerprint({split: sources[split] for split in ("train", "heldout") if sources[split]})
 
 
 def _finished(context: RunContext) -> str:
     """Return the series of records that say a config is finished."""
-    wanted = {k: v for k, v in asks_for(_recorded(context.config)).items() if k not in _BY_CONTENT}
+    wanted = {key: value for key, value in asks_for(_recorded(context.config)).items() if not _by_content(key)}
     path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)
@@ -222,5 +219,6 @@ def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[A
     return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
 
 
-#: Known by what the files hold, not by where they are.
-_BY_CONTENT = ("prompts.train", "prompts.heldout")
+def _by_content(setting: str) -> bool:
+    """Return whether a setting names a file that is known by what it holds, not by where it is."""
+    return setting.startswith("prompts.") and setting.endswith((".train", ".heldout"))

@@ -12,6 +12,7 @@ from configs.schema import RewardSection, RunConfig
 from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, works_on_accelerator
+from tasks.check_rewards import asked_of
 from tasks.prompts import Prompt, source_prompts
 
 
@@ -33,9 +34,11 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
         PromptError: a prompt source cannot be used.
     """
     prompts = source_prompts(config)
-    trained, judged = prompts["train"][0], (prompts["heldout"] or prompts["train"])[0]
+    heldout = prompts["heldout"] or prompts["train"]
     made = MadeRewards()
-    for section, prompt in [(s, trained) for s in config.scored] + [(s, judged) for s in config.evaluate.judges]:
+    tried = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
+    for section, listed in tried:
+        prompt = (asked_of(section, listed) or asked_of(section, prompts["train"]))[0]
         if config.execution.ranks > 1 and works_on_accelerator(section):
             # The ranks' devices are theirs: the process that started them keeps off.
             check_section(section)

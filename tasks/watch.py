@@ -123,7 +123,7 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
     for epoch in epochs:
         entry = chain.find(epoch, stage, slot)
         manifest = None if entry is None else chain.context.store.manifest(entry.ref)
-        if manifest is None:
+        if manifest is None or figure not in manifest.summary:
             break
         values.append(float(manifest.summary[figure]))
     return torch.tensor(values, dtype=torch.float64)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from configs.schema import RewardSection, RunConfig
+from configs.schema import PromptsSection, RewardSection, RunConfig
 from tasks.export.base_model import BaseModel
 from tasks.export.usage import Usage, snippet
 from tasks.figures import Figures
@@ -70,7 +70,7 @@ def front(about: About) -> dict[str, Any]:
             "base_model": base.plain(),
             "algorithm": config.optimize.algorithm.name,
             "epochs": about.epoch,
-            "prompts": {"train": prompt_set(config.prompts.train), "heldout": prompt_set(config.prompts.heldout)},
+            "prompts": {"train": prompt_set(config.prompts, "train"), "heldout": prompt_set(config.prompts, "heldout")},
             "prompts_artifact": about.prompts,
             "rewards": [_plain_reward(section) for section in config.rewards],
             "policy": about.policy,
@@ -81,9 +81,13 @@ def front(about: About) -> dict[str, Any]:
     }
 
 
-def prompt_set(source: str | None) -> str | None:
-    """Return the name of a prompt source: a file's name without its folders, a dataset's id as it is."""
-    if source is None or not source.lower().endswith((".txt", ".jsonl", ".parquet")):
+def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> str | None:
+    """Return the names of prompt lists: a file's name without its folders, a dataset's id as it is."""
+    return ", ".join(map(_named, section.lists(split).values())) or None
+
+
+def _named(source: str) -> str:
+    if not source.lower().endswith((".txt", ".jsonl", ".parquet")):
         return source
     return source.replace("\\", "/").rpartition("/")[2]
 
@@ -107,8 +111,8 @@ def _summary(about: About) -> str:
     averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
         f"{what} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
-        f"`{config.optimize.algorithm.name}` on the prompts of `{prompt_set(config.prompts.train)}`, with the rewards "
-        f"{rewards}.{averaged}"
+        f"`{config.optimize.algorithm.name}` on the prompts of `{prompt_set(config.prompts, 'train')}`, with the "
+        f"rewards {rewards}.{averaged}"
     )
 
 

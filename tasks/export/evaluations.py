@@ -61,4 +61,5 @@ def _verdicts(context: RunContext, epoch: int, split: str) -> dict[str, str]:
     if entry is None or record is None:
         return {}
     rows = read_table(store.files(entry.ref, record), "rewards.parquet", REWARDS).to_pylist()
-    return {row["sample_id"]: f"{row['note']} {row['reward']:.3g}".strip() for row in rows}
+    given = {row["sample_id"]: "" if row["reward"] is None else f"{row['reward']:.3g}" for row in rows}
+    return {row["sample_id"]: f"{row['note']} {given[row['sample_id']]}".strip() for row in rows}

@@ -56,7 +56,7 @@ class ExportStage(Stage):
             "samples": config.evaluate.samples,
             "fps": config.rollout.media.fps,
             "algorithm": config.optimize.algorithm.name,
-            "prompts": [prompt_set(config.prompts.train), prompt_set(config.prompts.heldout)],
+            "prompts": [prompt_set(config.prompts, "train"), prompt_set(config.prompts, "heldout")],
             "rewards": [[section.name, section.slot, section.weight] for section in config.rewards],
             "judges": [section.slot for section in config.evaluate.judges],
             **self._folder_options(),

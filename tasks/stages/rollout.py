@@ -32,8 +32,8 @@ from tasks.components import (
     open_trajectory_store,
 )
 from tasks.finals import Finals
-from tasks.prompts import StoredPrompt
-from tasks.seeds import derive, epoch_prompts, generator
+from tasks.prompts import SOURCE, StoredPrompt
+from tasks.seeds import derive, epoch_prompts, generator, mixed_prompts
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
 
@@ -52,6 +52,8 @@ class RolloutStage(Stage):
         rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media"})
         rollout["media"] = media_options(self.config)
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
+        if self.config.prompts.sources:
+            about["mixture"] = {source.name: source.weight for source in self.config.prompts.sources}
         if self._with_means:
             about["means"] = True
         if self.config.advantage.kl_coef > 0:
@@ -105,10 +107,13 @@ class RolloutStage(Stage):
     @cached_property
     def groups(self) -> list[StoredPrompt]:
         """The prompts of this epoch, one group each."""
-        prompts = self.context.prompts["train"]
-        size = self.config.rollout.prompts_per_epoch
-        chosen = epoch_prompts(len(prompts), size, seed=self.config.run.seed, epoch=self.epoch)
-        return [prompts[index] for index in chosen]
+        prompts, sources = self.context.prompts["train"], self.config.prompts.sources
+        size, drawn = self.config.rollout.prompts_per_epoch, {"seed": self.config.run.seed, "epoch": self.epoch}
+        if not sources:
+            return [prompts[index] for index in epoch_prompts(len(prompts), size, **drawn)]
+        lists = [[prompt for prompt in prompts if prompt.metadata[SOURCE] == source.name] for source in sources]
+        chosen = mixed_prompts(list(map(len, lists)), [source.weight for source in sources], size, **drawn)
+        return [lists[source][index] for source, index in chosen]
 
     @cached_property
     def trajectory_store(self) -> TrajectoryStore:

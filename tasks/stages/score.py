@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from configs.errors import StoreError
 from configs.schema import RewardSection
-from models.rewards.base import Batch, Needs, Origin, Scores, perfect_score
+from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
 from storage.layout import ArtifactRef
@@ -23,6 +23,7 @@ from tasks.chain import OF, Node
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.pictures import GRID, grid
+from tasks.prompts import SOURCE
 from tasks.stage import Output, Shard, Stage
 from tasks.stages.rollout import RolloutStage
 
@@ -45,7 +46,8 @@ class _Scoring(Stage):
         """The reward and its options; the weight belongs to the advantages."""
         clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
         worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
-        return {"reward": self.section.name, "options": self.section.options, **clips, **worst}
+        some = {"sources": list(self.section.sources)} if self.section.sources else {}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
 
     def shards(self) -> list[Shard]:
         """The shards of the samples."""
@@ -55,16 +57,29 @@ class _Scoring(Stage):
         """Score the images of one shard."""
         reward = self.host.reward(self.section)
         batch, table = self._read(shard, needs_of_made(reward))
-        scores = score(reward, self.section.slot, batch, handling_of(self.section))
-        failed = np.isnan(scores.values)
+        scores = self._score(reward, batch)
         columns = {
             **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
-            "reward": pa.array(scores.values, mask=failed),
+            "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
         write_table(folder / "rewards.parquet", columns, COLUMNS)
         self.scored(shard, batch, scores, folder)
-        return Output(rows=len(scores.values), summary=_summary(scores.values, perfect_score(reward)))
+        return Output(rows=len(scores.values), summary=_summary(batch, scores, perfect_score(reward)))
+
+    def _score(self, reward: Reward, batch: Batch) -> Scores:
+        """Score the samples the reward is for; the others have no score and no remark."""
+        wanted = self.section.sources
+        rows = [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
+        if len(rows) == len(batch):
+            return score(reward, self.section.slot, batch, handling_of(self.section))
+        values, notes = np.full(len(batch), np.nan, np.float32), [""] * len(batch)
+        if rows:
+            found = score(reward, self.section.slot, batch.take(rows), handling_of(self.section))
+            values[rows] = found.values
+            for row, note in zip(rows, found.notes or [""] * len(rows), strict=True):
+                notes[row] = note
+        return Scores(values, notes)
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
@@ -123,8 +138,9 @@ class ScoreStage(_Scoring):
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are."""
-        mean = float(np.nanmean(scores.values, dtype=np.float64)) if len(scores.values) else 0.0
-        self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {mean:.3f}")
+        found = _figures(scores.values, None)
+        if "mean" in found:
+            self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Average over all shards."""
@@ -161,7 +177,8 @@ class JudgeStage(_Scoring):
         if count == 0 or batch.media.dtype != np.uint8:
             return
         notes = scores.notes if scores.notes is not None else [""] * count
-        captions = [(batch.prompts[i], f"{notes[i]} {scores.values[i]:.2f}".strip()) for i in range(count)]
+        given = ["" if np.isnan(value) else f"{value:.2f}" for value in scores.values[:count]]
+        captions = [(batch.prompts[i], f"{notes[i]} {given[i]}".strip()) for i in range(count)]
         grid(list(batch.media[:count]), captions).save(folder / GRID)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
@@ -182,21 +199,48 @@ def handling_of(section: RewardSection) -> Handling:
 def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
     """Return the mean score of (rows, summary) parts, the share of perfect ones where the reward knows them.
 
-    Samples that could not be scored are counted apart, as 'failed', where there are any.
+    Where there are several prompt sources, those of each too, as 'SOURCE_mean'. Samples that could not be scored are
+    counted apart, as 'failed', where there are any. Where none was scored there is no mean.
     """
+    counted = [(int(summary.get("scored", count)), summary) for count, summary in parts]
+    figures = _means(counted)
+    for name in sorted({name for _, summary in counted for name in summary.get("sources", ())}):
+        of_source = [summary["sources"][name] for _, summary in counted if name in summary.get("sources", ())]
+        means = _means([(each["scored"], each) for each in of_source])
+        figures |= {f"{name}_{figure}": value for figure, value in means.items()}
     failed = sum(int(summary.get("failed", 0)) for _, summary in parts)
-    scored = [(count - int(summary.get("failed", 0)), summary) for count, summary in parts]
-    rows = sum(count for count, _ in scored)
-    figures = {"mean": sum(summary["mean"] * count for count, summary in scored) / rows}
-    if all("exact" in summary for _, summary in parts):
-        figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
     return {**figures, "failed": failed} if failed else figures
 
 
-def _summary(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
-    """Return the figures of (N,) scores of a shard, NaN where one failed."""
-    failed = int(np.isnan(values).sum())
-    summary: dict[str, Any] = {"mean": float(np.nanmean(values, dtype=np.float64))}
+def _means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
+    rows = sum(count for count, _ in parts)
+    if rows == 0:
+        return {}
+    figures = {"mean": sum(summary["mean"] * count for count, summary in parts if count) / rows}
+    if all("exact" in summary for _, summary in parts):
+        figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
+    return figures
+
+
+def _summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[str, Any]:
+    """Return the figures of a shard: over all, and by prompt source where there are several."""
+    summary = _figures(scores.values, perfect)
+    if summary["scored"] == len(batch):
+        del summary["scored"]
+    failed = np.isnan(scores.values) & np.array([bool(note) for note in scores.notes or [""] * len(batch)])
+    if failed.any():
+        summary["failed"] = int(failed.sum())
+    of = np.array([about.get(SOURCE, "") for about in batch.metadata])
+    if any(of):
+        by_source = {name: _figures(scores.values[of == name], perfect) for name in sorted(set(of.tolist()))}
+        summary["sources"] = {name: found for name, found in by_source.items() if found["scored"]}
+    return summary
+
+
+def _figures(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
+    """Return mean, count of perfect ones and count of (N,) scores, NaN where there is none."""
+    known = values[~np.isnan(values)]
+    figures: dict[str, Any] = {"mean": float(known.mean(dtype=np.float64))} if len(known) else {}
     if perfect is not None:
-        summary["exact"] = int((values >= perfect).sum())
-    return {**summary, "failed": failed} if failed else summary
+        figures["exact"] = int((known >= perfect).sum())
+    return {**figures, "scored": len(known)}

@@ -65,9 +65,10 @@ def experiment(client: MlflowClient, context: RunContext) -> str:
 def datasets(context: RunContext) -> dict[str, tuple[str, str]]:
     """Return name and digest of each prompt list."""
     prompts = context.config.prompts
-    sources = {"train": prompts.train, "heldout": prompts.heldout}
     digest = context.prompts_identity
-    return {split: (Path(source).stem, digest[:32]) for split, source in sources.items() if source}
+    lists = {"train": prompts.lists("train"), "heldout": prompts.lists("heldout")}
+    named = {split: "+".join(Path(source).stem for source in found.values()) for split, found in lists.items()}
+    return {split: (name, digest[:32]) for split, name in named.items() if name}
 
 
 def _dataset_inputs(context: RunContext) -> list[Any]:

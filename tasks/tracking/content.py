@@ -183,7 +183,7 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
     base = model.path.rstrip("/").split("/")[-1] if model.path else f"the built-in '{model.build and model.build.name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
-    prompts = Path(config.prompts.train).name
+    prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
         f"**{context.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
