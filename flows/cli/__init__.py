@@ -125,6 +125,35 @@ def stage(
     stage_command(request, root=uri, quiet=quiet)
 
 
+@app.command()
+def benchmark(
+    name: Annotated[str, typer.Argument(help="Benchmark: digits, words, ocr, ..., or a YAML file.", metavar="NAME")],
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="RUN@EPOCH or a pipeline's folder.", metavar="MODEL")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option("--against", help="Result file to compare with.", metavar="FILE")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option("--prompts", help="Prompts, where the benchmark ships none.", metavar="FILE")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Of a folder: a config with its family.", metavar="CONFIG")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for result files.", metavar="FOLDER")] = Path("benchmarks"),
+    root: Root = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure models on pinned prompts, seeds and settings, and compare them prompt by prompt."""
+    say(f"benchmark {name}", quiet=quiet)
+    from flows.cli.benchmark import BenchmarkRequest, benchmark_command
+
+    request = BenchmarkRequest(
+        name=name, models=models or (), against=against or (), prompts=prompts, config=config, out=out
+    )
+    benchmark_command(request, root=root, quiet=quiet)
+
+
 @app.command("serve-reward")
 def serve_reward(
     name: Annotated[str, typer.Argument(help="Reward: a name, or package.module:name of your own.", metavar="NAME")],

@@ -1,0 +1,89 @@
+"""What a benchmark pins: prompts, seed, sampler and rewards. Whatever else differs between two results is the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, PositiveInt, ValidationError
+
+from configs.errors import ConfigError
+from configs.explain import explain
+from configs.overrides import read_yaml
+from configs.schema import RewardSection
+from configs.section import Section
+from configs.suggest import did_you_mean
+
+#: Where the built-in ones are.
+FOLDER = Path(__file__).parent / "benchmarks"
+
+
+class Benchmark(Section):
+    """One benchmark."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """Its name; the file's when absent."""
+    prompts: str | None = None
+    """.txt, .jsonl or .parquet file beside this one, or a dataset id; where none can be shipped, --prompts gives it."""
+    column: str = "prompt"
+    """Column or key that holds the prompt; the others become metadata for rewards."""
+    split: str = "train"
+    """Split of a dataset id."""
+    images: PositiveInt = 4
+    """Images per prompt."""
+    seed: int = Field(0, ge=0)
+    """Seed of the initial noise: the same for every model."""
+    steps: PositiveInt
+    """Denoising steps."""
+    solver: str = "euler"
+    """Deterministic solver."""
+    guidance_scale: float = Field(1.0, ge=0)
+    """Guidance."""
+    negative_prompt: str = ""
+    """Negative prompt for classifier-free guidance."""
+    height: PositiveInt
+    """Image height in pixels."""
+    width: PositiveInt
+    """Image width in pixels."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the forward pass."""
+    rewards: tuple[RewardSection, ...] = Field(min_length=1)
+    """What is reported."""
+
+    @property
+    def title(self) -> str:
+        """The name with everything that is pinned: figures of other titles are not comparable."""
+        return (
+            f"{self.name}, {self.images} per prompt, {self.steps} {self.solver} steps, guidance "
+            f"{self.guidance_scale:g}, {self.height}x{self.width}, {self.dtype}, seed {self.seed}"
+        )
+
+
+def load_benchmark(name: str, *, prompts: str | None = None) -> Benchmark:
+    """Return a built-in benchmark, or one of a file.
+
+    Args:
+        name: of a built-in one, or a YAML file.
+        prompts: other prompts than its own.
+
+    Raises:
+        ConfigError: there is none, it is malformed, or it has no prompts.
+    """
+    file = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not file.is_file():
+        known = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+        raise ConfigError(f"benchmark '{name}' does not exist. {did_you_mean(name, known)} Or name a YAML file.")
+    try:
+        data: Any = read_yaml(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ConfigError(f"benchmark file '{file}' holds no settings like 'steps: 40'.")
+        made = Benchmark.model_validate({"name": file.stem, **data, **({"prompts": prompts} if prompts else {})})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"benchmark file '{file}' cannot be read: {error}") from None
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{file}: {explain(dict(item))}" for item in error.errors())) from None
+    if made.prompts is None:
+        raise ConfigError(f"benchmark '{made.name}' ships no prompts. Give its published list with --prompts FILE.")
+    beside = file.parent / made.prompts
+    return made.model_copy(update={"prompts": str(beside.resolve())}) if not prompts and beside.is_file() else made

@@ -1,0 +1,73 @@
+"""``flowmill benchmark``: models on pinned samples, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from configs.benchmark import load_benchmark
+from configs.errors import ConfigError
+from flows.cli.console import console, default_root
+from flows.cli.progress import display
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRequest:
+    """What to measure."""
+
+    name: str
+    """Benchmark, or its file."""
+    models: Sequence[str]
+    """RUN@EPOCH or folders; the first is what others are compared with."""
+    against: Sequence[Path]
+    """Results of before, which come first."""
+    prompts: str | None
+    """Other prompts than the benchmark's."""
+    config: Path | None
+    """Config of folders."""
+    out: Path
+    """Folder of the results."""
+
+
+def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: bool) -> None:
+    """Measure models, write a result file each, and print them as a table.
+
+    Raises:
+        ConfigError: the benchmark, a model or a result cannot be used.
+    """
+    benchmark = load_benchmark(request.name, prompts=request.prompts)
+    if not request.models and not request.against:
+        raise ConfigError("Nothing to measure: give --model RUN@EPOCH, or a folder, at least once.")
+    from tasks.benchmark import find_subject, measure, read_result
+
+    uri = default_root(root)
+    results = [read_result(file) for file in request.against]
+    subjects = [find_subject(model, root=uri, config=request.config) for model in request.models]
+    with display(quiet=quiet, epochs=1) as shown:
+        for subject in subjects:
+            results.append(measure(benchmark, subject, root=uri, reporter=shown))
+    files = [result.write(request.out) for result in results[len(request.against) :]]
+    _print(results)
+    for file in files:
+        console.print(str(file), markup=False)
+
+
+def _print(results: Sequence[object]) -> None:
+    from tasks.benchmark import Result, compare
+
+    first, *others = (result for result in results if isinstance(result, Result))
+    table = Table("model", "reward", "mean", "95 %", "difference", "95 %", "p", title=first.title, title_justify="left")
+    for reward in first.scores:
+        for number, result in enumerate((first, *others)):
+            found = result.estimate(reward)
+            cells = [f"{found.mean:.4f}", f"{found.low:.4f} to {found.high:.4f}", "", "", ""]
+            if number:
+                compared = compare(first, result, reward)
+                change = compared.difference
+                cells[2:] = [f"{change.mean:+.4f}", f"{change.low:+.4f} to {change.high:+.4f}", f"{compared.p:.2g}"]
+            table.add_row(result.model, reward, *cells)
+    console.print(table)
+    console.print(f"{len(first.prompts)} prompts; intervals by bootstrap, p by flipping signs, both over prompts.")
