@@ -45,6 +45,9 @@ class AdvantageSection(Section):
     """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
     (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at
     every trained step."""
+    kl_gate: float | None = Field(None, gt=0, le=1)
+    """Subtract that KL from the samples alone that the reward ranks higher than the monitors do, this share of them
+    (GARDO); from all when absent."""
 
 
 class ReplaySection(Section):

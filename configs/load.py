@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ _CARRYING_OUT = ("store.", "execution.", "tracking.")
 #: but for this one among them.
 _DECIDES = ("execution.ahead",)
 
+
+#: What of monitors decides how they score.
+_DOUBTING = re.compile(r"monitors(\.\d+\.(name|label|options|frames|over_frames|sources).*)?$")
 
 #: Where a setting is: the parts of its dotted name.
 Mistake = tuple[str, ...]
@@ -96,10 +100,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return ``key: old -> new`` for every setting that changes artifacts and differs."""
     flat_old, flat_new = flatten(old), flatten(new)
     keys = sorted(set(flat_old) | set(flat_new))
+    # Monitors that gate the KL are part of what is learned.
+    gated = flat_new.get("advantage.kl_gate") is not None
+    fixed = [key for key in keys if not _is_free(key) or (gated and _DOUBTING.match(key))]
     return [
         f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"
-        for key in keys
-        if not _is_free(key) and flat_old.get(key) != flat_new.get(key)
+        for key in fixed
+        if flat_old.get(key) != flat_new.get(key)
     ]
 
 

@@ -9,9 +9,11 @@ GIVEN = 3
 
 REWARDS = {
     "aesthetic": "models.rewards.clip:Aesthetic",
+    "clip_diversity": "models.rewards.diversity:EmbeddingDiversity",
     "clip_score": "models.rewards.clip:ClipScore",
     "constant": "models.rewards.wrappers:Constant",
     "digits": "models.rewards.digits:DigitsReward",
+    "diversity": "models.rewards.diversity:PixelDiversity",
     "geneval": "models.rewards.geneval:GenEval",
     "geneval2": "models.rewards.geneval2:GenEval2",
     "hpsv2": "models.rewards.converted:Hps",

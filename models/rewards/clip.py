@@ -18,13 +18,13 @@ from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 
-_CLIP_L = "openai/clip-vit-large-patch14"
+CLIP_L = "openai/clip-vit-large-patch14"
 #: What logits and cosines are divided by, by reward and convention.
 _PICK_SCALE, _CLIP_SCALE = 26.0, 30.0
 
 
 @dataclass(kw_only=True)
-class _ClipReward:
+class ClipEmbeddings:
     """A CLIP model with its own processor."""
 
     #: Rows per call as few as that fit beside a model that samples.
@@ -60,17 +60,17 @@ class _ClipReward:
 
     def _cosines(self, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
         """Return (B,) float32 cosines of images and their prompts."""
-        return _array((self._of_images(images) * self._of_texts(prompts)).sum(-1))
+        return _array((self.of_images(images) * self.of_texts(prompts)).sum(-1))
 
     @torch.inference_mode()
-    def _of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
+    def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1 of (H, W, 3) uint8 images."""
         pixels = self._processor.image_processor(list(images), return_tensors="pt")["pixel_values"]
         found = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)
 
     @torch.inference_mode()
-    def _of_texts(self, texts: Sequence[str]) -> Tensor:
+    def of_texts(self, texts: Sequence[str]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off, as peers do."""
         most = self._clip.config.text_config.max_position_embeddings
         tokens = self._processor.tokenizer(
@@ -81,7 +81,7 @@ class _ClipReward:
 
 
 @dataclass(kw_only=True)
-class PickScore(_ClipReward):
+class PickScore(ClipEmbeddings):
     """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt.
 
     ``scaled``: exp(logit_scale) cos / 26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory;
@@ -108,7 +108,7 @@ class PickScore(_ClipReward):
 
 
 @dataclass(kw_only=True)
-class ClipScore(_ClipReward):
+class ClipScore(ClipEmbeddings):
     """Cosine of image and prompt (arXiv 2104.08718).
 
     ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT (logits / 100) have it; ``flow_grpo``: logits / 30,
@@ -117,7 +117,7 @@ class ClipScore(_ClipReward):
 
     name: ClassVar[str] = "clip_score"
 
-    model: str = _CLIP_L
+    model: str = CLIP_L
     convention: Literal["cosine", "flow_grpo"] = "cosine"
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -128,12 +128,12 @@ class ClipScore(_ClipReward):
 
 
 @dataclass(kw_only=True)
-class ImageSimilarity(_ClipReward):
+class ImageSimilarity(ClipEmbeddings):
     """Cosine of an image and the one that the prompt's metadata name, as Flow-GRPO's ``image_similarity`` has it."""
 
     name: ClassVar[str] = "image_similarity"
 
-    model: str = _CLIP_L
+    model: str = CLIP_L
     column: str = "image"
     """Column of the prompt source with paths of images."""
     folder: str = "."
@@ -147,7 +147,7 @@ class ImageSimilarity(_ClipReward):
             OSError: an image cannot be read.
         """
         wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
-        return Scores(_array((self._of_images(media) * self._of_images(wanted)).sum(-1)))
+        return Scores(_array((self.of_images(media) * self.of_images(wanted)).sum(-1)))
 
     def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
         path = metadata.get(self.column)
@@ -158,7 +158,7 @@ class ImageSimilarity(_ClipReward):
 
 
 @dataclass(kw_only=True)
-class Aesthetic(_ClipReward):
+class Aesthetic(ClipEmbeddings):
     """LAION's improved aesthetic predictor (sac+logos+ava1-l14-linearMSE): raters' taste, about 1 to 10, of no prompt.
 
     Linear layers on CLIP ViT-L/14's embedding of length 1 (improved-aesthetic-predictor, ``simple_inference.py``).
@@ -166,7 +166,7 @@ class Aesthetic(_ClipReward):
 
     name: ClassVar[str] = "aesthetic"
 
-    model: str = _CLIP_L
+    model: str = CLIP_L
     head: str
     """Safetensors file of the perceptron."""
     _layers: nn.Sequential = field(init=False, repr=False)
@@ -183,7 +183,7 @@ class Aesthetic(_ClipReward):
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
-        return Scores(_array(self._layers(self._of_images(media)).squeeze(-1)))
+        return Scores(_array(self._layers(self.of_images(media)).squeeze(-1)))
 
 
 def perceptron(stored: Mapping[str, Tensor], *, sizes_of: str, width: int) -> nn.Sequential:

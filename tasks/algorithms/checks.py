@@ -30,6 +30,12 @@ def check_advantage(config: RunConfig) -> None:
             f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "
             "set. Set advantage.threshold, or remove advantage.below."
         )
+    if section.kl_gate is not None and (section.kl_coef == 0 or not config.monitors):
+        missing = "advantage.kl_coef is 0" if section.kl_coef == 0 else "there are no monitors to doubt a reward by"
+        raise ConfigError(
+            f"advantage.kl_gate is {section.kl_gate}, but {missing}, so there is nothing to gate. Set it, or remove "
+            "advantage.kl_gate."
+        )
     if section.mode == "best_worst" and section.best_of is not None:
         raise ConfigError(
             f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' keeps one sample on either side "

@@ -31,6 +31,7 @@ from tasks.algorithms.advantages import (
     shape_advantages,
 )
 from tasks.algorithms.checks import check_advantage
+from tasks.algorithms.uncertainty import uncertain
 from tasks.chain import Node
 from tasks.components import open_trajectory_store
 from tasks.stage import Output, Shard, Stage
@@ -79,12 +80,17 @@ class AdvantageStage(Stage):
         if any(section.excludes for section in rewards) and self._failures():
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
-        return {"advantage": self.config.advantage.model_dump(mode="json"), "weights": weights, **more}
+        ungated = {"kl_gate"} if self.config.advantage.kl_gate is None else set[str]()
+        section = self.config.advantage.model_dump(mode="json", exclude=ungated)
+        return {"advantage": section, "weights": weights, **more}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories."""
+        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
+
+        With a gate on the KL the monitors that doubt a reward are read too.
+        """
         epochs = self._epoch_numbers()
-        rewards = tuple(Node(epoch, "score", section.slot) for epoch in epochs for section in self.config.rewards)
+        rewards = tuple(Node(epoch, "score", section.slot) for epoch in epochs for section in self._read_sections)
         if self.config.advantage.kl_coef > 0:
             return (*rewards, *(Node(epoch, "rollout") for epoch in epochs))
         return rewards
@@ -118,6 +124,8 @@ class AdvantageStage(Stage):
         }
         write_table(folder / "advantages.parquet", columns, ADVANTAGES)
         summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted)}
+        if section.kl_gate is not None:
+            summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
 
     def _failures(self) -> int:
@@ -155,6 +163,11 @@ class AdvantageStage(Stage):
             )
         return counted
 
+    @property
+    def _read_sections(self) -> tuple[RewardSection, ...]:
+        """The rewards whose scores are read: those that are optimized come first."""
+        return self.config.scored if self.config.advantage.kl_gate is not None else self.config.rewards
+
     def _epoch_numbers(self) -> range:
         """Return the epochs whose rewards count, this one first."""
         return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
@@ -177,7 +190,7 @@ class AdvantageStage(Stage):
 
     def _epochs(self) -> list[_Epoch]:
         """Return what the samples of each epoch earned, this one first."""
-        count, refs = len(self.config.rewards), self.inputs()
+        count, refs = len(self._read_sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
         rolled: Sequence[ArtifactRef | None] = [ref for ref in refs if ref.kind != "rewards"]
         rolled = rolled or [None] * len(self._epoch_numbers())
@@ -190,12 +203,17 @@ class AdvantageStage(Stage):
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:
                 raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
-        parts = optimized_parts(self.config.rewards, tables)
-        weighted = [section.weight * part for section, part in zip(self.config.rewards, parts, strict=True)]
+        rewards = self.config.rewards
+        parts = optimized_parts(rewards, tables[: len(rewards)])
+        summed = torch.stack([section.weight * part for section, part in zip(rewards, parts, strict=True)]).sum(0)
         penalty = torch.zeros(len(ids), dtype=torch.float64)
         if trajectories is not None:
             penalty = self.config.advantage.kl_coef * self._divergence(trajectories, ids.to_pylist())
-        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=torch.stack(weighted).sum(0) - penalty)
+        gate = self.config.advantage.kl_gate
+        if gate is not None:
+            doubts = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
+            penalty = torch.where(uncertain(summed, doubts, gate), penalty, 0.0)
+        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty)
 
     def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
         """Return each sample's KL to the base model, mean over its trained steps."""

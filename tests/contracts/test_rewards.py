@@ -56,6 +56,7 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
     model = {"model": str(clip)}
     needed: dict[str, dict[str, Any]] = {
         "aesthetic": {**model, "head": str(clip / "head.safetensors")},
+        "clip_diversity": model,
         "clip_score": model,
         "geneval": {"clip": str(clip), "detector": str(clip / "detector")},
         "geneval2": {"model": "judge", "endpoint": endpoint.url},
