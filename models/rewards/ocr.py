@@ -30,6 +30,8 @@ class OcrReward:
 
     detect: bool = False
     """Find text lines first, for large images; otherwise the whole image is one line."""
+    min_side: int = 736
+    """With ``detect``: images are enlarged until their shorter side has so many pixels; less is faster."""
     substring: bool = True
     """A reading that contains the target has distance 0, as in Flow-GRPO's image rule; its video rule has it off."""
     every: int = 4
@@ -47,7 +49,7 @@ class OcrReward:
             ConfigError: the wheel is not installed.
         """
         require_extra("ocr", "rapidocr_onnxruntime", what="rewards 'ocr'")
-        self._reader = _DetectingReader() if self.detect else _LineReader(self.batch_size, self.threads)
+        self._reader = _DetectingReader(self.min_side) if self.detect else _LineReader(self.batch_size, self.threads)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return scores and the texts that were read; of a clip, ``clip_score`` and the text of the first frame."""
@@ -133,10 +135,10 @@ class _LineReader:
 class _DetectingReader:
     """The whole RapidOCR pipeline: find lines, read them, join them without separator as Flow-GRPO does."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_side: int) -> None:
         from rapidocr_onnxruntime import RapidOCR
 
-        self._engine = RapidOCR()
+        self._engine = RapidOCR(det_limit_type="min", det_limit_side_len=min_side)
 
     def read(self, media: np.ndarray) -> list[str]:
         texts = []

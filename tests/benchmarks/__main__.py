@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks import embeddings, kernels, learning, store
+from tests.benchmarks import embeddings, kernels, learning, rewards, store
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
     kernels.main()
     store.main()
     embeddings.main()
+    rewards.main()
     with tempfile.TemporaryDirectory(prefix="flowmill-bench-") as root:
         table = learning.table(root, options.seeds, options.presets)
     sys.stdout.write(table)
