@@ -87,6 +87,7 @@ def test_a_run_in_mlflow(tracked: RunContext) -> None:
         *("optimize/approx_kl", "optimize/grad_norm"),
         *("eval/train/jpeg_compressibility_mean", "eval/heldout/jpeg_compressibility_mean"),
         *(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "eval")),
+        "time/score_jpeg_compressibility_s",
     }
     assert expected <= set(run.data.metrics)
     # JPEG sizes know no perfect score.

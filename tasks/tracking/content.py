@@ -235,6 +235,7 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
         key = f"time/{stage}_s"
         figures[key] = figures.get(key, 0.0) + _seconds(chain, ArtifactRef(manifest.kind, manifest.id))
         if stage == "score":
+            figures[f"time/score_{slot}_s"] = _seconds(chain, ArtifactRef(manifest.kind, manifest.id))
             kind = "monitor" if slot in monitors else "reward"
             figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
         if stage == "advantage":
