@@ -12,6 +12,7 @@ from configs.schema import RewardSection, RunConfig
 from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, works_on_accelerator
+from models.rewards.remote import RemoteReward
 from tasks.check_rewards import asked_of
 from tasks.prompts import Prompt, source_prompts
 
@@ -58,6 +59,8 @@ def _try(
     reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
     origin = Origin(samples=("made up for the trial",), shard="none yet: rewards are tried before sampling")
+    if isinstance(reward, RemoteReward):
+        reward.introduce()
     if needs_of_made(reward).media == "latents":
         # Their shape is the model's affair, which is not loaded yet.
         return

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError, RewardError
-from configs.schema import RewardSection, ServerSection
+from configs.schema import RewardSection, RunConfig, ServerSection
 from models.rewards.base import Batch, Needs, Scores
 from models.rewards.call import Handling, score
 from models.rewards.make import check_section, make_reward, works_on_accelerator
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
 from models.rewards.testing import CONTRACT, Check, samples
+from tasks.try_rewards import try_rewards
 from tests.serving import Server, served, spoiling
 
 SLOW = "tests.test_reward_server:Slow"
@@ -270,6 +271,16 @@ def test_what_is_no_request_is_refused(server: Server, body: bytes, said: str) -
 def test_another_server_is_refused(server: Server, reward: Callable[[str], RemoteReward], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         score(reward(server.url), "x", samples(1))
+
+
+def test_a_run_waits_little_for_a_server_that_never_answered(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.rewards.remote._FIRST_S", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match=r"at http://127.0.0.1:9 has given no answer for 0.5 s; .*Start it"):
+        try_rewards(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]"))
+    assert time.monotonic() - begun < 30
 
 
 def test_a_server_needs_nothing_of_the_reward_here() -> None:

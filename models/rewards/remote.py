@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Seconds to wait for a connection.
 _CONNECT_S = 5.0
+#: Seconds to wait for a server that has not answered this process yet, before anything is sampled.
+_FIRST_S = 10.0
 #: Bytes of a request beside its media: prompts and metadata of a few rows.
 _ROOM = 1 << 16
 #: Answers that say: ask again.
@@ -72,6 +74,20 @@ class RemoteReward:
         self._slots = threading.BoundedSemaphore(server.concurrency)
         self._sleep = sleep
         self._failing_since: float | None = None
+        self._patience_s = server.patience_s
+
+    def introduce(self) -> None:
+        """Ask what is served, with little patience: a server that never answered is more likely not there than ill.
+
+        Raises:
+            ConfigError: the server is another's, or serves another reward.
+            RewardError: it stays away.
+        """
+        self._patience_s = min(_FIRST_S, self._server.patience_s)
+        try:
+            self.needs  # noqa: B018 - what it is, is kept
+        finally:
+            self._patience_s = self._server.patience_s
 
     @property
     def needs(self) -> Needs:
@@ -196,7 +212,7 @@ class RemoteReward:
             found: T = retrying(self._noted, ask)
         except _PassingError as error:
             raise RewardError(
-                f"{self._place} has given no answer for {self._server.patience_s:g} s; the last: {error}. {_REMEDY}"
+                f"{self._place} has given no answer for {self._patience_s:g} s; the last: {error}. {_REMEDY}"
             ) from None
         return found
 
@@ -212,7 +228,7 @@ class RemoteReward:
 
     def _given_up(self) -> bool:
         since = self._failing_since
-        return since is not None and time.monotonic() - since >= self._server.patience_s
+        return since is not None and time.monotonic() - since >= self._patience_s
 
 
 def _detail(answer: httpx.Response) -> str:
