@@ -137,9 +137,9 @@ class ScoreStage(_Scoring):
         return rollout.shards()
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
-        """Say how good the rollouts are."""
+        """Say how good the rollouts are, by what is optimized."""
         found = _figures(scores.values, None)
-        if "mean" in found:
+        if "mean" in found and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
