@@ -15,6 +15,8 @@ from configs.schema import RewardSection
 from configs.section import Section
 from configs.suggest import did_you_mean
 
+#: How the runs begin that hold what benchmarks made.
+RUN_PREFIX = "benchmark-"
 #: Where the built-in ones are.
 FOLDER = Path(__file__).parent / "benchmarks"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.benchmark import Benchmark
+from configs.benchmark import RUN_PREFIX, Benchmark
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.load import load_config, parse_config
@@ -227,7 +227,7 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str) -> RunConfig:
         "execution": {**subject.config.execution.model_dump(mode="json"), **_ALONE},
     }
     identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
-    data["run"]["name"] = f"benchmark-{benchmark.name}-{fingerprint(identity)[:8]}"
+    data["run"]["name"] = f"{RUN_PREFIX}{benchmark.name}-{fingerprint(identity)[:8]}"
     return parse_config(data, where=f"benchmark '{benchmark.name}'")
 
 

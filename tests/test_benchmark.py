@@ -164,6 +164,7 @@ def test_the_command_prints_a_table_and_keeps_results(
     assert "small@1" in ended.stdout
     files = sorted((tmp_path / "out").glob("*.json"))
     assert len(files) == 2
+    assert "what a benchmark made" in flowmill("status", "--root", context.store.root.uri).stdout
     against = flowmill("benchmark", str(small), "--against", str(files[0]), "--against", str(files[1]), *common)
     assert against.returncode == 0, against.stderr
     assert "3 prompts" in against.stdout

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from configs.benchmark import RUN_PREFIX
 from configs.errors import ConfigError
 from flows.cli.console import console, default_root, print_json
 from storage.commit import ArtifactStore
@@ -59,6 +60,9 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
     else:
         table = Table("run", "epochs", "state", "last evaluation")
         for run in runs:
+            if run["run"].startswith(RUN_PREFIX):
+                table.add_row(run["run"], "", "what a benchmark made", "")
+                continue
             epochs = f"{run['finished_epochs']} of {run['epochs']}"
             table.add_row(run["run"], epochs, _state(_counts(run["stages"])), _last_figures(run))
         console.print(table)
