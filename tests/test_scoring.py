@@ -149,12 +149,22 @@ def test_a_failed_sample_takes_its_group_along_where_that_is_wanted(make_config:
             assert math.isclose(sum(kept), 0.0, abs_tol=1e-5), "a partial group is centered as what it is"
 
 
-def test_a_failure_of_all_samples_stops_whatever_the_policy(make_config: Make) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_failure_of_all_samples_stops_before_training_whatever_the_policy(make_config: Make, size: int) -> None:
     every = [f'"{number:02d}"' for number in range(8)]
-    context = prepare(make_config(excluding("exclude_group", *every)))
-    StageRun(make_stage(context, "rollout", 1)).execute()
-    with pytest.raises(RewardError, match=r"failed for all 8 samples of a shard. The first is .* it failed: KeyError"):
-        StageRun(make_stage(context, "score", 1, "mine")).execute()
+    context = prepare(make_config(excluding("exclude_group", *every), f"rollout.groups_per_shard={size}"))
+    for stage, slot in (("rollout", ""), ("score", "mine")):
+        StageRun(make_stage(context, stage, 1, slot)).execute()
+    assert context.store.require(made(context, "score", "mine")).summary == {"failed": 16}
+    with pytest.raises(RewardError, match=r"every sample of epoch 1 is left out.*stage score --run small --epoch 1"):
+        StageRun(make_stage(context, "advantage", 1)).execute()
+
+
+def test_a_shard_of_one_bad_prompt_stops_nothing(make_config: Make) -> None:
+    bad = RolloutStage(prepare(make_config(excluding("stop"))), 1).groups[1].text
+    context = prepare(make_config(excluding("exclude_sample", bad), "rollout.groups_per_shard=1", "run.name=one"))
+    run_epoch(context, 1)
+    assert context.store.require(made(context, "advantage")).summary["excluded_groups"] == 1
 
 
 def test_answers_that_are_no_scores_stop_whatever_the_policy() -> None:

@@ -62,12 +62,6 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
         values[kept] = part.values
         for row, note in zip(kept, part.notes or [""] * len(kept), strict=True):
             notes[row] = note
-    if handling.exclude and len(batch) > 1 and np.isnan(values).all():
-        raise RewardError(
-            f"Reward '{name}' failed for all {len(batch)} samples of a shard. The first is "
-            f"{describe(batch.origin, 0, batch.prompts)}; it {notes[0]}. Nothing can be learned from that: mend the "
-            "reward, then run again; the rollouts are kept."
-        )
     return Scores(values, None if all(part.notes is None for part in parts) else notes)
 
 

@@ -122,8 +122,9 @@ class RemoteReward:
         """Yield a batch in parts that the server takes; what must be compared stays together."""
         rows = len(batch)
         if not self.needs.groupwise:
-            per_row = batch.media.nbytes // len(batch) + len(canonical_json([dict(row) for row in batch.metadata]))
-            rows = max(1, (self._info.max_bytes - _ROOM) // (per_row + 1))
+            # Four bytes hold any character of UTF-8.
+            said = 4 * len(canonical_json([list(batch.prompts), *(dict(row) for row in batch.metadata)]))
+            rows = max(1, (self._info.max_bytes - _ROOM) * len(batch) // (batch.media.nbytes + said))
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
 

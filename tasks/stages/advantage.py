@@ -148,20 +148,24 @@ class AdvantageStage(Stage):
                 continue
             if not section.excludes:
                 first = epoch.samples.column("sample_id")[int(failed.nonzero()[0])]
-                again = f"flowmill stage score --run {self.config.run.name} --epoch {self.epoch} --force"
                 raise RewardError(
                     f"rewards: '{section.slot}' failed for {int(failed.sum())} samples of epoch {self.epoch}, {first} "
                     "the first, and its on_failure is 'stop'. Set it to 'exclude_sample' or 'exclude_group', or mend "
-                    f"the reward and score again: '{again}'."
+                    f"the reward and score again: '{self._scoring}'."
                 )
             hit = torch.isin(groups, groups[failed]) if section.on_failure == "exclude_group" else failed
             counted &= ~hit
         if not bool(counted.any()):
             raise RewardError(
                 f"rewards: every sample of epoch {self.epoch} is left out, as a reward failed for it or for one of its "
-                "group. Nothing can be learned from that: mend the reward, then score again."
+                "group; the rewards' tables say why. Nothing can be learned from that: mend the reward and score "
+                f"again: '{self._scoring}'."
             )
         return counted
+
+    @property
+    def _scoring(self) -> str:
+        return f"flowmill stage score --run {self.config.run.name} --epoch {self.epoch} --force"
 
     @property
     def _read_sections(self) -> tuple[RewardSection, ...]:
