@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE
 from torch import Tensor, nn
 from transformers import (
     BertTokenizer,
@@ -14,6 +16,9 @@ from transformers import (
     CLIPModel,
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLModel,
     SwinConfig,
 )
 from transformers.models.blip.modeling_blip import BlipVisionModel
@@ -118,6 +123,47 @@ def write_detector(folder: Path, classes: int = 80) -> str:
         '{"image_processor_type": "Mask2FormerImageProcessor", "size": {"height": 64, "width": 64}, "do_resize": true}'
     )
     return str(folder)
+
+
+def write_hpsv3(folder: Path) -> tuple[Qwen2VLModel, nn.Sequential]:
+    """Write a Qwen2-VL of a few layers, HPSv3's weights for it with their old names, and an instruction."""
+    torch.manual_seed(10)
+    words = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|endoftext|>"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_bytes_tokenizer(), pad_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": words})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
+        "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n"
+    )
+    tokenizer.save_pretrained(folder)
+    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    text = {
+        "vocab_size": len(tokenizer) + 1, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 14, "mlp_ratio": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image)
+    config.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    model = Qwen2VLModel(config).eval()
+    head = nn.Sequential(nn.Linear(32, 1024), nn.ReLU(), nn.Dropout(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2))
+    stored = {f"rm_head.{name}": tensor for name, tensor in head.state_dict().items()}
+    stored["lm_head.weight"] = torch.zeros(2, 2)
+    for name, tensor in model.state_dict().items():
+        stored[name.replace("language_model.", "model.", 1)] = tensor
+    _save(stored, folder / "HPSv3.safetensors")
+    (folder / "instruction.txt").write_text("Is it good? {text_prompt}\n<|Reward|>\n")
+    return model, head.eval()
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """Return a tokenizer of single bytes."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
 
 
 def _save(stored: dict[str, Tensor], file: Path) -> None:

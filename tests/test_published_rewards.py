@@ -11,16 +11,17 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import BertTokenizer, CLIPProcessor
+from transformers import AutoImageProcessor, BertTokenizer, CLIPProcessor
 
 from configs.errors import ConfigError, RewardError
 from models.rewards.base import Batch, perfect_score
 from models.rewards.call import score
 from models.rewards.geneval import COLORS, NAMES, Found, _by_class, meets, met_share, relations
+from models.rewards.hpsv3 import token_grid
 from models.rewards.make import make_reward
 from tests.chat import says, serving
 from tests.clip import write_clip
-from tests.published_rewards import write_detector, write_image_reward, write_open_clip
+from tests.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
 
 PROMPTS = ["a red cat", "two dogs , a cat", "a"]
 
@@ -84,6 +85,54 @@ def _blip_pixels(image: np.ndarray) -> torch.Tensor:
     pixels = torch.from_numpy(np.asarray(picture.crop((left, top, left + 32, top + 32)))).permute(2, 0, 1) / 255
     mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
     return (pixels - mean[:, None, None]) / std[:, None, None]
+
+
+def test_hpsv3_is_its_head_at_the_reward_token(images: np.ndarray, tmp_path: Path) -> None:
+    model, head = write_hpsv3(tmp_path)
+    options = {"weights": str(tmp_path / "HPSv3.safetensors"), "model": str(tmp_path)}
+    options |= {"instruction": str(tmp_path / "instruction.txt"), "dtype": "float32"}
+    made: Any = make_reward("hpsv3", options)
+    found = score(made, "hpsv3", batch(images)).values
+    tokenizer, processor = made._tokenizer, AutoImageProcessor.from_pretrained(tmp_path)
+    for row, prompt in enumerate(PROMPTS):
+        # 48 x 64 pixels of about 256 tokens: 14 x 19 of them.
+        picture = Image.fromarray(images[row]).resize((19 * 28, 14 * 28), Image.Resampling.BICUBIC)
+        seen = processor([picture], return_tensors="pt")
+        text = (
+            "<|im_start|>user\n<|vision_start|>" + "<|image_pad|>" * 266 + f"<|vision_end|>Is it good? {prompt}\n"
+            "<|Reward|>\n<|im_end|>\n<|im_start|>assistant\n"
+        )
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        positions = torch.arange(ids.shape[1])[None, None].expand(3, 1, -1)
+        with torch.no_grad():
+            hidden = model(
+                input_ids=ids,
+                pixel_values=seen["pixel_values"],
+                image_grid_thw=seen["image_grid_thw"],
+                position_ids=positions,
+                attention_mask=torch.ones_like(ids),
+            ).last_hidden_state
+            expected = head(hidden[ids == tokenizer.convert_tokens_to_ids("<|Reward|>")])[0, 0]
+        np.testing.assert_allclose(found[row], expected.item(), rtol=1e-3, atol=1e-5)
+    (tmp_path / "other.txt").write_text("Is {text_prompt} good?")
+    with pytest.raises(ConfigError, match=r"must hold <\|Reward\|> once"):
+        make_reward("hpsv3", {**options, "instruction": str(tmp_path / "other.txt")})
+    with pytest.raises(RewardError, match="a prompt holds"):
+        score(made, "hpsv3", Batch(media=images[:1], prompts=["<|Reward|>"], metadata=[{}]))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((512, 512), (16, 16)),
+        ((48, 64), (14, 19)),
+        ((1024, 512), (22, 11)),
+        ((28, 28), (16, 16)),
+        ((448, 448), (16, 16)),
+    ],
+)
+def test_images_have_about_256_tokens(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert token_grid(*size) == expected
 
 
 def thing(left: float, top: float, size: float = 10) -> Found:

@@ -17,6 +17,7 @@ REWARDS = {
     "geneval": "models.rewards.geneval:GenEval",
     "geneval2": "models.rewards.geneval2:GenEval2",
     "hpsv2": "models.rewards.converted:Hps",
+    "hpsv3": "models.rewards.hpsv3:HpsV3",
     "image_similarity": "models.rewards.clip:ImageSimilarity",
     "imagereward": "models.rewards.converted:ImageReward",
     "jpeg_compressibility": "models.rewards.jpeg:JpegCompressibility",

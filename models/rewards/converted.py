@@ -98,7 +98,7 @@ class Hps:
         config = load_pretrained("CLIPConfig", self.clip, self.revision, reward=self.name)
         self._processor = load_pretrained("CLIPProcessor", self.clip, self.revision, reward=self.name)
         model = CLIPModel(config)
-        _fill(model, _read(self.weights, self.name), clip_names, where=self.weights, reward=self.name)
+        fill(model, read_weights(self.weights, self.name), clip_names, where=self.weights, reward=self.name)
         self._clip = model.to(self._device).eval().requires_grad_(False)
 
     @torch.inference_mode()
@@ -148,7 +148,7 @@ class ImageReward:
         from transformers.models.blip.modeling_blip_text import BlipTextModel
 
         self._device = chosen_device(self.device, local_rank(), what="device of reward 'imagereward'")
-        stored, about = _read(self.weights, self.name), {"where": self.weights, "reward": self.name}
+        stored = read_weights(self.weights, self.name)
         vision, text, head = (_below(stored, part) for part in ("blip.visual_encoder.", "blip.text_encoder.", "mlp."))
         try:
             sizes = _vision_sizes(vision)
@@ -156,8 +156,8 @@ class ImageReward:
             asking = BlipTextModel(BlipTextConfig(**_text_sizes(text), hidden_act="gelu"), add_pooling_layer=False)
         except (KeyError, ValueError) as error:
             raise ConfigError(_not_these(self.weights, self.name, f"it lacks {error}")) from None
-        _fill(made, vision, vision_names, **about)
-        _fill(asking, text, lambda name, tensor: {} if name.endswith("position_ids") else {name: tensor}, **about)
+        fill(made, vision, vision_names, where=self.weights, reward=self.name)
+        fill(asking, text, _but_positions, where=self.weights, reward=self.name)
         self._vision, self._text = (each.to(self._device).eval().requires_grad_(False) for each in (made, asking))
         self._head = perceptron(head, sizes_of=self.weights, width=asking.config.hidden_size).to(self._device)
         self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
@@ -206,6 +206,10 @@ def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
     return {f"{fused[1]}.self_attn.{letter}_proj.{fused[2]}": part for letter, part in parts}
 
 
+def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    return {} if name.endswith("position_ids") else {name: tensor}
+
+
 def vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
     """Return what a tensor of BLIP's ViT is in BlipVisionModel (``convert_blip_original_pytorch_to_hf.py``)."""
     for outer, inner in _VISION_PARTS.items():
@@ -215,7 +219,12 @@ def vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
     return {name: tensor}
 
 
-def _read(file: str, reward: str) -> dict[str, Tensor]:
+def read_weights(file: str, reward: str) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -226,15 +235,25 @@ def _read(file: str, reward: str) -> dict[str, Tensor]:
     return stored
 
 
-def _fill(model: nn.Module, stored: Mapping[str, Tensor], names: Names, *, where: str, reward: str) -> None:
+def fill(
+    model: nn.Module, stored: Mapping[str, Tensor], names: Names, *, where: str, reward: str, assign: bool = False
+) -> None:
     """Give a model all its parameters.
+
+    Args:
+        model: the model; of one without weights, with ``assign``, they become the stored ones.
+        stored: tensors by their published names.
+        names: what each is in the model.
+        where: the file they are of.
+        reward: who asks, for messages.
+        assign: take the stored tensors instead of copying them.
 
     Raises:
         ConfigError: one is missing, left over or of another shape.
     """
     named = {key: value for name, tensor in stored.items() for key, value in names(name, tensor).items()}
     try:
-        missing, unexpected = model.load_state_dict(named, strict=False)
+        missing, unexpected = model.load_state_dict(named, strict=False, assign=assign)
     except RuntimeError as error:
         raise ConfigError(_not_these(where, reward, str(error).splitlines()[1].strip())) from None
     wrong = [*(name for name in missing if not name.endswith("position_ids")), *unexpected]

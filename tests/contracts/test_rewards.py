@@ -21,7 +21,7 @@ from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, samples
 from tests.chat import Endpoint, says, serving
 from tests.clip import write_clip, write_head, write_latent_head
-from tests.published_rewards import write_detector, write_image_reward, write_open_clip
+from tests.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
 from tests.rewards import scored
 
 Build = Callable[..., Any]
@@ -35,10 +35,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(folder / "head.safetensors")
     write_latent_head(folder / "latent.safetensors")
     write_open_clip(folder, folder / "HPS.safetensors")
-    for name in ("blip", "detector"):
+    for name in ("blip", "detector", "hpsv3"):
         (folder / name).mkdir()
     write_image_reward(folder / "blip")
     write_detector(folder / "detector")
+    write_hpsv3(folder / "hpsv3")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -60,6 +61,12 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
         "clip_score": model,
         "geneval": {"clip": str(clip), "detector": str(clip / "detector")},
         "geneval2": {"model": "judge", "endpoint": endpoint.url},
+        "hpsv3": {
+            "weights": str(clip / "hpsv3" / "HPSv3.safetensors"),
+            "instruction": str(clip / "hpsv3" / "instruction.txt"),
+            "model": str(clip / "hpsv3"),
+            "dtype": "float32",
+        },
         "hpsv2": {"weights": str(clip / "HPS.safetensors"), "clip": str(clip)},
         "imagereward": {"weights": str(clip / "blip" / "ImageReward.safetensors"), "tokenizer": str(clip / "blip")},
         "latent_head": {"head": str(clip / "latent.safetensors")},
