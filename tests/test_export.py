@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from configs.errors import CorruptError
 from configs.load import load_config
 from configs.registry import resolve
-from configs.schema import RunConfig
+from configs.schema import PromptSource, PromptsSection, RunConfig
 from models.libraries import quiet_libraries
 from models.lora_files import canonical_header
 from models.policies import POLICIES
@@ -435,10 +435,15 @@ def test_a_snapshot_of_the_hub_is_named_by_its_repository(
 
 
 def test_prompt_sets_are_named_without_folders() -> None:
-    assert prompt_set("/home/me/prompts/signs.txt") == "signs.txt"
-    assert prompt_set("C:\\prompts\\signs.jsonl") == "signs.jsonl"
-    assert prompt_set("owner/prompts") == "owner/prompts"
-    assert prompt_set(None) is None
+    for source, name in (
+        ("/home/me/prompts/signs.txt", "signs.txt"),
+        ("C:\\prompts\\signs.jsonl", "signs.jsonl"),
+        ("owner/prompts", "owner/prompts"),
+    ):
+        assert prompt_set(PromptsSection(train=source), "train") == name
+    assert prompt_set(PromptsSection(train="a.txt"), "heldout") is None
+    several = PromptsSection(sources=tuple(PromptSource(name=each, train=f"/x/{each}.txt") for each in ("a", "b")))
+    assert prompt_set(several, "train") == "a.txt, b.txt"
 
 
 def test_the_head_is_yaml_whatever_it_names(make_config: ConfigFactory, tiny_base: Path, tmp_path: Path) -> None:
