@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from prefect.client.orchestration import get_client
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
 from configs.errors import CancelledError
@@ -34,3 +35,16 @@ def check_cancelled() -> None:
         raise CancelledError(
             "The flow run was cancelled. Everything committed stays; run the same command to continue."
         )
+
+
+def signal_behind(error: BaseException) -> KeyboardInterrupt | SystemExit | TerminationSignal | None:
+    """Return the stop by a signal that an error came from, if it did.
+
+    A signal that arrives while Prefect sets up a task comes out as whatever its clean-up stumbles over.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, KeyboardInterrupt | SystemExit | TerminationSignal):
+            return link
+        link = link.__cause__ or link.__context__
+    return None

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
-from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from configs.errors import CancelledError
 from flows import runtime
 from flows.artifacts import Progress, evaluation_table, flow_run_tags, tracking_link
+from flows.cancellation import signal_behind
 from flows.rollouts import Rollouts
 from flows.stages import execute
 from tasks.chain import evaluation_nodes
@@ -60,8 +60,9 @@ def carry_out(context: RunContext) -> Any:
         except CancelledError as error:
             status = "KILLED"
             return Cancelled(message=str(error))
-        except (KeyboardInterrupt, SystemExit, TerminationSignal):
-            status = "KILLED"
+        except BaseException as error:
+            if signal_behind(error) is not None:
+                status = "KILLED"
             raise
         finally:
             tracker.close(status)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from prefect.exceptions import TerminationSignal
@@ -34,3 +36,27 @@ def test_ctrl_c_behind_an_error() -> None:
 
 def test_an_error_alone_is_not_an_interruption() -> None:
     _stop_if_interrupted(behind(RuntimeError("a bug")))
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [(KeyboardInterrupt(), "KILLED"), (SystemExit(143), "KILLED"), (RuntimeError("a bug"), "FAILED")],
+)
+def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
+    cause: BaseException, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import pipeline
+
+    told: list[str] = []
+
+    def stumbles(context: object, tracker: object) -> None:
+        raise behind(cause)
+
+    monkeypatch.setattr(pipeline, "train", stumbles)
+    monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
+    monkeypatch.setattr(pipeline.runtime, "opened", lambda context: nullcontext())
+    monkeypatch.setattr(pipeline, "flow_run_tags", dict)
+    monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
+    with pytest.raises(type(behind(cause))):
+        pipeline.carry_out(SimpleNamespace())  # type: ignore[arg-type]
+    assert told == [expected]

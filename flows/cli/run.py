@@ -118,21 +118,16 @@ def _result(state: Any) -> Any:
 
 
 def _stop_if_interrupted(error: BaseException) -> None:
-    """End as Ctrl-C or SIGTERM would if one of them is behind an error.
+    """End as Ctrl-C or SIGTERM would if one of them is behind an error."""
+    from flows.cancellation import signal_behind
 
-    A signal that arrives while Prefect sets up a task comes out as whatever its clean-up stumbles over.
-    """
-    from prefect.exceptions import TerminationSignal
-
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, KeyboardInterrupt):
-            raise KeyboardInterrupt
-        if isinstance(link, TerminationSignal):
-            sys.exit(128 + int(link.signal))
-        if isinstance(link, SystemExit):
-            raise link
-        link = link.__cause__ or link.__context__
+    found = signal_behind(error)
+    if isinstance(found, KeyboardInterrupt):
+        raise KeyboardInterrupt
+    if isinstance(found, SystemExit):
+        raise found
+    if found is not None:
+        sys.exit(128 + int(found.signal))
 
 
 def _explain(error: BaseException) -> str:
