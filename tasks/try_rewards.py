@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def _try(
     batch = Batch(media=media, prompts=[prompt.text], metadata=[prompt.metadata], groups=["trial"], origin=origin)
     for left in reversed(range(config.execution.retries + 1)):
         try:
-            score(reward, section.slot, batch, Handling(frames=section.frames, over_frames=section.over_frames))
+            score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))
             return
         except OSError as error:
             if not left or not isinstance(error, ConnectionError | TimeoutError):

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,7 +82,7 @@ def spoiling(url: str, spoil: Callable[[int, bytes], bytes | None]) -> Iterator[
             self._pass_on("POST", self.rfile.read(int(self.headers["content-length"])))
 
         def _pass_on(self, method: str, body: bytes | None) -> None:
-            names = ("content-type", "x-flowmill-xxh3", "authorization")
+            names = ("content-type", "x-flowmill-xxh3", "x-flowmill-reward", "authorization")
             headers = {name: self.headers[name] for name in names if name in self.headers}
             try:
                 answer = httpx.request(method, f"{url}{self.path}", content=body, headers=headers, timeout=60)
@@ -117,8 +116,3 @@ def spoiling(url: str, spoil: Callable[[int, bytes], bytes | None]) -> Iterator[
     finally:
         proxy.shutdown()
         proxy.server_close()
-
-
-def delayed(seconds: float) -> None:
-    """Wait; a name for it in lists of faults."""
-    time.sleep(seconds)

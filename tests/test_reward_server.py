@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,18 @@ from models.rewards.call import Handling, score
 from models.rewards.make import check_section, make_reward, works_on_accelerator
 from models.rewards.remote import RemoteReward
 from models.rewards.service import wire
+from models.rewards.service.batching import Batcher, Limits
+from models.rewards.service.metrics import Metrics
 from models.rewards.testing import CONTRACT, Check, samples
 from tasks.try_rewards import try_rewards
 from tests.serving import Server, served, spoiling
 
-SLOW = "tests.test_reward_server:Slow"
+SLOW, JPEG = "tests.test_reward_server:Slow", "jpeg_compressibility"
+
+
+def asking(body: bytes, name: str, **options: Any) -> dict[str, str]:
+    """Return the headers of a request for scores."""
+    return {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(name, options)}
 
 
 class Slow:
@@ -150,6 +158,39 @@ def test_a_server_that_comes_back_is_found_again() -> None:
             np.testing.assert_array_equal(waiting.result().values, first.values)
 
 
+def test_a_server_that_comes_back_with_another_reward_is_refused() -> None:
+    with served(JPEG, "--set", "scale=7") as server:
+        reward = remote(server.url, patience_s=60.0)
+        score(reward, "jpeg", samples(2))
+        server.kill()
+        server.arguments = (JPEG, "--set", "scale=8")
+        server.start()
+        with pytest.raises(ConfigError, match=r"\(409\): .*{'scale': 8} is served here, another"):
+            score(reward, "jpeg", samples(2))
+
+
+def test_nothing_that_goes_wrong_stops_the_server() -> None:
+    class Broken(Batcher):
+        def _score(self, jobs: Any) -> Scores:
+            if any("bad" in job.batch.prompts for job in jobs):
+                raise MemoryError("too much")
+            return super()._score(jobs)
+
+    async def ask() -> list[Any]:
+        batcher = Broken(Slow(), "slow", Limits(wait_s=0.2), Metrics())
+        work = asyncio.create_task(batcher.run())
+        bad = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["bad"], metadata=[{}])
+        good = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["good"], metadata=[{}])
+        found = await asyncio.gather(*(batcher.submit(each) for each in (good, bad, good)), return_exceptions=True)
+        later = await batcher.submit(good)
+        work.cancel()
+        return [*found, later]
+
+    first, failed, third, later = asyncio.run(ask())
+    assert isinstance(failed, MemoryError)
+    assert [each.values.tolist() for each in (first, third, later)] == [[1.0]] * 3
+
+
 def test_requests_are_scored_together_and_one_that_fails_fails_alone() -> None:
     with served(SLOW, "--set", "seconds=0.5") as server:
         good, black = samples(3), Batch(media=np.zeros((1, 64, 64, 3), np.uint8), prompts=["p"], metadata=[{}])
@@ -185,7 +226,7 @@ def test_a_groupwise_reward_is_asked_group_by_group() -> None:
 def test_too_many_samples_are_told_to_come_later() -> None:
     with served(SLOW, "--set", "seconds=1", "--waiting", "2") as server:
         body = wire.pack_request(samples(2))
-        headers = {wire.CHECKSUM: wire.checksum(body)}
+        headers = asking(body, SLOW, seconds=1)
         with ThreadPoolExecutor(3) as pool:
             answers = list(
                 pool.map(lambda _: httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers), range(3))
@@ -218,7 +259,7 @@ def test_a_request_larger_than_allowed_is_refused_and_the_client_sends_smaller_o
     with served("jpeg_compressibility", "--set", "scale=7", "--max-mb", "1") as server:
         body = wire.pack_request(batch)
         assert len(body) > 1_000_000
-        refused = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers={wire.CHECKSUM: wire.checksum(body)})
+        refused = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=asking(body, JPEG, scale=7))
         assert refused.status_code == 413
         np.testing.assert_array_equal(score(remote(server.url), "jpeg", batch).values, local(batch))
         huge = samples(1, shape=(700, 700, 3))
@@ -249,10 +290,14 @@ def _request(**changes: Any) -> bytes:
     ],
 )
 def test_what_is_no_request_is_refused(server: Server, body: bytes, said: str) -> None:
-    answer = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers={wire.CHECKSUM: wire.checksum(body)})
+    headers = asking(body, JPEG, scale=7)
+    answer = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers)
     assert answer.status_code == 400
     assert said in answer.json()["detail"]
-    assert httpx.post(f"{server.url}{wire.SCORE}", content=_request()).status_code == 400, "without its checksum"
+    changed = httpx.post(
+        f"{server.url}{wire.SCORE}", content=_request() + b" ", headers=asking(_request(), JPEG, scale=7)
+    )
+    assert "its checksum" in changed.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,7 @@ def declare(**needs: Any) -> Callable[[T], T]:
 
 def perfect_score(reward: Reward) -> float | None:
     """Return the score that counts as an exact match, None where the reward knows of none."""
-    defined = (vars(cls)["perfect"] for cls in type(reward).__mro__ if "perfect" in vars(cls))
-    perfect = next(defined, None)
-    if isinstance(perfect, property):
-        perfect = reward.perfect  # type: ignore[attr-defined]
+    perfect = getattr(reward, "perfect", None)
     return None if perfect is None else float(perfect)
 
 

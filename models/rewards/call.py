@@ -13,6 +13,7 @@ import numpy as np
 from PIL import UnidentifiedImageError
 
 from configs.errors import FlowmillError, RewardError
+from configs.schema import RewardSection
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.failures import describe, expected, log_traceback
 
@@ -37,6 +38,16 @@ class Handling:
     """Rows per call, the last ones padded, as kernels differ with their number; None: what the reward says."""
     exclude: bool = False
     """Record which samples fail instead of raising; what concerns them all is raised nevertheless."""
+
+    @classmethod
+    def of(cls, section: RewardSection) -> Handling:
+        """Return how a config wants it."""
+        return cls(
+            frames=section.frames,
+            over_frames=section.over_frames,
+            batch_size=section.batch_size,
+            exclude=section.excludes,
+        )
 
 
 def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling()) -> Scores:
@@ -92,12 +103,14 @@ def _score_rows(
     reward: Reward, name: str, batch: Batch, rows: Sequence[int], padding: Sequence[int], exclude: bool
 ) -> Scores:
     """Score some rows in one call; where that fails and failures are excluded, find the rows that fail alone."""
+    together = needs_of_made(reward).groupwise
     try:
-        scores = _called(reward, name, batch.take([*rows, *padding]))
+        # Where rows that fail are called one by one anyway, nobody need look for the first of them.
+        scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
     except _OF_SAMPLES as error:
         if not exclude or isinstance(error, _MalformedError):
             raise
-        if len(rows) == 1 or needs_of_made(reward).groupwise:
+        if len(rows) == 1 or together:
             return Scores(np.full(len(rows), np.nan, np.float32), [_failed(error)] * len(rows))
         alone = [_score_rows(reward, name, batch, [row], [], exclude) for row in rows]
         notes = [part.notes[0] if part.notes is not None else "" for part in alone]
@@ -110,8 +123,8 @@ def _failed(error: Exception) -> str:
     return f"failed: {type(cause).__name__}: {cause}"
 
 
-def _called(reward: Reward, name: str, batch: Batch) -> Scores:
-    """Return what one call of a reward gives, of the right shape and finite."""
+def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
+    """Return what one call of a reward gives, of the right shape and finite; ``blame``: tell which sample fails."""
     try:
         result = reward.score(batch.media, batch.prompts, batch.metadata)
         scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
@@ -119,7 +132,7 @@ def _called(reward: Reward, name: str, batch: Batch) -> Scores:
     except FlowmillError:
         raise
     except Exception as error:  # noqa: BLE001 - a reward may be anybody's code; its error is raised, with its place
-        _blame(error, reward, name, batch)
+        _tell(error, reward, name, batch, blame=blame)
     _check_shape(values, name, batch)
     values = values.reshape(-1)
     if scores.notes is not None and len(scores.notes) != len(batch):
@@ -153,13 +166,13 @@ def _check_shape(values: np.ndarray, name: str, batch: Batch) -> None:
         )
 
 
-def _blame(error: Exception, reward: Reward, name: str, batch: Batch) -> NoReturn:
+def _tell(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:
     """Raise a reward's error with what it failed on. A lost connection stays what it is, so that it is tried again."""
     if isinstance(error, OSError):
         where = describe(batch.origin, 0 if len(batch) == 1 else None, batch.prompts)
         error.add_note(f"Reward '{name}' raised it. Traceback: {log_traceback(error, name, where)}.")
         raise error
-    where = describe(batch.origin, _culprit(reward, batch), batch.prompts)
+    where = describe(batch.origin, _culprit(reward, batch) if blame else 0, batch.prompts)
     raise RewardError(
         f"Reward '{name}' failed for {where}: {type(error).__name__}: {error}. {expected(batch.media)}. Its traceback "
         f"is in {log_traceback(error, name, where)}; FLOWMILL_TRACEBACK=1 shows it here. Mend the reward and run "

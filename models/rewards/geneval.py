@@ -70,6 +70,8 @@ class GenEval:
 
     name: ClassVar[str] = "geneval"
     needs: ClassVar[Needs] = Needs(columns=("tag", "include"), accelerated=True, batch_size=8)
+    perfect: ClassVar[float] = 1.0
+    """All demands are met."""
 
     detector: str = "facebook/mask2former-swin-small-coco-instance"
     """Folder or hub id of an instance segmentation model of transformers, trained on COCO."""
@@ -88,11 +90,6 @@ class GenEval:
     _clip_processor: Any = field(init=False, repr=False)
     _device: torch.device = field(init=False, repr=False)
     _colors: dict[str, Tensor] = field(init=False, repr=False, default_factory=dict)
-
-    @property
-    def perfect(self) -> float:
-        """All demands are met."""
-        return 1.0
 
     def __post_init__(self) -> None:
         """Load detector and CLIP.

@@ -130,7 +130,9 @@ class RemoteReward:
 
     def _ask(self, batch: Batch) -> Scores:
         body = wire.pack_request(batch)
-        headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body)}
+        wanted = wire.identity(self._name, self._options)
+        # A server that was started again may serve another reward: each request says which it is for.
+        headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body), wire.REWARD: wanted}
 
         def ask() -> Scores:
             answer = self._send("POST", wire.SCORE, content=body, headers=headers)
@@ -156,7 +158,7 @@ class RemoteReward:
                 ) from None
 
         info = self._again(ask)
-        if canonical_json([info.name, info.options]) != canonical_json([self._name, self._options]):
+        if wire.identity(info.name, info.options) != wire.identity(self._name, self._options):
             raise ConfigError(
                 f"{self._place}: it serves '{info.name}' with the options {info.options}, but the config wants "
                 f"'{self._name}' with {self._options}. Scores of another reward would be taken for this one's: start "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.errors import ConfigError
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.call import Handling, score
 
@@ -40,10 +41,16 @@ class Rank:
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return what the other needs, of a whole group."""
+        """Return what the other needs, of a whole group.
+
+        Raises:
+            ConfigError: there is no other.
+        """
         from models.rewards.make import needs_of
 
-        return replace(needs_of(str(options.get("reward")), options.get("options", {})), groupwise=True)
+        if "reward" not in options:
+            raise ConfigError("reward 'rank' needs the option 'reward': the one that orders the samples of a group.")
+        return replace(needs_of(str(options["reward"]), options.get("options", {})), groupwise=True)
 
     @property
     def needs(self) -> Needs:

@@ -72,10 +72,10 @@ class _Scoring(Stage):
         wanted = self.section.sources
         rows = [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
         if len(rows) == len(batch):
-            return score(reward, self.section.slot, batch, handling_of(self.section))
+            return score(reward, self.section.slot, batch, Handling.of(self.section))
         values, notes = np.full(len(batch), np.nan, np.float32), [""] * len(batch)
         if rows:
-            found = score(reward, self.section.slot, batch.take(rows), handling_of(self.section))
+            found = score(reward, self.section.slot, batch.take(rows), Handling.of(self.section))
             values[rows] = found.values
             for row, note in zip(rows, found.notes or [""] * len(rows), strict=True):
                 notes[row] = note
@@ -184,16 +184,6 @@ class JudgeStage(_Scoring):
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Figures by prompt list."""
         return {record.shard: mean_figures([(record.rows, record.summary)]) for record in records}
-
-
-def handling_of(section: RewardSection) -> Handling:
-    """Return how a config wants samples handed to a reward."""
-    return Handling(
-        frames=section.frames,
-        over_frames=section.over_frames,
-        batch_size=section.batch_size,
-        exclude=section.excludes,
-    )
 
 
 def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
-Status codes: 401 wrong token, 413 too large, 400 not the protocol, 422 the reward failed for these samples, 429 busy,
-503 the reward cannot reach what it needs. All but 200 carry a sentence as JSON.
+Status codes: 401 wrong token, 409 another reward is served, 413 too large, 400 not the protocol, 422 the reward failed
+for these samples, 429 busy, 503 the reward cannot reach what it needs. All but 200 carry a sentence as JSON.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from configs.errors import FlowmillError
-from models.rewards.base import Reward, perfect_score
+from models.rewards.base import Reward, Scores, perfect_score
+from models.rewards.call import needs_of_made
 from models.rewards.service import wire
 from models.rewards.service.batching import Batcher, BusyError, Limits
 from models.rewards.service.metrics import Metrics
@@ -61,46 +61,61 @@ def make_app(served: Served) -> FastAPI:
 
     app = FastAPI(title=f"flowmill reward {served.name}", lifespan=working, docs_url=None, redoc_url=None)
 
+    def authorized(request: Request) -> None:
+        shown = request.headers.get("authorization", "")
+        if served.token is not None and not secrets.compare_digest(shown.encode(), f"Bearer {served.token}".encode()):
+            raise _Refused(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
+
+    @app.exception_handler(_Refused)
+    def refuse(request: Request, refused: _Refused) -> JSONResponse:
+        """Say why there is no answer."""
+        metrics.requests.labels(str(refused.status)).inc()
+        more = {"retry-after": "1"} if refused.status == 429 else {}
+        return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
+
     @app.get(wire.HEALTH)
     def health() -> dict[str, str]:
         """Say that the reward is loaded."""
         return {"status": "ready", "reward": served.name}
 
-    @app.get(wire.METRICS)
-    def read_metrics(request: Request) -> Response:
+    @app.get(wire.METRICS, dependencies=[Depends(authorized)])
+    def read_metrics() -> Response:
         """Return the counts."""
-        return _answered(request, served, lambda: Response(metrics.text(), media_type="text/plain"))
+        return Response(metrics.text(), media_type="text/plain")
 
-    @app.get(wire.INFO)
-    def info(request: Request) -> Response:
+    @app.get(wire.INFO, dependencies=[Depends(authorized)])
+    def info() -> dict[str, Any]:
         """Say what scores here."""
-        return _answered(request, served, lambda: JSONResponse(_info(served, batcher).model_dump()))
+        return wire.RewardInfo(
+            name=served.name,
+            options=dict(served.options),
+            needs=wire.needs_fields(needs_of_made(served.reward)),
+            perfect=perfect_score(served.reward),
+            max_bytes=served.max_bytes,
+        ).model_dump()
 
-    @app.post(wire.SCORE)
+    @app.post(wire.SCORE, dependencies=[Depends(authorized)])
     async def score(request: Request) -> Response:
         """Score samples."""
-        try:
-            _authorize(request, served)
-            body = wire.pack_answer(await _scores(request, served, batcher))
-        except _Refused as refused:
-            metrics.requests.labels(str(refused.status)).inc()
-            return _refusal(refused)
+        body = wire.pack_answer(await _scores(request, served, batcher))
         metrics.requests.labels("200").inc()
         return Response(body, media_type=wire.TYPE, headers={wire.CHECKSUM: wire.checksum(body)})
 
     return app
 
 
-async def _scores(request: Request, served: Served, batcher: Batcher) -> Any:
+async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
+    if request.headers.get(wire.REWARD) != wire.identity(served.name, served.options):
+        raise _Refused(
+            409, f"'{served.name}' with the options {dict(served.options)} is served here, another is wanted"
+        )
     body = await _body(request, served.max_bytes)
     if request.headers.get(wire.CHECKSUM) != wire.checksum(body):
         raise _Refused(400, "the body is not what its checksum says: it was changed on its way")
     try:
-        batch = wire.unpack_request(body)
+        return await batcher.submit(wire.unpack_request(body))
     except wire.MALFORMED as error:
         raise _Refused(400, f"no request for scores: {error}") from None
-    try:
-        return await batcher.submit(batch)
     except BusyError as busy:
         raise _Refused(429, f"{busy}; ask again later") from None
     except FlowmillError as error:
@@ -118,42 +133,3 @@ async def _body(request: Request, most: int) -> bytes:
             raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
         parts.append(part)
     return b"".join(parts)
-
-
-def _answered(request: Request, served: Served, answer: Any) -> Response:
-    try:
-        _authorize(request, served)
-    except _Refused as refused:
-        return _refusal(refused)
-    return answer()  # type: ignore[no-any-return]
-
-
-def _authorize(request: Request, served: Served) -> None:
-    if served.token is None:
-        return
-    shown = request.headers.get("authorization", "")
-    if not secrets.compare_digest(shown.encode(), f"Bearer {served.token}".encode()):
-        raise _Refused(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
-
-
-def _refusal(refused: _Refused) -> JSONResponse:
-    more = {"retry-after": "1"} if refused.status == 429 else {}
-    return JSONResponse({"detail": str(refused)}, status_code=refused.status, headers=more)
-
-
-def _info(served: Served, batcher: Batcher) -> wire.RewardInfo:
-    return wire.RewardInfo(
-        name=served.name,
-        options=dict(served.options),
-        needs=dict(batcher.needs),
-        perfect=perfect_score(served.reward),
-        max_bytes=served.max_bytes,
-        version=_version(),
-    )
-
-
-def _version() -> str:
-    try:
-        return version("flowmill")
-    except PackageNotFoundError:
-        return "unknown"

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from configs.errors import FlowmillError
 from models.rewards.base import Batch, Reward, Scores
-from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.call import Handling, score
 from models.rewards.service.metrics import Metrics
 
 
@@ -91,26 +90,27 @@ class Batcher:
         return [job for job in jobs if not job.done.done()]
 
     async def _answer(self, jobs: Sequence[_Job]) -> None:
-        """Score requests together; where that fails, each alone, so that none fails for another's samples."""
-        try:
-            scores = await asyncio.to_thread(self._score, _joined([job.batch for job in jobs]))
-        except (FlowmillError, OSError) as error:
-            if len(jobs) == 1:
-                _fail(jobs[0], error)
-                return
+        """Score requests together; where that fails, each alone, so that none fails for another's samples.
+
+        Whatever goes wrong is the requests' to tell: this goes on.
+        """
+        (outcome,) = await asyncio.gather(asyncio.to_thread(self._score, jobs), return_exceptions=True)
+        if not isinstance(outcome, BaseException):
+            start = 0
+            for job in jobs:
+                stop = start + len(job.batch)
+                notes = None if outcome.notes is None else list(outcome.notes[start:stop])
+                if not job.done.done():
+                    job.done.set_result(Scores(outcome.values[start:stop], notes))
+                start = stop
+        elif len(jobs) > 1:
             for job in jobs:
                 await self._answer([job])
-            return
-        start = 0
-        for job in jobs:
-            stop = start + len(job.batch)
-            notes = None if scores.notes is None else list(scores.notes[start:stop])
-            if not job.done.done():
-                job.done.set_result(Scores(scores.values[start:stop], notes))
-            start = stop
+        elif not jobs[0].done.done():
+            jobs[0].done.set_exception(outcome)
 
-    def _score(self, batch: Batch) -> Scores:
-        begun = time.perf_counter()
+    def _score(self, jobs: Sequence[_Job]) -> Scores:
+        batch, begun = _joined([job.batch for job in jobs]), time.perf_counter()
         try:
             return score(self._reward, self._name, batch, Handling(frames="clip", batch_size=self._limits.batch_size))
         finally:
@@ -119,13 +119,6 @@ class Batcher:
     def _note(self, change: int) -> None:
         self._waiting += change
         self._metrics.waiting.set(self._waiting)
-
-    @property
-    def needs(self) -> dict[str, object]:
-        """What callers must hand over, as plain data."""
-        from models.rewards.service.wire import needs_fields
-
-        return needs_fields(needs_of_made(self._reward))
 
 
 def _alike(jobs: Sequence[_Job]) -> list[list[_Job]]:
@@ -145,8 +138,3 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         metadata=[row for batch in batches for row in batch.metadata],
         groups=[group for batch in batches for group in batch.groups],
     )
-
-
-def _fail(job: _Job, error: Exception) -> None:
-    if not job.done.done():
-        job.done.set_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Literal
 
 import msgpack  # type: ignore[import-untyped]
@@ -11,11 +12,14 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from configs.fingerprint import fingerprint
 from models.rewards.base import Batch, Needs, Scores
 
 SCORE, INFO, HEALTH, METRICS = "/v1/score", "/v1/info", "/health", "/metrics"
 TYPE = "application/msgpack"
 CHECKSUM = "x-flowmill-xxh3"
+#: Header of a request: which reward it wants, see ``identity``.
+REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
 
@@ -65,8 +69,6 @@ class RewardInfo(_Message):
     """The score that counts as an exact match."""
     max_bytes: int
     """The largest request body."""
-    version: str
-    """Of flowmill there."""
 
 
 def pack_request(batch: Batch) -> bytes:
@@ -128,16 +130,19 @@ def checksum(body: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(body)
 
 
+def identity(name: str, options: Mapping[str, Any]) -> str:
+    """Return what tells a reward with its options from any other."""
+    return fingerprint([name, dict(options)])
+
+
 def needs_fields(needs: Needs) -> dict[str, Any]:
-    """Return the fields of what a reward needs as plain data."""
-    return {name: getattr(needs, name) for name in ("media", "groupwise", "batch_size")} | {
-        "columns": list(needs.columns)
-    }
+    """Return what a reward needs as plain data."""
+    return {**asdict(needs), "columns": list(needs.columns)}
 
 
 def needs_from(fields: Mapping[str, Any]) -> Needs:
-    """Return what a reward needs of plain data; where it works is the server's affair."""
-    return Needs(**{**fields, "columns": tuple(fields["columns"])})
+    """Return what a reward needs of plain data; on which device it works is the server's affair."""
+    return Needs(**{**fields, "columns": tuple(fields["columns"]), "accelerated": False})
 
 
 def _pack(message: Mapping[str, Any]) -> bytes:
