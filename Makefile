@@ -2,17 +2,31 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is imported is compiled when it first is: compiling all of torch and its company takes as long as installing it.
+INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
 TEST_PROCESSES ?= 2
+KILLS ?= 20
+SEED ?= 0
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test install install-test lint typecheck format bench clean
+.PHONY: run test test-slow chaos install install-test lint typecheck format bench docs clean
 
 run: install
 	$(BIN)/flowmill run configs/digits.yaml
 
+PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+# What can be looked at without other processes; then what starts them; then kills, and every shape there is.
 test: install-test
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
+	$(PYTEST) -m "not slow and not campaign"
+
+test-slow: install-test
+	$(PYTEST) -m "slow and not campaign"
+
+chaos: install-test
+	$(PYTEST) -m campaign
+	$(BIN)/python -m tests.chaos.fuzz --seed $(SEED)
+	$(BIN)/python -m tests.chaos.campaign --kills $(KILLS) --seed $(SEED)
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
@@ -27,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit,vlm]'
+	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit,vlm,text,view,docs]'
 	touch $@
 
 lint: install-test
@@ -43,6 +57,9 @@ typecheck: install-test
 
 bench: install-test
 	$(BIN)/python -m tests.benchmarks
+
+docs: install-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError, field_validator
 
 from configs.errors import ConfigError
 from configs.explain import explain
 from configs.overrides import read_yaml
-from configs.schema import RewardSection
+from configs.rewards import RewardSection
 from configs.section import Section
 from configs.suggest import did_you_mean
 
-#: How the runs begin that hold what benchmarks made.
-RUN_PREFIX = "benchmark-"
 #: Where the built-in ones are.
 FOLDER = Path(__file__).parent / "benchmarks"
 
@@ -52,6 +50,16 @@ class Benchmark(Section):
     """Precision of the forward pass."""
     rewards: tuple[RewardSection, ...] = Field(min_length=1)
     """What is reported."""
+
+    @field_validator("rewards")
+    @classmethod
+    def _all_scored(cls, rewards: tuple[RewardSection, ...]) -> tuple[RewardSection, ...]:
+        for section in rewards:
+            if section.excludes:
+                raise ValueError(
+                    f"'{section.slot}' leaves samples out where it fails: two models' means would differ in which"
+                )
+        return rewards
 
     @property
     def title(self) -> str:

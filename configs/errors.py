@@ -3,6 +3,7 @@
     FlowmillError
     ├── ConfigError            a setting, or a combination of settings, that cannot work
     ├── PromptError            a prompt file that cannot be used
+    ├── TrustError             a store names code or commands that nobody here has asked for
     ├── RunConflictError       a run of this name exists with other settings, or is being executed
     ├── StoreError             the store cannot be used as asked
     │   ├── NotCommittedError  something a stage needs has not been made yet
@@ -10,6 +11,7 @@
     │   └── CommitLostError    another writer committed different bytes first
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
+    ├── TrackingError          a tracker that cannot be used
     ├── PublishError           a repository on the Hub that cannot be written
     └── CancelledError         the run was cancelled from outside
 
@@ -28,6 +30,10 @@ class ConfigError(FlowmillError):
 
 class PromptError(FlowmillError):
     """A prompt source that is missing, empty, malformed or holds a prompt twice."""
+
+
+class TrustError(FlowmillError):
+    """A store names code or commands that no config given on this machine has named."""
 
 
 class RunConflictError(FlowmillError):
@@ -64,6 +70,10 @@ class LostRankError(WorkerError):
 
 class OutOfMemoryError(FlowmillError):
     """A device has too little memory for a stage; the message says what to change."""
+
+
+class TrackingError(FlowmillError):
+    """A tracker that cannot be used."""
 
 
 class PublishError(FlowmillError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError
 from configs.explain import explain, place, relevant
 from configs.overrides import apply_overrides, blamed, read_yaml
+from configs.presets import config_file
 from configs.schema import RunConfig
 from configs.suggest import near_path
 
@@ -41,9 +41,6 @@ _CARRYING_OUT = ("store.", "execution.", "tracking.")
 _DECIDES = ("execution.ahead",)
 
 
-#: What of monitors decides how they score.
-_DOUBTING = re.compile(r"monitors(\.\d+\.(name|label|options|frames|over_frames|sources).*)?$")
-
 #: Where a setting is: the parts of its dotted name.
 Mistake = tuple[str, ...]
 
@@ -52,14 +49,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file, apply overrides, and check it.
 
     Args:
-        path: YAML file. Relative prompt and model paths inside it are taken relative to its folder.
+        path: YAML file, or the name of a preset. Relative prompt and model paths inside it are taken relative to its
+            folder.
             ``extends: other.yaml`` lays it over another file.
         overrides: ``section.key=value`` strings; values are YAML.
 
     Raises:
         ConfigError: the file is missing or malformed, a key is unknown, or a value is not allowed.
     """
-    source = Path(path)
+    source = config_file(path)
     data = _read(source)
     own = _mistakes(data)
     data = apply_overrides(_with_defaults(data) if overrides else data, overrides)
@@ -100,9 +98,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return ``key: old -> new`` for every setting that changes artifacts and differs."""
     flat_old, flat_new = flatten(old), flatten(new)
     keys = sorted(set(flat_old) | set(flat_new))
-    # Monitors that gate the KL are part of what is learned.
+    # Monitors that gate the KL are part of what is learned, as rewards are.
     gated = flat_new.get("advantage.kl_gate") is not None
-    fixed = [key for key in keys if not _is_free(key) or (gated and _DOUBTING.match(key))]
+    fixed = [key for key in keys if not _is_free(key.replace("monitors", "rewards", 1) if gated else key)]
     return [
         f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"
         for key in fixed
@@ -175,7 +173,12 @@ def _is_below(parts: Sequence[str], free: Sequence[str]) -> bool:
 
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
-        data = read_yaml(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            # A device gives bytes without end.
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"Config file '{path}' has more than {_MOST_BYTES:,} bytes: it is no config.")
+        data = read_yaml(content.decode("utf-8-sig"))
     except FileNotFoundError:
         near = near_path(str(path), (Path(),))
         hint = f"Did you mean '{near}'? " if near else ""
@@ -207,6 +210,7 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+_MOST_BYTES = 1 << 22
 #: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
 _PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"))
 

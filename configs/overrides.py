@@ -10,6 +10,11 @@ import yaml
 
 from configs.errors import ConfigError
 
+#: What messages do not repeat of an address.
+_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
+#: Of the largest config anybody writes, many times over.
+_MOST_VALUES = 100_000
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML in which 1e-4 is a number (YAML 1.1 wants 1.0e-4)."""
@@ -20,6 +25,11 @@ def _exponent(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
 
 
 _Loader.add_constructor("!exponent", _exponent)
+#: A date is text here: no setting is one.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
@@ -27,9 +37,40 @@ def read_yaml(text: str) -> Any:
     """Return what a YAML text holds.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or asks for Python objects.
+        yaml.YAMLError: it is not YAML, asks for Python objects, or is one thing within another without end.
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, {})
+        return loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _check_size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node holds, those that aliases repeat included.
+
+    Raises:
+        yaml.YAMLError: there are too many, or it holds itself.
+    """
+    if id(node) in known:
+        if not known[id(node)]:
+            raise yaml.YAMLError("an alias stands for something that it is part of")
+        return known[id(node)]
+    known[id(node)] = 0
+    inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+    count = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_check_size(part, known) for part in inner))
+    if count > _MOST_VALUES:
+        raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values, those that aliases repeat included")
+    known[id(node)] = count
+    return count
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -58,7 +99,7 @@ def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:
     for override in reversed(overrides):
         keys = _keys(override)
         if all(mine == its for mine, its in zip(keys, location, strict=False)):
-            return f"--set {override}"
+            return f"--set {_PASSWORD.sub('***', override)}"
     return None
 
 

@@ -16,7 +16,7 @@ _PLAIN_BASES = {"object", "Protocol", "ABC", "Generic"}
 
 
 def table(import_string: str) -> dict[str, str]:
-    """Return the dict of strings that ``"package.module:NAME"`` assigns.
+    """Return the names and strings of the ``Table`` that ``"package.module:NAME"`` assigns.
 
     Raises:
         LookupError: there is no such assignment.
@@ -24,8 +24,8 @@ def table(import_string: str) -> dict[str, str]:
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
         value = _assigned(node, name)
-        if value is not None:
-            return dict(ast.literal_eval(value))
+        if isinstance(value, ast.Call):
+            return dict(ast.literal_eval(value.args[0]))
     raise LookupError(f"{import_string} is no table")
 
 

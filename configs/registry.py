@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from configs.errors import ConfigError
@@ -14,15 +14,48 @@ from configs.section import Component
 from configs.suggest import did_you_mean
 
 
-def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:
-    """Return the object a table entry, or an import string ``package.module:Class``, stands for.
+class Table(dict[str, str]):
+    """Names of components and the import strings they stand for; what a component of the user's own must be like."""
+
+    def __init__(self, entries: Mapping[str, str], *, like: str, functions: bool = False) -> None:
+        """Make a table.
+
+        Args:
+            entries: import string by name.
+            like: import string of the protocol or base class that a class of the user's own must fulfill.
+            functions: a function of the user's own will do.
+        """
+        super().__init__(entries)
+        self.like, self.functions = like, functions
+
+
+def resolve(table: Table, name: str, *, what: str) -> Any:
+    """Return the class a table entry, or an import string ``package.module:Class``, stands for.
 
     Raises:
-        ConfigError: the name is not in the table, or the import string leads nowhere.
+        ConfigError: the name is not in the table, the import string leads nowhere, or to something else than such a
+            class; it is not called to find out.
     """
     if name not in table and ":" not in name:
         raise ConfigError(f"{what} '{name}' does not exist. {did_you_mean(name, table)}")
-    module_name, _, attribute = table.get(name, name).partition(":")
+    if name in table:
+        return _imported(table[name], name, what=what)
+    found = _imported(name, name, what=what)
+    _check_like(found, table, name, what=what)
+    return found
+
+
+def imported(import_string: str, *, what: str) -> Any:
+    """Return what an import string of flowmill's own code stands for.
+
+    Raises:
+        ConfigError: it leads nowhere.
+    """
+    return _imported(import_string, import_string, what=what)
+
+
+def _imported(import_string: str, name: str, *, what: str) -> Any:
+    module_name, _, attribute = import_string.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -34,6 +67,28 @@ def resolve(table: Mapping[str, str], name: str, *, what: str) -> Any:
     if not hasattr(module, attribute):
         raise missing_attribute(name, module_name, attribute, what=what)
     return getattr(module, attribute)
+
+
+def _check_like(found: Any, table: Table, name: str, *, what: str) -> None:
+    """Check that something of the user's own is what the table holds, before it is called."""
+    if table.functions and inspect.isfunction(found):
+        return
+    methods = _methods(table.like)
+    if inspect.isclass(found) and all(callable(getattr(found, method, None)) for method in methods):
+        return
+    kind = f"the class {found.__name__}" if inspect.isclass(found) else f"of type {type(found).__name__}"
+    wanted = " or a function" if table.functions else ""
+    raise ConfigError(
+        f"{what} '{name}' is {kind}; it must be a class with {', '.join(methods)}{wanted}, like '{table.like}'."
+    )
+
+
+def _methods(interface: str) -> list[str]:
+    """Return the names of the methods a protocol or base class asks for."""
+    module, _, name = interface.partition(":")
+    asked = getattr(importlib.import_module(module), name)
+    names = getattr(asked, "__abstractmethods__", None) or [name for name in vars(asked) if not name.startswith("_")]
+    return sorted(name for name in names if callable(getattr(asked, name)))
 
 
 def missing_module(name: str, module: str, *, what: str) -> ConfigError:
@@ -70,13 +125,21 @@ def check_options(name: str, options: Iterable[str], valid: Sequence[str], *, wh
             raise unknown_option(name, option, valid, what=what)
 
 
-def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, what: str) -> Any:
+def create(table: Table, name: str, options: Mapping[str, Any], *, what: str) -> Any:
     """Return an instance of a component, built from its options.
 
     Raises:
         ConfigError: the component does not exist, or an option is unknown, missing or refused by the component.
     """
-    component = resolve(table, name, what=what)
+    return build(resolve(table, name, what=what), name, options, what=what)
+
+
+def build(component: Callable[..., Any], name: str, options: Mapping[str, Any], *, what: str) -> Any:
+    """Return an instance of a class, built from its options.
+
+    Raises:
+        ConfigError: an option is unknown, missing or refused by the class.
+    """
     check_options(name, options, option_names(component), what=what)
     try:
         return component(**options)
@@ -84,7 +147,7 @@ def create(table: Mapping[str, str], name: str, options: Mapping[str, Any], *, w
         raise ConfigError(f"{what} '{name}': {error}") from None
 
 
-def chosen(table: Mapping[str, str], component: Component, *, what: str) -> Any:
+def chosen(table: Table, component: Component, *, what: str) -> Any:
     """Return an instance of the component that a config names, with its options; see ``create``."""
     return create(table, component.name, component.options, what=what)
 

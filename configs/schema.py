@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from configs.execution import ExecutionSection
 from configs.learning import AdvantageSection, ReplaySection
 from configs.optimizer import EmaSection, ScheduleSection
+from configs.rewards import RewardSection
 from configs.section import Component, Section
+from configs.tracking import TrackingSection
 
 
 class RunSection(Section):
@@ -21,16 +23,16 @@ class RunSection(Section):
 
     name: str | None = None
     """Name of the run in the store and in MLflow; the config file's name when absent."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed from which every random draw of the run is derived."""
-    epochs: int = Field(1, ge=0)
+    epochs: int = Field(1, ge=0, le=1_000_000)
     """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
 
 
 class LoraSection(Section):
     """Low-rank adapters; without this section all weights of the denoiser are trained."""
 
-    rank: int = Field(32, ge=1)
+    rank: int = Field(32, ge=1, le=1 << 16)
     """Rank of the update."""
     alpha: int = Field(64, ge=1)
     """Scale of the update is alpha / rank."""
@@ -51,11 +53,11 @@ class ModelSection(Section):
     """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of frozen weights and of the forward pass; trained weights stay float32."""
-    height: int = Field(512, ge=1)
+    height: int = Field(512, ge=1, le=1 << 16)
     """Image height in pixels."""
-    width: int = Field(512, ge=1)
+    width: int = Field(512, ge=1, le=1 << 16)
     """Image width in pixels."""
-    frames: int = Field(1, ge=1)
+    frames: int = Field(1, ge=1, le=1 << 16)
     """Frames of a clip; 1 for images."""
     guidance_scale: float = Field(1.0, ge=0)
     """Guidance in rollouts, training and evaluation: classifier-free, 1 is off, or an input of models that take one."""
@@ -153,11 +155,11 @@ class MediaSection(Section):
 class RolloutSection(Section):
     """How trajectories are generated."""
 
-    prompts_per_epoch: int = Field(8, ge=1)
+    prompts_per_epoch: int = Field(8, ge=1, le=10_000_000)
     """Groups per epoch; prompts are taken from a seeded permutation, pass after pass."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=1, le=100_000)
     """Samples per prompt."""
-    steps: int = Field(10, ge=1)
+    steps: int = Field(10, ge=1, le=10_000)
     """Denoising steps of a rollout."""
     sampler: Component = Component(name="flow_sde")
     """Transition kernel of the trained steps."""
@@ -175,61 +177,6 @@ class RolloutSection(Section):
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()
     """How images and clips are stored."""
-
-
-class ServerSection(Section):
-    """A server that scores with one reward."""
-
-    url: str
-    """Its address, http://127.0.0.1:8600 for one."""
-    timeout_s: float = Field(120.0, gt=0)
-    """Seconds to wait for an answer."""
-    concurrency: int = Field(4, ge=1)
-    """Requests of a process at a time."""
-    patience_s: float = Field(120.0, ge=0)
-    """Seconds of failures, each tried again, after which the run stops; it can be resumed."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _address(cls, value: Any) -> Any:
-        return {"url": value} if isinstance(value, str) else value
-
-
-class RewardSection(Component):
-    """One reward model."""
-
-    weight: float = 1.0
-    """Factor of this reward in the weighted sum."""
-    label: str | None = None
-    """Name in tables, metrics and lineage; the component's name when absent."""
-    frames: PositiveInt | Literal["first", "clip"] = 1
-    """Of clips: score every n-th frame, the first frame, or hand over the whole clip."""
-    sources: tuple[str, ...] = ()
-    """Names of `prompts.sources` whose samples it scores; all when empty."""
-    over_frames: Literal["mean", "min"] = "mean"
-    """Of clips whose frames are scored: the mean over frames, or that of the worst."""
-    threshold: float | None = None
-    """Optimize whether the score reaches this, 1 or 0, instead of the score."""
-    standardize: bool = False
-    """Divide the score by its standard deviation over the epoch, after taking off its mean, before it is weighted."""
-    on_failure: Literal["stop", "exclude_sample", "exclude_group"] = "stop"
-    """What a sample that cannot be scored does: stop the run, or leave itself or its whole group out of training."""
-    device: str | None = None
-    """Torch device of a reward that takes one (cpu, cuda:1); its own choice when absent."""
-    batch_size: PositiveInt | None = None
-    """Rows per call of the reward; its own choice, or a whole shard, when absent."""
-    server: ServerSection | None = None
-    """A `flowmill serve-reward` that scores in this reward's place: its address alone, or with how it is asked."""
-
-    @property
-    def slot(self) -> str:
-        """The label, or the component's name."""
-        return self.label or self.name
-
-    @property
-    def excludes(self) -> bool:
-        """Whether samples that cannot be scored are recorded instead of stopping the run."""
-        return self.on_failure != "stop"
 
 
 class OptimizeSection(Section):
@@ -251,9 +198,9 @@ class OptimizeSection(Section):
     """AdamW denominator term."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
-    updates_per_epoch: int = Field(2, ge=1)
+    updates_per_epoch: int = Field(2, ge=1, le=1_000_000)
     """Optimizer updates per pass over an epoch's (sample, step) pairs."""
-    inner_epochs: int = Field(1, ge=1)
+    inner_epochs: int = Field(1, ge=1, le=1_000)
     """Passes over the pairs of an epoch."""
     replay: ReplaySection | None = None
     """Train on trajectories of earlier epochs too."""
@@ -269,13 +216,13 @@ class EvaluateSection(Section):
 
     every: int = Field(10, ge=1)
     """Evaluate every so many epochs, besides before the first and after the last."""
-    samples: int = Field(64, ge=1)
+    samples: int = Field(64, ge=1, le=10_000_000)
     """Images per split; prompts repeat with other seeds when there are fewer."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=10_000)
     """ODE steps; rollout.steps when absent."""
     solver: str = "euler"
     """Deterministic solver."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the initial noise, independent of run.seed so that runs compare."""
     judges: tuple[RewardSection, ...] = ()
     """Rewards that are only reported, never optimized."""
@@ -301,17 +248,6 @@ class StoreSection(Section):
     """Bytes of local copies to keep; those not used for longest go first."""
     single_writer: bool = False
     """Only one process ever writes to this store: commit on S3 servers without conditional writes too."""
-
-
-class TrackingSection(Section):
-    """MLflow."""
-
-    uri: str | None = None
-    """Tracking URI; a SQLite file inside the store (for one on S3 in ./flowmill-tracking) when absent."""
-    experiment: str = "flowmill"
-    """MLflow experiment."""
-    registered_model: str | None = None
-    """Name in the model registry; "flowmill-<run name>" when absent."""
 
 
 class RunConfig(Section):

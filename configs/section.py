@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Component(Section):
@@ -20,3 +21,19 @@ class Component(Section):
     """A name from the component's table, or an import string "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the component; its own class says which exist."""
+
+    @field_validator("options")
+    @classmethod
+    def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if not _is_finite(value):
+                raise ValueError(f"option '{name}' holds a number that is not finite")
+        return options
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

@@ -1,9 +1,11 @@
-"""What a flow run shows in the Prefect UI: progress, evaluations, and the way to MLflow."""
+"""What a flow run shows in the Prefect UI (progress, evaluations, the way to MLflow and the report), and its events."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -13,11 +15,17 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.runtime import flow_run
+from prefect.events import emit_event
+from prefect.runtime import deployment, flow_run
 
 from flows.server import has_lasting_api
+from tasks.context import RunContext
+from tasks.pictures import data_url
+from tasks.tracking.content import epoch_row
+from tasks.tracking.places import REPORT
 
 _EVERY_S = 5.0
+_TABLE_EVERY_S = 30.0
 
 
 class Progress:
@@ -42,7 +50,38 @@ def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Ma
         for split, rewards in figures.items()
         for slot, values in rewards.items()
     ]
-    create_table_artifact(table=rows, key="evaluation", description=f"{run}, epoch {epoch}")
+    create_table_artifact(table=rows, key=_key(run, "evaluation"), description=f"{run}, epoch {epoch}")
+
+
+class EpochTable:
+    """One row per trained epoch, shown anew every half minute at most."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Show nothing yet."""
+        self._context = context
+        self._rows: dict[int, dict[str, float]] = {}
+        self._shown = float("-inf")
+
+    def update(self, epoch: int, *, last: bool) -> None:
+        """Show all epochs up to one, at once if it is the last."""
+        if not has_lasting_api() or not (last or time.monotonic() - self._shown > _TABLE_EVERY_S):
+            return
+        for trained in range(1, epoch + 1):
+            if trained not in self._rows:
+                self._rows[trained] = epoch_row(self._context.chain, trained)
+        run = self._context.run.name
+        create_table_artifact(table=list(self._rows.values()), key=_key(run, "epochs"), description=f"{run}, by epoch")
+        self._shown = time.monotonic()
+
+
+def evaluation_images(run: str, epoch: int, grids: Mapping[str, Path]) -> None:
+    """Show the images of an evaluation, each prompt list as one picture."""
+    if not has_lasting_api() or not grids:
+        return
+    pictures = [f"### {split} prompts\n\n![{split} prompts]({data_url(path)})" for split, path in grids.items()]
+    create_markdown_artifact(
+        markdown="\n\n".join(pictures), key=_key(run, "images"), description=f"{run}, epoch {epoch}"
+    )
 
 
 def tracking_link(run: str, uri: str, url: str | None) -> None:
@@ -50,7 +89,32 @@ def tracking_link(run: str, uri: str, url: str | None) -> None:
     if url is None:
         return
     link = f"[MLflow run]({url})" if url.startswith("http") else f"MLflow run `{url}` in `flowmill ui` (store `{uri}`)"
-    create_markdown_artifact(markdown=f"**{run}**: {link}", key="mlflow", description="Experiment tracking")
+    create_markdown_artifact(markdown=f"**{run}**: {link}", key=_key(run, "mlflow"), description="Experiment tracking")
+
+
+def report_link(run: str, uri: str, url: str | None) -> None:
+    """Show where the report of a run is."""
+    logged = f"`{REPORT}` of the [MLflow run]({url})" if url and url.startswith("http") else None
+    place = logged or f"`flowmill report {run} --root {uri}`"
+    create_markdown_artifact(markdown=f"**{run}**: {place}", key=_key(run, "report"), description="Report")
+
+
+def announce(what: str, run: str, **payload: Any) -> None:
+    """Emit an event of a run that automations can wait for, with the deployment that carries it out."""
+    if not has_lasting_api():
+        return
+    related = []
+    if deployment.id:
+        related = [
+            {"prefect.resource.id": f"prefect.deployment.{deployment.id}", "prefect.resource.role": "deployment"}
+        ]
+    resource = {"prefect.resource.id": f"flowmill.run.{run}", "prefect.resource.name": run}
+    emit_event(f"flowmill.{what}", resource=resource, related=related, payload=payload)
+
+
+def _key(run: str, what: str) -> str:
+    """Return the key of an artifact: Prefect takes only these letters."""
+    return re.sub("[^a-z0-9]+", "-", f"{run.lower()}-{what}").strip("-")
 
 
 def flow_run_tags() -> dict[str, str]:

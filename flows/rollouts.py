@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flows.cancellation import check_cancelled
+from flows.mirror import finish
 from flows.stages import Future, await_shards, is_elsewhere, is_spread, submit, work
 from tasks.chain import rolled_out_by
 from tasks.context import RunContext
@@ -33,7 +34,8 @@ class EpochRollout:
     def __init__(self, context: RunContext, epoch: int) -> None:
         """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
         self._context = context
-        self._rollout = StageRun(RolloutStage(context, epoch))
+        self._stage = RolloutStage(context, epoch)
+        self._rollout = StageRun(self._stage)
         self._scores = [StageRun(self._following(epoch, section.slot)) for section in context.config.scored]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
@@ -45,21 +47,20 @@ class EpochRollout:
         if is_elsewhere(self._rollout):
             with self._context.ledger.work(self._rollout.stage.name):
                 await_shards(self._rollout, self._shards)
-            self._rollout.finish()
+            finish(self._rollout)
             for run, futures in zip(self._scores, self._scored, strict=True):
                 with self._context.ledger.work(run.stage.name):
                     await_shards(run, futures)
         else:
             self._work()
         for run in self._scores:
-            run.finish()
+            finish(run)
 
     def _begin(self) -> None:
         """Hand out all shards; each score waits for its rollout."""
         self._shards = {shard.name: submit(self._rollout, shard) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
-            if not run.complete:
-                futures |= {each.name: submit(run, each, after=self._shards.get(each.name)) for each in run.pending()}
+            futures |= {each.name: submit(run, each, after=self._shards.get(each.name)) for each in run.pending()}
 
     def _work(self) -> None:
         """Roll out here or on the ranks, and score each shard on threads as soon as it is made.
@@ -71,7 +72,7 @@ class EpochRollout:
         left = {
             run.stage.slot: {shard.name: shard for shard in run.pending()}
             for run in self._scores
-            if run not in together and not run.complete
+            if run not in together
         }
 
         def score(shard_name: str) -> None:
@@ -80,14 +81,14 @@ class EpochRollout:
                 if shard is not None:
                     futures.append(submit(run, shard))
 
-        for record in self._context.store.records(rollout.ref):
-            score(record.shard)
-        if not rollout.complete:
-            work(rollout, on_commit=score)
-        rollout.finish()
+        due = rollout.pending()
+        for made in rollout.stage.shards():
+            if made not in due:
+                score(made.name)
+        work(rollout, due, on_commit=score)
+        finish(rollout)
         for run in together:
-            if not run.complete:
-                work(run, on_commit=lambda shard: None)
+            work(run, run.pending())
         for future in futures:
             check_cancelled()
             future.result()
@@ -95,5 +96,5 @@ class EpochRollout:
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it goes on."""
         stage = ScoreStage(self._context, epoch, slot)
-        stage.follow(self._rollout.ref)
+        stage.follow(self._stage)
         return stage

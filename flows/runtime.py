@@ -7,17 +7,21 @@ import platform
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+
+from prefect.runtime import flow_run
 
 from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
-from configs.registry import resolve
+from configs.registry import imported
 from configs.schema import RunConfig
 from tasks.context import RunContext
 from tasks.execution.orders import Order, OrderedContext, own_code
 from tasks.execution.runners import make_runner
 from tasks.progress import Reporter
 from tasks.runs import begin_run
+from tasks.trust import remember
 
 
 class LogReporter:
@@ -52,7 +56,7 @@ class Open:
         if self._runner is None:
             execution = self.context.config.execution
             chosen = make_runner(execution)
-            kind = resolve({}, chosen.task_runner, what="execution.runner")
+            kind = imported(chosen.task_runner, what="execution.runner")
             try:
                 self._runner = self._stack.enter_context(kind(**chosen.arguments(execution)))
                 chosen.connect(self._runner)
@@ -77,13 +81,40 @@ def use_reporter(reporter: Reporter) -> None:
     _reporter[:] = [reporter]
 
 
+@contextmanager
+def shown_by(reporter: Reporter) -> Iterator[None]:
+    """Show the progress of runs opened inside with this reporter; errors inside are for who called."""
+    before = [*_reporter]
+    use_reporter(reporter)
+    try:
+        yield
+    finally:
+        _reporter[:] = before
+
+
 def reporter() -> Reporter:
     """Return who shows progress."""
     return _reporter[0] if _reporter else LogReporter()
 
 
+def flow_run_name() -> str:
+    """Return the name of this flow run in Prefect's UI, from what it was asked."""
+    asked = flow_run.parameters["request"]
+    asked = asked if isinstance(asked, dict) else asked.model_dump()
+    name = asked.get("run") or asked.get("name") or Path(asked["config"]).stem
+    # The pipeline is the run.
+    flow = "" if flow_run.flow_name == "pipeline" else str(flow_run.flow_name)
+    about = [flow, f"e{asked['epoch']}" if "epoch" in asked else "", asked.get("slot", "")]
+    return " ".join([name, *filter(None, about)])
+
+
+def is_called() -> bool:
+    """Return whether a program called the flow and shows what happens, rather than Prefect's UI alone."""
+    return bool(_reporter)
+
+
 def configured(config: str, root: str | None, name: str | None, overrides: Sequence[str]) -> RunConfig:
-    """Return the config a run is started with: file, overrides, then root and name.
+    """Return the config a run is started with: file, overrides, then root and name; it is trusted from now on.
 
     Raises:
         ConfigError: something in it cannot work.
@@ -93,7 +124,9 @@ def configured(config: str, root: str | None, name: str | None, overrides: Seque
         extra.append(f"store.root={root}")
     if name is not None:
         extra.append(f"run.name={name}")
-    return load_config(config, extra)
+    given = load_config(config, extra)
+    remember(given)
+    return given
 
 
 def begin(config: RunConfig) -> RunContext:

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -46,13 +47,20 @@ def has_lasting_api() -> bool:
 
 
 _temporary: list[LocalApi] = []
+#: How often a server is started; one that ends again and again will not get better.
+_STARTS = 4
 
 
 class LocalApi:
     """A Prefect API server on a free port of the loopback interface."""
 
     def __init__(self) -> None:
-        """Start the process; ``wait`` before using it."""
+        """Start the process; ``wait`` before using it.
+
+        Raises:
+            FlowmillError: the machine starts no process any more.
+        """
+        self._answered = False
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -65,9 +73,38 @@ class LocalApi:
         # Safe path: the working directory is the user's, and what lies there must not hide the server's libraries.
         environment = {"PYTHONSAFEPATH": "1", "PREFECT_UI_ENABLED": "0"}
         environment |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, text=True, start_new_session=True, preexec_fn=die_with_parent
-        )
+        self._command, self._environment = command, {**os.environ, **environment}
+        self._stopping, self._begun = threading.Event(), threading.Event()
+        self._failure: OSError | None = None
+        # The parent-death signal is that of the thread that forks, which must live as long as the server.
+        threading.Thread(target=self._keep, daemon=True, name="prefect-server").start()
+        self._begun.wait()
+        if self._failure is not None:
+            raise FlowmillError(f"Prefect's API server cannot be started: {self._failure}.")
+
+    def _keep(self) -> None:
+        """Run the server, and run it again at the same address if it ends while it is needed; its database stays."""
+        for left in reversed(range(_STARTS)):
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    text=True,
+                    # What a second one says is of events that the first left unfinished.
+                    stderr=subprocess.DEVNULL if self._answered else None,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            except OSError as error:
+                self._failure = error
+                return
+            finally:
+                self._begun.set()
+            self._process.wait()
+            if self._stopping.is_set() or not self._answered:
+                return
+            if left:
+                sys.stderr.write("flowmill: Prefect's temporary server ended; it is started again.\n")
 
     def wait(self) -> str:
         """Return the API's URL once it answers.
@@ -84,6 +121,7 @@ class LocalApi:
                     "message is above. Check that fastapi and SQLAlchemy are within flowmill's bounds: pip check."
                 )
             if _answers(f"{self.url}/health"):
+                self._answered = True
                 return self.url
             time.sleep(0.05)
         raise FlowmillError(
@@ -93,6 +131,7 @@ class LocalApi:
 
     def stop(self) -> None:
         """Stop the server."""
+        self._stopping.set()
         stop_trees([self._process], grace=5)
 
 

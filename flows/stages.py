@@ -16,14 +16,18 @@ from prefect.tasks import Task, exponential_backoff
 from configs.errors import FlowmillError, StoreError
 from flows import runtime
 from flows.cancellation import check_cancelled
+from flows.mirror import finish
+from flows.requests import StageRequest
+from flows.schedules import scheduled, turn
 from storage.layout import ArtifactRef
+from tasks.advance import chosen_epoch, extend
 from tasks.chain import Node
-from tasks.describe import describe_artifact
+from tasks.describe import describe_made
 from tasks.execution.crew import Listener
 from tasks.execution.orders import Order
 from tasks.execution.runners import make_runner
 from tasks.plans import named_stages
-from tasks.runs import open_run, refuse_while_executing
+from tasks.runs import open_run
 from tasks.stage import Shard, Stage, StageRun
 from tasks.stages import STAGES
 from tasks.tracking.tracker import log_side_evaluations
@@ -69,25 +73,32 @@ def run_shard(order: str, shard: tuple[str, int, int]) -> str:
 def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
     """Run what is left of a stage, here or under torchrun, and complete its artifact."""
     run = StageRun(stage, force=force)
-    if not run.complete:
-        work(run, on_commit=lambda shard: None)
-    run.finish()
+    work(run, run.pending())
+    finish(run)
     return run.ref
 
 
-def work(run: StageRun, *, on_commit: Callable[[str], None]) -> None:
-    """Run all pending shards of a stage; ``on_commit`` hears the name of each as soon as it is committed."""
+def work(run: StageRun, due: Sequence[Shard], *, on_commit: Callable[[str], None] = lambda shard: None) -> None:
+    """Run the pending shards of a stage, if there are any.
+
+    Args:
+        run: the stage.
+        due: the shards; the ranks of a run ask the store themselves.
+        on_commit: hears the name of each as soon as it is committed.
+    """
+    if not due:
+        return
     if is_spread(run):
         check_cancelled()
         name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
         carry_out.with_options(task_run_name=name)(run, on_commit)
         return
     if is_elsewhere(run):
-        started = {shard.name: submit(run, shard) for shard in run.pending()}
+        started = {shard.name: submit(run, shard) for shard in due}
         with run.stage.context.ledger.work(run.stage.name):
             await_shards(run, started, on_commit=on_commit)
         return
-    for shard in run.pending():
+    for shard in due:
         check_cancelled()
         shard_task(run, shard)(order_of(run), astuple(shard))
         on_commit(shard.name)
@@ -148,7 +159,7 @@ def carry_out(run: StageRun, on_commit: Callable[[str], None]) -> None:
         stage.context.crew.carry_out(run, Listener(on_commit=on_commit, on_look=check_cancelled))
 
 
-def stage_flow(name: str) -> Flow[..., list[str]]:
+def stage_flow(name: str) -> Flow[..., Any]:
     """Return the flow that runs one stage of an existing run.
 
     Raises:
@@ -157,25 +168,34 @@ def stage_flow(name: str) -> Flow[..., list[str]]:
     if name not in STAGES:
         raise StoreError(f"There is no stage '{name}'; stages are {', '.join(STAGES)}.")
 
-    @flow(name=name, flow_run_name=f"{{run}} {name} e{{epoch}}", persist_result=False, validate_parameters=False)
-    def stage_of_run(
-        run: str,
-        root: str = "flowmill-store",
-        epoch: int = 0,
-        slot: str = "",
-        force: bool = False,
-        overrides: Sequence[str] = (),
-        evaluation: str = "",
-    ) -> list[str]:
-        context = open_run(root, run, overrides=overrides, reporter=runtime.reporter(), epoch=epoch)
-        refuse_while_executing(context)
-        with runtime.opened(context):
-            nodes = named_stages(context, Node(epoch, name, slot), evaluation=evaluation)
-            made = {node: execute(context.chain.stage(node), force=force and node.stage == name) for node in nodes}
+    @flow(name=name, flow_run_name=runtime.flow_run_name, persist_result=False)
+    @scheduled
+    def stage_of_run(request: StageRequest) -> Any:
+        """Run one stage of a run that exists."""
+        run = open_run(request.root, request.run, reads=True)
+        with turn(run, request):
+            epoch = chosen_epoch(run, name, request.epoch)
+            if request.epoch == "next" and not request.overrides:
+                extend(run, epoch)
+            context = open_run(
+                request.root,
+                request.run,
+                overrides=request.overrides,
+                reporter=runtime.reporter(),
+                epoch=epoch,
+                trusted=request.trust_store,
+            )
+            with runtime.opened(context):
+                nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
+                made = {node: execute(context.chain.stage(node), force=_again(node, name, request)) for node in nodes}
         log_side_evaluations(context)
-        return [describe_artifact(context, node, ref) for node, ref in made.items()]
+        return [describe_made(context, node, ref) for node, ref in made.items()]
 
     return stage_of_run
+
+
+def _again(node: Node, name: str, request: StageRequest) -> bool:
+    return request.force and node.stage == name
 
 
 base = stage_flow("base")

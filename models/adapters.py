@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from configs.errors import CorruptError
 from models.lora import LoraSpec, add_lora
+from models.meter import Meter
 from models.policies.base import Conditioning, Policy
 from models.sharding import Sharding, exchange, gather, local, scatter, whole
 from models.tensor_files import TensorFiles
@@ -82,6 +83,16 @@ class Trainable:
         beside = (module for modules in self.frozen.values() for module in modules.values())
         return [*self.policy.denoisers.values(), *beside]
 
+    def measure(self, meter: Meter) -> None:
+        """Count what all denoisers compute from now on, those of a reference or teacher that comes later too."""
+        self.policy.meter = meter
+        for modules in (self.policy.denoisers, *self.frozen.values()):
+            self._measure(modules)
+
+    def _measure(self, modules: Mapping[str, nn.Module]) -> None:
+        if self.policy.meter is not None:
+            self.policy.meter.watch(modules)
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (denoiser.parameter, parameter) for everything trained, in a fixed order."""
         for name, module in self.policy.denoisers.items():
@@ -134,6 +145,7 @@ class Trainable:
     def set_reference(self, base: Policy) -> None:
         """Give the frozen base model that full weights are compared with; equal weights give equal velocities."""
         self._reference = self._beside(base, _computed_as_trained)
+        self._measure(self._reference)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocity, see ``Policy.velocity``."""
@@ -166,6 +178,7 @@ class Trainable:
     def set_teacher(self, teacher: Policy) -> None:
         """Give the frozen teacher, a model of the same family; equal weights give equal velocities."""
         self._teacher = self._beside(teacher, _computed_as_trained if self.lora is None else _frozen)
+        self._measure(self._teacher)
 
     def _beside(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
         modules = {name: prepare(module) for name, module in other.denoisers.items()}

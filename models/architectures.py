@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from configs.errors import ConfigError
 from models.libraries import diffusers_class
 from models.stored_weights import on_meta
 
@@ -191,11 +193,22 @@ PUBLISHED: Mapping[str, Architecture] = {
 
 
 def architecture_of(path: str) -> Architecture | None:
-    """Return the architecture of a pipeline folder or a published model, None of one that is not known."""
+    """Return the architecture of a pipeline folder or a published model, None of one that is not known.
+
+    Raises:
+        ConfigError: a file of the folder is missing or cannot be read.
+    """
     folder = Path(path).expanduser()
-    if (folder / "model_index.json").is_file():
+    if not (folder / "model_index.json").is_file():
+        return PUBLISHED.get(path)
+    try:
         return _local(folder)
-    return PUBLISHED.get(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path '{path}' is not a whole pipeline: {error}. Copy or download the folder again."
+        ) from None
+    except (LookupError, TypeError, AttributeError):
+        return None  # a pipeline of another kind
 
 
 def meta_denoiser(architecture: Architecture) -> nn.Module:
@@ -216,34 +229,42 @@ def parameters(module: nn.Module) -> int:
 
 
 def _local(folder: Path) -> Architecture | None:
-    index = json.loads((folder / "model_index.json").read_text())
+    index = _read(folder / "model_index.json")
     names = [name for name in ("transformer", "transformer_2", "unet") if index.get(name, [None])[0]]
     vae = folder / "vae" / "config.json"
     if not names or not vae.is_file():
         return None
-    config = json.loads((folder / names[0] / "config.json").read_text())
-    about = json.loads(vae.read_text())
+    config, about = _read(folder / names[0] / "config.json"), _read(vae)
     return Architecture(
         denoiser=index[names[0]][1],
         config={key: value for key, value in config.items() if not key.startswith("_")},
         denoisers=len(names),
         latents=latent_shape(about),
         text_tokens=_TEXT_TOKENS.get(index[names[0]][1], 512),
-        patch=1 if names[0] == "unet" else 2,
+        # Other families write 1 where they pack two by two latents into a token themselves.
+        patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if "pos_embed_max_size" in config else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
         text_parameters=sum(_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
         vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
     )
 
 
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"'{file}' is no JSON ({error})") from None
+
+
 def _numbers(folder: Path) -> int:
     """Return how many numbers the safetensors files of a component hold, from their headers."""
-    from safetensors import safe_open
-
     found = 0
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            found += sum(math.prod(opened.get_slice(key).get_shape()) for key in opened.keys())  # noqa: SIM118
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found += sum(math.prod(opened.get_slice(key).get_shape()) for key in opened.keys())  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"'{file}' is no safetensors file ({error})") from None
     return found
 
 

@@ -21,6 +21,7 @@ class DanceSDE:
 
     stochastic: ClassVar[bool] = True
     eta: float = 0.3
+    """The noise scale s, the same at every step."""
 
     def __post_init__(self) -> None:
         """Check eta.
@@ -62,7 +63,9 @@ class CPS:
 
     stochastic: ClassVar[bool] = True
     noise_level: float = 0.8
+    """In (0, 1]; 1 draws the next latents' noise anew."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
+    """The density, or the peers' form without its scale."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -94,6 +97,7 @@ class FlowDDIM:
 
     stochastic: ClassVar[bool] = True
     eta: float = 0.7
+    """Factor of the noise's std, in (0, 1]."""
 
     def __post_init__(self) -> None:
         """Check eta.

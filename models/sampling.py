@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.meter import timed
 from models.policies.base import Conditioning, GivesVelocity, Policy
 from models.schedules import Steps
 from models.solvers import Solver
@@ -118,7 +119,8 @@ def decode_in_slices(policy: Policy, latents: Tensor, size: int) -> Tensor:
     """
     padding = latents[-1:].expand(-len(latents) % size, *latents.shape[1:])
     parts = torch.cat([latents, padding]).split(size)
-    return torch.cat([policy.decode(part).cpu() for part in parts])[: len(latents)]
+    with timed(policy.meter):
+        return torch.cat([policy.decode(part).cpu() for part in parts])[: len(latents)]
 
 
 def _rows_where(like: Tensor, flags: Sequence[bool]) -> Tensor:

@@ -11,14 +11,19 @@ import random
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-PLANS = {
-    "all": "models.schedules:AllSteps",
-    "window": "models.schedules:Window",
-    "subset": "models.schedules:Subset",
-    "fraction": "models.schedules:RandomFraction",
-    "final": "models.schedules:FinalOnly",
-    "branch": "models.schedules:BranchEveryStep",
-}
+from configs.registry import Table
+
+PLANS = Table(
+    {
+        "all": "models.schedules:AllSteps",
+        "window": "models.schedules:Window",
+        "subset": "models.schedules:Subset",
+        "fraction": "models.schedules:RandomFraction",
+        "final": "models.schedules:FinalOnly",
+        "branch": "models.schedules:BranchEveryStep",
+    },
+    like="models.schedules:Plan",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ class AllSteps:
     """
 
     last: Literal["ode", "sde", "train"] = "ode"
+    """The last step: without noise, with noise, or with noise and trained."""
 
     def __post_init__(self) -> None:
         """Check the option.
@@ -92,11 +98,17 @@ class Window:
     """
 
     size: int = 2
+    """Steps of the window."""
     low: int = 0
+    """First step the window may have."""
     high: int | None = None
+    """Step behind the last it may have; all but the last of the schedule when absent."""
     mode: Literal["random", "fixed", "progressive"] = "random"
+    """Drawn per group, always at ``low``, or moving on with the epochs."""
     stride: int = 1
+    """Steps a progressive window moves on at a time."""
     epochs_per_shift: int = 1
+    """Epochs a progressive window stays."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -137,7 +149,9 @@ class Subset:
     """``count`` stochastic, trained steps drawn per group from ``candidates`` (Flow-Factory's ``sde_steps``)."""
 
     count: int = 1
+    """Steps that are drawn."""
     candidates: tuple[int, ...] | None = None
+    """Steps they are drawn from; all but the last when absent."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -174,7 +188,9 @@ class RandomFraction(DrawnPerSample):
     """
 
     fraction: float = 0.6
+    """Share of the stochastic steps that is stored and trained, in (0, 1]."""
     last: Literal["ode", "sde"] = "ode"
+    """The last step: without noise, or with noise; it is never trained."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -221,7 +237,9 @@ class BranchEveryStep:
     """
 
     branches: int = 4
+    """Branches that leave the trunk at every step."""
     steps: tuple[int, ...] | None = None
+    """Steps that branch; all but the last when absent."""
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -10,12 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from configs.registry import Table
 from models.transitions import ODE, Grid, expand, predictions
 
-SOLVERS = {
-    "euler": "models.solvers:Euler",
-    "dpm2": "models.solvers:DPMSolver2M",
-}
+SOLVERS = Table(
+    {
+        "euler": "models.solvers:Euler",
+        "dpm2": "models.solvers:DPMSolver2M",
+    },
+    like="models.solvers:Solver",
+)
 
 
 class Solver(Protocol):

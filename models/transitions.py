@@ -20,14 +20,19 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-KERNELS = {
-    "ode": "models.transitions:ODE",
-    "flow_sde": "models.transitions:FlowSDE",
-    "dance_sde": "models.kernels:DanceSDE",
-    "cps": "models.kernels:CPS",
-    "wan_sde": "models.kernels:WanSDE",
-    "ddim": "models.kernels:FlowDDIM",
-}
+from configs.registry import Table
+
+KERNELS = Table(
+    {
+        "ode": "models.transitions:ODE",
+        "flow_sde": "models.transitions:FlowSDE",
+        "dance_sde": "models.kernels:DanceSDE",
+        "cps": "models.kernels:CPS",
+        "wan_sde": "models.kernels:WanSDE",
+        "ddim": "models.kernels:FlowDDIM",
+    },
+    like="models.transitions:Kernel",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class FlowSDE:
 
     stochastic: ClassVar[bool] = True
     noise_level: float = 0.7
+    """Factor of the noise's std."""
 
     def __post_init__(self) -> None:
         """Check the noise level.

@@ -6,7 +6,6 @@ then a record that names them. The newest two stay, and none once the policy is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots.base import FileEntry
+from storage.sealed import seal, unseal
 from storage.together import Alone, Company, publish
 
 #: Checkpoints that stay: one to resume from, and the one before it in case it is damaged.
@@ -35,8 +35,7 @@ def commit_checkpoint(
 
     files = publish(store.root, folder, lambda files: f"{top}/{name(files)}", company)
     if company.rank == 0:
-        record = json.dumps({"files": [asdict(file) for file in files]}, sort_keys=True)
-        store.root.create(f"{top}/{name(files)}.json", record.encode())
+        store.root.create(f"{top}/{name(files)}.json", seal({"files": [asdict(file) for file in files]}))
         for old in _committed(store, ref)[:-_KEPT]:
             store.root.remove(f"{top}/{old}.json")
             store.root.remove(f"{top}/{old}")
@@ -53,7 +52,7 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
         return None
     path = f"{layout.checkpoints(ref)}/{names[-1]}"
     try:
-        files = json.loads(store.root.read(f"{path}.json") or b"")["files"]
+        files = unseal(store.root.read(f"{path}.json") or b"", f"{path}.json")["files"]
         entries = [FileEntry.parse(file) for file in files]
         for entry in entries:
             store.root.check(path, entry)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ from storage.records import Manifest, ShardRecord, encode, manifest_from, parse,
 from storage.roots import open_root
 from storage.roots.base import FileEntry, Root
 from storage.together import Alone, Company, publish
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far an artifact is."""
+
+    manifest: Manifest | None
+    """Its manifest, once it is complete."""
+    committed: Sequence[str]
+    """Sorted names of the committed shards, until then."""
 
 
 class ArtifactStore:
@@ -78,8 +89,11 @@ class ArtifactStore:
 
     def records(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of all committed shards, sorted by shard name."""
-        found = self._read_records(ref, self.committed(ref))
-        return [record for record in found if record is not None]
+        return self.recorded(ref, self.committed(ref))
+
+    def recorded(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord]:
+        """Return the records of those of some shards that are committed; lists nothing."""
+        return [record for record in self._read_records(ref, shards) if record is not None]
 
     def shards(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of a complete artifact, all that its manifest names and nothing else.
@@ -102,6 +116,13 @@ class ArtifactStore:
         """Return the sorted names of all committed shards; reads no record."""
         names = self.root.list(layout.records(ref))
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def state(self, ref: ArtifactRef) -> State:
+        """Return how far an artifact is; of one that nobody has begun, one request says so."""
+        if not self.root.list(ref.path):
+            return State(None, ())
+        manifest = self.manifest(ref)
+        return State(manifest, () if manifest else tuple(self.committed(ref)))
 
     def commit(
         self,
@@ -142,9 +163,9 @@ class ArtifactStore:
             producer={"host": socket.gethostname(), "pid": os.getpid(), **(producer or {})},
             artifact=str(ref),
         )
-        if self.root.create(layout.record(ref, shard), encode(record)):
-            return record
-        return self._settle(ref, record)
+        created = self.root.create(layout.record(ref, shard), encode(record))
+        self._present.add(ref)
+        return record if created else self._settle(ref, record)
 
     def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> None:
         """Publish this process's part of a shard that the first of several processes commits."""

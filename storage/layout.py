@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+_ID = re.compile(r"\w[\w.-]*")
 KINDS = (
     "bases",
     "prompts",
@@ -24,6 +26,7 @@ KINDS = (
 )
 STAGING = ".staging"
 RUNS = "runs"
+LINEAGE = "lineage"
 QUARANTINE = "quarantine"
 PARTS = "parts"
 
@@ -66,7 +69,7 @@ class ArtifactRef:
             ValueError: the text is not of that form or the kind does not exist.
         """
         kind, separator, identifier = text.partition("/")
-        if not separator or kind not in KINDS or not identifier:
+        if not separator or kind not in KINDS or not identifier or "\0" in identifier or not _ID.fullmatch(identifier):
             raise ValueError(f"'{text}' is not an artifact; artifacts are kind/id with kind one of {', '.join(KINDS)}")
         return cls(kind, identifier)
 
@@ -123,7 +126,7 @@ def run_series(name: str, series: str, number: int) -> str:
 
 def lineage(name: str) -> str:
     """Folder of the run's lineage records."""
-    return f"{run(name)}/lineage"
+    return f"{run(name)}/{LINEAGE}"
 
 
 def lineage_entry(name: str, epoch: int, stage: str, slot: str, number: int) -> str:

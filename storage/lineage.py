@@ -5,15 +5,17 @@ Lineage records are small create-once objects, a log: which of them make up the 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.errors import CorruptError
+from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.names import part
+from storage.sealed import seal, unseal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,16 @@ class RunFolder:
     """The records of one run."""
 
     def __init__(self, store: ArtifactStore, name: str) -> None:
-        """Bind to a run, which need not exist yet."""
+        """Bind to a run, which need not exist yet.
+
+        Raises:
+            StoreError: there can be no run of this name.
+        """
         self.store = store
-        self.name = name
+        try:
+            self.name = part(name)
+        except ValueError as error:
+            raise StoreError(f"There is no run '{name}': {error}.") from None
         self._entries: dict[str, LineageEntry] | None = None
         self._keyed: dict[tuple[int, str, str], list[LineageEntry]] | None = None
 
@@ -63,7 +72,7 @@ class RunFolder:
 
     def create(self, record: Mapping[str, Any]) -> bool:
         """Write the run's first record; False when the run exists."""
-        return self.store.root.create(layout.run_record(self.name), _encode(record))
+        return self.store.root.create(layout.run_record(self.name), seal(record))
 
     def entries(self) -> list[LineageEntry]:
         """Return every lineage record, oldest number first within an (epoch, stage, slot)."""
@@ -80,7 +89,7 @@ class RunFolder:
             if made and made[-1].artifact == entry.artifact:
                 return
             path = layout.lineage_entry(self.name, *entry.key, len(made) + 1)
-            created = self.store.root.create(path, _encode(asdict(entry)))
+            created = self.store.root.create(path, seal(asdict(entry)))
             if created:
                 self._loaded()[path.rpartition("/")[2]] = entry
                 self._by_key().setdefault(entry.key, []).append(entry)
@@ -91,7 +100,7 @@ class RunFolder:
         """Write data down as the newest of a series of records (``configs``, ``tracking``), unless it is already."""
         while self.newest(series) != dict(data):
             number = len(self._series(series)) + 1
-            if self.store.root.create(layout.run_series(self.name, series, number), _encode(data)):
+            if self.store.root.create(layout.run_series(self.name, series, number), seal(data)):
                 return
 
     def newest(self, series: str) -> dict[str, Any] | None:
@@ -115,10 +124,7 @@ class RunFolder:
         data = self.store.root.read(path)
         if data is None:
             return None
-        try:
-            return dict(json.loads(data))
-        except (ValueError, TypeError):
-            raise CorruptError(f"{path} is not a JSON object: it was damaged.") from None
+        return unseal(data, path)
 
     def _by_key(self) -> dict[tuple[int, str, str], list[LineageEntry]]:
         keyed: dict[tuple[int, str, str], list[LineageEntry]] = {}
@@ -139,15 +145,48 @@ class RunFolder:
 
 def _entry(path: str, data: bytes | None) -> LineageEntry:
     try:
-        return LineageEntry(**json.loads(data or b""))
-    except (ValueError, TypeError):
-        raise CorruptError(f"{path} is not a lineage record: it was damaged.") from None
+        entry = LineageEntry(**unseal(data or b"", path))
+        ArtifactRef.parse(entry.artifact)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path} is not a lineage record: {error}.") from None
+    return entry
+
+
+def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
+    """Return every record of a run by its path, as it is stored."""
+    top = layout.run(name)
+    paths = [f"{top}/{file}" for file in store.root.files(top) if file.endswith(".json")]
+    return {path: data for path, data in zip(paths, store.root.read_many(paths), strict=True) if data is not None}
+
+
+def damaged_records(store: ArtifactStore) -> list[tuple[str, str]]:
+    """Return path and what is wrong with it, of every record of runs that is not what was written."""
+    found = []
+    for name in store.root.list(layout.RUNS):
+        for path, data in records_of(store, name).items():
+            try:
+                if f"/{layout.LINEAGE}/" in path:
+                    _entry(path, data)
+                else:
+                    unseal(data, path)
+            except CorruptError as error:
+                found.append((path, str(error)))
+    return found
+
+
+@contextmanager
+def at_rest(store: ArtifactStore) -> Iterator[None]:
+    """Keep every run of a store from being executed, inside: what one reads or makes must not go meanwhile.
+
+    Raises:
+        RunConflictError: one is being executed.
+    """
+    with ExitStack() as held:
+        for name in list_runs(store):
+            held.enter_context(store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"))
+        yield
 
 
 def list_runs(store: ArtifactStore) -> list[str]:
     """Return the names of all runs in a store."""
     return [name for name in store.root.list(layout.RUNS) if store.root.read(layout.run_record(name)) is not None]
-
-
-def _encode(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()

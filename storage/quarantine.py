@@ -15,7 +15,9 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     record goes last: killed halfway, the same damage is found again.
     """
     ref = problem.ref
-    if problem.kind == "orphaned":
+    if ref is None:
+        paths = [problem.path]
+    elif problem.kind == "orphaned":
         paths = [problem.message.partition(" ")[0]]
     else:
         paths = [layout.manifest(ref)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from configs.errors import CorruptError
 from storage.layout import ArtifactRef
+from storage.names import digest, part
 from storage.roots.base import FileEntry
+from storage.sealed import seal, unseal
 
-#: 2 added checksums of blocks and the artifact to shard records.
-SCHEMA_VERSION = 2
+#: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself.
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +70,18 @@ class Manifest:
 
 def encode(record: ShardRecord | Manifest) -> bytes:
     """Return a record or manifest as JSON; equal ones give equal bytes."""
-    data = asdict(record)
-    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+    return seal(asdict(record), finite=True)
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:
     """Return the object in a committed JSON file.
 
     Raises:
-        CorruptError: it is no JSON object, or newer than this reader.
+        CorruptError: it is not as it was written, or newer than this reader.
     """
-    try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise CorruptError(f"{where} is not JSON as it was committed: the file was damaged.")
+    value = unseal(data, where)
     version = value.get("schema_version", 0)
-    if version > SCHEMA_VERSION:
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise CorruptError(
             f"{where} has schema version {version}; this flowmill reads up to {SCHEMA_VERSION}. Upgrade flowmill."
         )
@@ -102,7 +97,8 @@ def record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) 
     try:
         files = tuple(FileEntry.parse(file) for file in data.pop("files"))
         record = ShardRecord(files=files, **data)
-    except (KeyError, TypeError) as error:
+        digest(record.digest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"{where} is not a commit record: {error}.") from None
     if record.shard != shard or record.artifact not in ("", str(ref)):
         raise CorruptError(
@@ -119,7 +115,10 @@ def manifest_from(data: dict[str, Any], where: str) -> Manifest:
         CorruptError: it is none.
     """
     try:
-        shards = tuple((shard, digest, rows) for shard, digest, rows in data.pop("shards"))
-        return Manifest(shards=shards, inputs=tuple(data.pop("inputs")), **data)
-    except (KeyError, TypeError, ValueError) as error:
+        shards = tuple((part(shard), digest(content), rows) for shard, content, rows in data.pop("shards"))
+        inputs = tuple(data.pop("inputs"))
+        for ref in inputs:
+            ArtifactRef.parse(ref)
+        return Manifest(shards=shards, inputs=inputs, **data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptError(f"{where} is not a manifest: {error}.") from None

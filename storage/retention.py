@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage import layout
@@ -49,8 +49,8 @@ class Removal:
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
     """Return what may go under a retention; nothing that a run outside of it needs is among it."""
-    kept = {name: RunFolder(store, name).entries() for name in list_runs(store) if name not in retention.forget}
-    named = {entry.artifact for entries in kept.values() for entry in entries}
+    kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
+    named = {entry.artifact for run in kept.values() for entry in run.entries()}
     past = _past(kept, retention)
     removals = [
         Removal(what=layout.run(name), size=0, reason="the run is given up", trace=False)
@@ -83,16 +83,31 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
             store.root.remove(f"{ref.path}/{name}")
 
 
-def _past(kept: dict[str, list[LineageEntry]], retention: Retention) -> set[str]:
-    """Return the artifacts that only past epochs of the chosen runs name."""
+def _past(kept: Mapping[str, RunFolder], retention: Retention) -> set[str]:
+    """Return the artifacts that only past epochs of the chosen runs name, and no run goes on from."""
     if retention.keep_epochs is None:
         return set()
     past: set[str] = set()
     needed: set[str] = set()
-    for name, entries in kept.items():
+    for name, run in kept.items():
+        entries = run.entries()
         last = max((entry.epoch for entry in entries), default=0)
+        limit = min(last - retention.keep_epochs, _still_read(run, entries) - 1)
         for entry in entries:
             chosen = not retention.runs or name in retention.runs
-            old = entry.epoch > 0 and entry.epoch <= last - retention.keep_epochs
+            old = 0 < entry.epoch <= limit
             (past if chosen and old and entry.stage in retention.stages else needed).add(entry.artifact)
     return past - needed
+
+
+def _still_read(run: RunFolder, entries: Sequence[LineageEntry]) -> int:
+    """Return the first epoch of which a run may read something when it goes on.
+
+    Training of the next epoch replays ``optimize.replay.epochs`` before it; rollouts of the epochs to come are made
+    with policies that are ``execution.ahead`` older.
+    """
+    trained = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
+    config = run.config() or {}
+    replayed = (config.get("optimize", {}).get("replay") or {}).get("epochs", 0)
+    ahead = config.get("execution", {}).get("ahead", 0)
+    return trained - max(int(replayed) - 1, int(ahead), 0)

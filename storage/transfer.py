@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from configs.errors import CommitLostError
+from configs.errors import CommitLostError, RunConflictError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
+from storage.lineage import RunFolder, records_of
 from storage.records import ShardRecord
 from storage.roots.base import BLOCK
 
@@ -20,6 +20,9 @@ def copy_run(
 ) -> dict[str, int]:
     """Copy a run's artifacts, checked byte by byte, then its records. What is there already is not copied again.
 
+    Of a run that is being executed the copy is the run as it was at the beginning: what is committed meanwhile, is not
+    part of it.
+
     Args:
         source: where the run is.
         target: where it shall be.
@@ -30,24 +33,43 @@ def copy_run(
         Counts of artifacts, shards and bytes copied.
 
     Raises:
+        RunConflictError: the target has another run of this name.
         CorruptError: something in the source is damaged.
         CommitLostError: the target has other content under the same name.
     """
+    _check_same(source, target, run)
+    # Records before artifacts: each artifact that one names was committed, and is copied below.
+    records = records_of(source, run)
     refs = list(dict.fromkeys(entry.ref for entry in RunFolder(source, run).entries()))
     counts = {"artifacts": len(refs), "shards": 0, "bytes": 0}
     for number, ref in enumerate(refs, 1):
+        # Before the shards: one that is written later names shards that are not copied.
+        manifest = source.root.read(layout.manifest(ref))
         for record in source.records(ref):
             copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
             counts["shards"] += copied > 0
             counts["bytes"] += copied
             _copy_object(source, target, layout.record(ref, record.shard))
         _copy_object(source, target, layout.removed(ref))
-        _copy_object(source, target, layout.manifest(ref))
+        if manifest is not None:
+            target.root.create(layout.manifest(ref), manifest)
         progress(str(ref), number, len(refs))
-    for name in source.root.files(layout.run(run)):
-        if name.endswith(".json"):
-            _copy_object(source, target, f"{layout.run(run)}/{name}")
+    for path, data in records.items():
+        target.root.create(path, data)
     return counts
+
+
+def _check_same(source: ArtifactStore, target: ArtifactStore, run: str) -> None:
+    """Check that the target has no run of this name, or the same.
+
+    Raises:
+        RunConflictError: it has another.
+    """
+    ours, theirs = RunFolder(source, run).describe(), RunFolder(target, run).describe()
+    if theirs is not None and theirs != ours:
+        raise RunConflictError(
+            f"{target.root.uri} has another run of the name '{run}', so the two would become one. Copy to another root."
+        )
 
 
 def _copy_shard(source: ArtifactStore, target: ArtifactStore, ref: ArtifactRef, record: ShardRecord) -> int:

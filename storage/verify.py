@@ -15,7 +15,7 @@ from storage.checksums import check_size
 from storage.commit import ArtifactStore
 from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
-from storage.lineage import RunFolder, list_runs
+from storage.lineage import RunFolder, damaged_records, list_runs
 from storage.records import Manifest, ShardRecord
 
 
@@ -51,19 +51,21 @@ def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
 class Problem:
     """Something in a store that is not as it was committed."""
 
-    ref: ArtifactRef
-    """The artifact."""
+    ref: ArtifactRef | None
+    """The artifact; None where it is a record of a run."""
     shard: str | None
     """The shard, or None when it is the manifest or belongs to no shard."""
     kind: str
     """missing, corrupt or orphaned."""
     message: str
     """What was found and what was expected."""
+    path: str = ""
+    """The record of a run."""
 
 
 def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
     """Check every record and manifest; return counts and one line per problem."""
-    refs, problems, files = list_refs(store), [], 0
+    refs, problems, files = list_refs(store), _of_runs(store), 0
     for ref in refs:
         found, count = check_artifact(store, ref, deep=deep)
         problems += found
@@ -73,13 +75,19 @@ def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
         "files": files,
         "deep": deep,
         "problems": [problem.message for problem in problems],
-        "found": [{"artifact": str(p.ref), "shard": p.shard, "kind": p.kind} for p in problems],
+        "found": [{"artifact": str(p.ref or p.path), "shard": p.shard, "kind": p.kind} for p in problems],
     }
 
 
 def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
     """Return everything in a store that is not as it was committed."""
-    return [problem for ref in list_refs(store) for problem in check_artifact(store, ref, deep=deep)[0]]
+    artifacts = (problem for ref in list_refs(store) for problem in check_artifact(store, ref, deep=deep)[0])
+    return [*_of_runs(store), *artifacts]
+
+
+def _of_runs(store: ArtifactStore) -> list[Problem]:
+    found = damaged_records(store)
+    return [Problem(ref=None, shard=None, kind="corrupt", message=said, path=path) for path, said in found]
 
 
 def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:

@@ -13,26 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from configs.benchmark import RUN_PREFIX, Benchmark
+from configs.benchmark import Benchmark
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.load import load_config, parse_config
 from configs.registry import resolve
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.algorithms.resampling import Estimate, chance_of_difference, mean_with_interval
 from tasks.chain import OF
 from tasks.check_rewards import check_rewards
+from tasks.describe import BENCHMARK
+from tasks.earnings import read_rewards
+from tasks.model_settings import check_model
 from tasks.progress import Reporter
 from tasks.prompts import source_prompts
 from tasks.runs import begin_run, open_run
 from tasks.stage import Stage, StageRun
 from tasks.stages import make_stage
-from tasks.stages.advantage import read_rewards
 from tasks.stages.evaluate import EvaluateStage
 from tasks.stages.score import JudgeStage
+from tasks.trust import check_trusted
+from tasks.try_rewards import try_rewards
 
 #: Version of the result files.
 _FORMAT = 1
@@ -128,15 +133,17 @@ def read_result(file: Path) -> Result:
         raise ConfigError(f"'{file}' holds no result of 'flowmill benchmark': {error}.") from None
 
 
-def find_subject(model: str, *, root: str, config: Path | None) -> Subject:
+def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = False) -> Subject:
     """Return the model that RUN@EPOCH, or the folder of a pipeline, stands for.
 
     Args:
         model: as a person writes it.
         root: the store.
         config: of a folder: a config with its family and options.
+        trusted: use code that only the store's record of the run names.
 
     Raises:
+        TrustError: the store names code that nobody here has asked for.
         ConfigError: it is neither, or the family of a folder cannot be told.
         StoreError: there is no such run.
         NotCommittedError: the epoch is not made yet.
@@ -148,6 +155,8 @@ def find_subject(model: str, *, root: str, config: Path | None) -> Subject:
     if not at or not epoch.isdigit():
         raise ConfigError(f"--model '{model}' is neither a folder nor RUN@EPOCH, such as digits@30.")
     context = open_run(root, run, reads=True)
+    if not trusted:
+        check_trusted(context.config, context.config, run=run)
     return Subject(label=model, config=context.config, policy=context.policy_ref(int(epoch)))
 
 
@@ -158,17 +167,25 @@ def measure(benchmark: Benchmark, subject: Subject, *, root: str, reporter: Repo
         ConfigError: a reward cannot work, or the model cannot be called as the benchmark pins it.
         RewardError: a reward fails.
     """
-    context = begin_run(_pinned(benchmark, subject, root), reporter=reporter)
-    check_rewards(context.config, source_prompts(context.config), build=False)
+    pinned = _pinned(benchmark, subject, root)
+    check_model(pinned)
+    check_rewards(pinned, source_prompts(pinned), build=False)
+    context = begin_run(pinned, reporter=reporter)
     with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+        if context.run.newest(BENCHMARK) is None:
+            context.run.add(BENCHMARK, {"title": benchmark.title})
         for name in ("base", "encode", "preprocess", "policy"):
             StageRun(make_stage(context, name, 0)).execute()
         policy = subject.policy or context.policy_ref(0)
         prompts = context.chain.require(0, "preprocess").ref
         slot = str(policy).replace("/", ".")
-        images = _made(EvaluateStage(context, 0, slot), (policy, prompts))
+        evaluation = _bound(EvaluateStage(context, 0, slot), (policy, prompts))
+        if context.store.manifest(evaluation.ref) is None:
+            # What a reward lacks is said before anything is sampled.
+            context.host.use_rewards(try_rewards(context.config))
+        images = _made(evaluation)
         scored = {
-            section.slot: _made(JudgeStage(context, 0, f"{section.slot}{OF}{slot}"), (images,))
+            section.slot: _made(_bound(JudgeStage(context, 0, f"{section.slot}{OF}{slot}"), (images,)))
             for section in context.config.rewards
         }
     listed = context.prompts["train"]
@@ -183,8 +200,12 @@ def measure(benchmark: Benchmark, subject: Subject, *, root: str, reporter: Repo
     )
 
 
-def _made(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> ArtifactRef:
+def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
     stage.adopt(stage.work(inputs), inputs)
+    return stage
+
+
+def _made(stage: Stage) -> ArtifactRef:
     StageRun(stage).execute()
     return stage.ref
 
@@ -227,7 +248,7 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str) -> RunConfig:
         "execution": {**subject.config.execution.model_dump(mode="json"), **_ALONE},
     }
     identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
-    data["run"]["name"] = f"{RUN_PREFIX}{benchmark.name}-{fingerprint(identity)[:8]}"
+    data["run"]["name"] = f"benchmark-{benchmark.name}-{fingerprint(identity)[:8]}"
     return parse_config(data, where=f"benchmark '{benchmark.name}'")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.registry import resolve
+from configs.registry import Table, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
@@ -24,6 +24,7 @@ from tasks.execution.checks import check_execution
 from tasks.model_settings import check_model
 from tasks.optimize.optimizers import check_optimizer
 from tasks.prompts import SOURCE, Prompt, source_prompts, uses_guidance
+from tasks.seeds import most_of_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +111,19 @@ def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
 
 def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     sources, wanted = config.prompts.sources, config.rollout.prompts_per_epoch
-    total = sum(source.weight for source in sources)
-    for source in sources:
+    if not sources:
+        return
+    weights = [source.weight for source in sources]
+    for source, most in zip(sources, most_of_each(weights, wanted, config.run.epochs), strict=True):
         has = sum(prompt.metadata[SOURCE] == source.name for prompt in prompts)
-        most = min(wanted, math.ceil(wanted * source.weight / total) + 2)
         if most > has:
             raise ConfigError(
-                f"rollout.prompts_per_epoch is {wanted}, of which an epoch may take {most} of the source "
+                f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
                 f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
             )
 
 
-def _known(what: str, name: str, table: Mapping[str, str]) -> None:
+def _known(what: str, name: str, table: Table) -> None:
     """Check a table name without importing what it stands for; import strings are imported."""
     if name not in table:
         resolve(table, name, what=what)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from configs.errors import ConfigError
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from configs.suggest import did_you_mean
 from models.rewards.base import Needs
 from models.rewards.make import check_section, make_reward, needs_of
@@ -104,6 +105,11 @@ def _check_needs(
     section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
 ) -> None:
     media, slot = config.rollout.media, section.slot
+    if needs.media == "texts":
+        raise ConfigError(
+            f"rewards: '{slot}' scores texts, but model.policy '{config.model.policy}' makes "
+            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that looks at those."
+        )
     if needs.media == "latents" and not media.latents:
         raise ConfigError(
             f"rewards: '{slot}' scores latents, which are not kept. Set rollout.media.latents to true; where no other "

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from configs.load import asks_for, parse_config
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder

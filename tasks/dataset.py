@@ -15,7 +15,7 @@ from configs.extras import require_extra
 from storage.lineage import LineageEntry
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.stages.advantage import read_advantages, read_rewards
+from tasks.earnings import read_advantages, read_rewards
 
 FORMATS = ("parquet", "datasets", "delta")
 _PLAIN = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "replica", "seed", "policy")

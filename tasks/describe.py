@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from storage import layout
@@ -10,11 +11,15 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.pictures import GRID
 from tasks.sources import PIPELINE
+from tasks.speed import epoch_speeds
 from tasks.watch import suspicions
 
 if TYPE_CHECKING:
     from tasks.chain import Chain, Node
     from tasks.context import RunContext
+
+#: Series of records of a run that holds what a benchmark made, with the benchmark's title.
+BENCHMARK = "benchmark"
 
 
 def describe_run(context: RunContext) -> dict[str, Any]:
@@ -23,17 +28,20 @@ def describe_run(context: RunContext) -> dict[str, Any]:
 
     chain, run = context.chain, context.run
     entries = chain.entries()
+    finished = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
     return {
         "run": run.name,
         "root": run.store.root.uri,
         "epochs": context.config.run.epochs,
-        "finished_epochs": max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0),
+        "finished_epochs": finished,
         "tracking": run.newest("tracking"),
+        "benchmark": (run.newest(BENCHMARK) or {}).get("title"),
         "evaluations": _evaluations(chain),
         "named_evaluations": _named(chain),
         "rewards": _rewards(chain, entries),
         "warnings": [found.text() for found in suspicions(chain)],
         "advantages": _advantages(chain, entries),
+        "speed": {"epoch": finished, **epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
             for e in entries
@@ -44,11 +52,26 @@ def describe_run(context: RunContext) -> dict[str, Any]:
     }
 
 
-def describe_artifact(context: RunContext, node: Node, ref: ArtifactRef) -> str:
-    """Return one line about what a stage made, with the mean scores of rewards."""
-    figures = _scores(context, ref)
-    means = [f"{split} mean {values['mean']:.3f}".strip() for split, values in figures.items()]
-    return " ".join([str(node), str(ref), *([f"({', '.join(means)})"] if means else [])])
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a stage made, or found committed."""
+
+    node: Node
+    """The stage."""
+    artifact: str
+    """``kind/id``."""
+    means: Mapping[str, float]
+    """Of rewards their mean by prompt list, '' where there are none."""
+
+    def __str__(self) -> str:
+        means = [f"{split} mean {mean:.3f}".strip() for split, mean in self.means.items()]
+        return " ".join([str(self.node), self.artifact, *([f"({', '.join(means)})"] if means else [])])
+
+
+def describe_made(context: RunContext, node: Node, ref: ArtifactRef) -> Made:
+    """Return what a stage made, with the mean scores of rewards."""
+    means = {split: values["mean"] for split, values in _scores(context, ref).items()}
+    return Made(node, str(ref), means)
 
 
 def _scores(context: RunContext, ref: ArtifactRef) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from configs.errors import ConfigError
 from configs.registry import create
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from models.architectures import architecture_of
 from models.attention import BACKENDS, FIXED, MASKED
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, VIDEO
 from models.quickstart import BUILDERS
@@ -30,6 +31,7 @@ def check_model(config: RunConfig) -> None:
     _check_images(config)
     if config.model.policy not in POLICIES:
         return
+    _check_size(config)
     _check_clips(config)
     _check_steps(config)
     _check_guidance(config)
@@ -61,6 +63,21 @@ def _check_images(config: RunConfig) -> None:
             f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
             f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
         )
+
+
+def _check_size(config: RunConfig) -> None:
+    """Check that the model has positions for an image of the configured size, where its architecture is known."""
+    model = config.model
+    found = None if model.path is None else architecture_of(model.path)
+    if found is None or "pos_embed_max_size" not in found.config:
+        return
+    most = found.config["pos_embed_max_size"] * found.patch * found.latents[1]
+    for name, size in (("height", model.height), ("width", model.width)):
+        if size > most:
+            raise ConfigError(
+                f"model.{name} is {size}, but '{model.path}' has positions for {most} pixels at most. Set it to {most} "
+                "or less."
+            )
 
 
 def _check_clips(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from configs import peek
+from configs.components import components
 from configs.errors import ConfigError, FlowmillError, PromptError
 from configs.overrides import blamed
 from configs.packages import PACKAGES
@@ -22,6 +23,8 @@ from models.rewards import GIVEN, REWARDS
 from models.schedules import PLANS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
+from tasks.execution.launchers import LAUNCHERS
+from tasks.execution.runners import RUNNERS
 
 _PROMPT_FILES = (".txt", ".jsonl", ".parquet")
 
@@ -56,31 +59,33 @@ def check_stage(name: str) -> None:
 
 
 def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
-    for setting, what, table, component in _components(config):
-        yield from _component(setting, component, table, what=what)
+    tables = _tables()
+    for setting, component in components(config):
+        table = tables[setting.rstrip(".0123456789")]
+        yield from _component(setting, component, table, what="reward" if table is REWARDS else setting)
     yield from _family_options(config)
     yield from _files(config, folders)
 
 
-def _components(config: RunConfig) -> Iterator[tuple[str, str, Mapping[str, str], Component]]:
-    """Yield setting, what it is called in messages, its table, and the component."""
+def _tables() -> dict[str, Mapping[str, str]]:
+    """Return the tables of components by setting; of those in lists, by that of the list."""
     solvers = peek.table("models.solvers:SOLVERS")
-    rollout, evaluate = config.rollout, config.evaluate
-    yield "model.policy", "model.policy", POLICIES, Component(name=config.model.policy)
-    if config.model.build is not None:
-        yield "model.build", "model.build", BUILDERS, config.model.build
-    yield "rollout.sampler", "rollout.sampler", peek.table("models.transitions:KERNELS"), rollout.sampler
-    yield "rollout.plan", "rollout.plan", PLANS, rollout.plan
-    yield "rollout.solver", "rollout.solver", solvers, Component(name=rollout.solver)
-    yield "evaluate.solver", "evaluate.solver", solvers, Component(name=evaluate.solver)
-    yield "rollout.store", "rollout.store", TRAJECTORY_STORES, Component(name=rollout.store)
-    yield "optimize.algorithm", "optimize.algorithm", ALGORITHMS, config.optimize.algorithm
-    for number, section in enumerate(config.rewards):
-        yield f"rewards.{number}", "reward", REWARDS, section
-    for number, section in enumerate(config.monitors):
-        yield f"monitors.{number}", "reward", REWARDS, section
-    for number, section in enumerate(evaluate.judges):
-        yield f"evaluate.judges.{number}", "reward", REWARDS, section
+    return {
+        "model.policy": POLICIES,
+        "model.build": BUILDERS,
+        "rollout.sampler": peek.table("models.transitions:KERNELS"),
+        "rollout.plan": PLANS,
+        "rollout.solver": solvers,
+        "rollout.store": TRAJECTORY_STORES,
+        "evaluate.solver": solvers,
+        "optimize.algorithm": ALGORITHMS,
+        "optimize.optimizer": peek.table("tasks.optimize.optimizers:OPTIMIZERS"),
+        "execution.launcher": LAUNCHERS,
+        "execution.runner": RUNNERS,
+        "rewards": REWARDS,
+        "monitors": REWARDS,
+        "evaluate.judges": REWARDS,
+    }
 
 
 def _component(

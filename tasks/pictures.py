@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -11,6 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 GRID = "grid.png"
 #: Width of a grid: full size on the screens it is looked at.
 _WIDTH = 1280
+#: Longest side of one that is sent along.
+_SHOWN = 900
 _FONT = 15
 _CAPTION = 2 * _FONT + 8
 _GAP = 8
@@ -26,7 +31,7 @@ def grid(
     Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side. Without ``columns`` the grid is
     as narrow as a flat one can be.
     """
-    images = [_strip(image) if image.ndim == 4 else image for image in images]
+    images = [strip(image) if image.ndim == 4 else image for image in images]
     shape = images[0].shape[0] / images[0].shape[1]
     columns = columns or _columns(len(images), shape)
     width = (_WIDTH - _GAP) // columns - _GAP
@@ -43,6 +48,14 @@ def grid(
             place = (x, y + height + 2 + (_FONT + 3) * line)
             draw.text(place, _fit(draw, font, text, width), fill="black", font=font)
     return sheet
+
+
+def data_url(path: Path) -> str:
+    """Return a picture, small, as an address that holds all of it: pages show it without asking anybody."""
+    picture, data = Image.open(path).convert("RGB"), io.BytesIO()
+    picture.thumbnail((_SHOWN, _SHOWN))
+    picture.save(data, "WEBP", quality=80)
+    return f"data:image/webp;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def squared(image: Image.Image) -> Image.Image:
@@ -64,7 +77,8 @@ def _columns(count: int, shape: float) -> int:
     return max(1, count)
 
 
-def _strip(clip: np.ndarray) -> np.ndarray:
+def strip(clip: np.ndarray) -> np.ndarray:
+    """Return the first, the middle and the last frame of an (F, H, W, 3) clip side by side."""
     return np.concatenate([clip[0], clip[len(clip) // 2], clip[-1]], axis=1)
 
 

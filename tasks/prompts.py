@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,8 +11,6 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 
 from configs.errors import PromptError
@@ -21,7 +18,11 @@ from configs.fingerprint import fingerprint, hash_text
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from storage.checksums import hash_file
+from storage.names import below
+from tasks.prompt_files import READERS, Rows, hub_rows
 
+#: A small file can claim to be an image of any size; models take a hundredth of this.
+_MOST_PIXELS = 1 << 26
 #: Metadata key of the hash of the image a prompt starts from.
 IMAGE = "image_xxh3"
 #: Metadata key of the name of the source, where there are several.
@@ -154,10 +155,11 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
         PromptError: the source is missing, empty or malformed, or holds an empty prompt or a prompt twice.
     """
     path = Path(source)
-    if path.suffix.lower() not in _READERS:
-        return _prompts(_hub_rows(source, section, where), source, section, where)
+    if path.suffix.lower() not in READERS:
+        return _prompts(hub_rows(source, section, where), source, section, where)
     if not path.is_file():
-        raise PromptError(f"{where}: prompt file '{source}' does not exist. Paths are relative to the config file.")
+        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the config file"
+        raise PromptError(f"{where}: prompt file '{source}' {found}.")
     if section.image is not None:
         # Images may change while the list does not.
         return _file_prompts(source, section, where)
@@ -172,10 +174,10 @@ def _unchanged_prompts(source: str, section: str, where: str, changed: int, size
 
 
 def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    return _prompts(_READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
+    return _prompts(READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
 
 
-def _prompts(rows: _Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
+def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
     """Return the prompts of rows, checked."""
     folder = Path(source).parent
     with _without_collecting():
@@ -203,10 +205,6 @@ def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
     return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
 
 
-#: Rows of a source, each with the number of its line or row.
-_Rows = Iterable[tuple[int, Mapping[str, Any]]]
-
-
 class _Place(NamedTuple):
     """Where a row stands, for errors."""
 
@@ -217,57 +215,6 @@ class _Place(NamedTuple):
     def __str__(self) -> str:
         unit = "line" if Path(self.source).suffix.lower() in (".txt", ".jsonl") else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
-
-
-def _text_rows(path: str, column: str) -> _Rows:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"'{path}' is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        yield number, {column: line.strip()}
-
-
-def _jsonl_rows(path: str, column: str) -> _Rows:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise PromptError(f"{place} is not JSON: {error}. Each line must hold one object.") from None
-            if not isinstance(row, dict):
-                raise PromptError(f"{place} holds {type(row).__name__}; each line must hold one object.")
-            yield number, row
-
-
-def _parquet_rows(path: str, column: str) -> _Rows:
-    try:
-        rows = pq.read_table(path).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise PromptError(f"'{path}' is not a Parquet file: {error}") from None
-    yield from enumerate(rows, 1)
-
-
-def _hub_rows(source: str, section: PromptsSection, where: str) -> _Rows:
-    if source.startswith((".", "/")) or source.count("/") > 1 or (Path(source).suffix and "/" not in source):
-        raise PromptError(
-            f"{where}: '{source}' is neither a .txt, .jsonl or .parquet file nor a dataset id like 'owner/name'."
-        )
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(source, split=section.split)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PromptError(
-            f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
-            "Use a dataset id that can be reached, or a .txt, .jsonl or .parquet file that exists."
-        ) from None
-    yield from enumerate(rows, 1)
 
 
 def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, folder: Path) -> Prompt:
@@ -292,13 +239,22 @@ def _image(row: Mapping[str, Any], column: str, place: _Place, folder: Path) -> 
     name = row.get(column)
     if not isinstance(name, str) or not name:
         raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
-    path = folder / name
+    try:
+        path = below(folder, name)
+    except ValueError as error:
+        raise PromptError(f"{place}: {error}. Images are below the prompt file's folder; put it there.") from None
     if not path.is_file():
-        raise PromptError(f"{place}: image '{path}' does not exist. Paths are relative to the prompt file.")
+        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the prompt file"
+        raise PromptError(f"{place}: image '{path}' {found}.")
     try:
         with Image.open(path) as image:
+            pixels = image.width * image.height
+            if pixels > _MOST_PIXELS:
+                raise PromptError(
+                    f"{place}: '{path}' has {pixels:,} pixels, more than {_MOST_PIXELS:,}. Scale it down."
+                )
             image.verify()
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
     return path
 
@@ -317,10 +273,3 @@ def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: 
                 "Groups are identified by their prompt; remove one."
             )
         first[prompt.id] = number
-
-
-_READERS: Mapping[str, Callable[[str, str], _Rows]] = {
-    ".txt": _text_rows,
-    ".jsonl": _jsonl_rows,
-    ".parquet": _parquet_rows,
-}

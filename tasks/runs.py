@@ -20,6 +20,7 @@ from tasks.describe import describe_result
 from tasks.progress import Reporter
 from tasks.prompts import prompts_fingerprint, source_prompts
 from tasks.sources import model_identity
+from tasks.trust import check_trusted
 
 
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
@@ -40,7 +41,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
             # Another process created it since; it is bound to only if it is the same.
             return begin_run(config, reporter=reporter)
         context = RunContext(store, config, run, reporter=reporter)
-    context.run.add("configs", _recorded(config))
+    context.run.add("configs", recorded(config))
     return context
 
 
@@ -90,6 +91,7 @@ def open_run(
     reporter: Reporter | None = None,
     epoch: int = 0,
     reads: bool = False,
+    trusted: bool = False,
 ) -> RunContext:
     """Bind to an existing run with the config it was last started with, and some overrides.
 
@@ -100,13 +102,17 @@ def open_run(
         reporter: shows progress.
         epoch: epoch of that stage.
         reads: nothing is made; see ``RunContext``.
+        trusted: carry out code and commands that only the store's record of the run names.
 
     Raises:
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
+        TrustError: the store names code or commands that nobody here has asked for.
     """
-    stored = require_run(ArtifactStore(root), name).config() or {}
-    config = override_config(parse_config(stored, where=f"run '{name}'"), [f"store.root={root}", *overrides])
+    stored = parse_config(require_run(ArtifactStore(root), name).config() or {}, where=f"run '{name}'")
+    config = override_config(stored, [f"store.root={root}", *overrides])
+    if not (reads or trusted):
+        check_trusted(stored, config, run=name)
     store = ArtifactStore(config.store)
     run = RunFolder(store, name)
     return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
@@ -182,21 +188,21 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
     note = run.newest(_finished(context))
-    same = asks_for(run.config() or {}) == asks_for(_recorded(context.config))
+    same = asks_for(run.config() or {}) == asks_for(recorded(context.config))
     if note is None or not same or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
 
 
-def _recorded(config: RunConfig) -> dict[str, Any]:
+def recorded(config: RunConfig) -> dict[str, Any]:
     """Return a config as a run keeps it: where its store is, is not part of it, so a store can be moved."""
     return config.model_dump(mode="json", exclude={"store"})
 
 
 def _record(config: RunConfig) -> dict[str, Any]:
     identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
-    return {"config": _recorded(config), **identity, "schema_version": 2}
+    return {"config": recorded(config), **identity, "schema_version": 2}
 
 
 def _prompts_identity(config: RunConfig) -> str:
@@ -206,7 +212,7 @@ def _prompts_identity(config: RunConfig) -> str:
 
 def _finished(context: RunContext) -> str:
     """Return the series of records that say a config is finished."""
-    wanted = {key: value for key, value in asks_for(_recorded(context.config)).items() if not _by_content(key)}
+    wanted = {key: value for key, value in asks_for(recorded(context.config)).items() if not _by_content(key)}
     path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)

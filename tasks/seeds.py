@@ -46,41 +46,47 @@ def mixed_prompts(
 ) -> list[tuple[int, int]]:
     """Return the prompts of an epoch that mixes sources, as (source, index within it).
 
-    Which source a group of the run is of follows from its number alone, spread evenly by the golden ratio, so that
-    every stretch of groups has close to the wanted shares. Each source is passed through in permutations of its own;
-    no prompt appears twice in an epoch.
+    Each source is passed through in permutations of its own; no prompt appears twice in an epoch.
 
     Args:
-        sizes: prompts of each source.
+        sizes: prompts of each source, at least as many as ``most_of_each`` says.
         weights: share of each, to any sum.
         per_epoch: groups of an epoch.
         seed: of the run.
         epoch: from 1.
-
-    Raises:
-        ValueError: an epoch needs more prompts of a source than it has.
     """
-    numbers = np.arange(epoch * per_epoch, dtype=np.float64)
+    sources = _source_of_groups(weights, epoch * per_epoch)
+    before, now = np.split(sources, [len(sources) - per_epoch])
+    drawn = {
+        source: iter(_next_of(sizes[source], int((before == source).sum()), int((now == source).sum()), seed, source))
+        for source in sorted(set(now.tolist()))
+    }
+    return [(source, next(drawn[source])) for source in now.tolist()]
+
+
+def most_of_each(weights: Sequence[float], per_epoch: int, epochs: int) -> list[int]:
+    """Return the most groups that any of so many epochs has of each source."""
+    sources = _source_of_groups(weights, max(1, epochs) * per_epoch).reshape(-1, per_epoch)
+    return [int((sources == number).sum(1).max()) for number in range(len(weights))]
+
+
+def _source_of_groups(weights: Sequence[float], count: int) -> np.ndarray:
+    """Return the source of each of a run's first groups, (count,).
+
+    It follows from a group's number alone, spread evenly by the golden ratio: every stretch of groups has close to the
+    wanted shares.
+    """
     bounds = np.cumsum(weights) / np.sum(weights)
-    sources = np.minimum(np.searchsorted(bounds, (numbers + 0.5) * _GOLDEN % 1.0, side="right"), len(sizes) - 1)
-    before, now = sources[: -per_epoch or None], sources[-per_epoch:]
-    chosen: dict[int, list[int]] = {}
-    for source in sorted(set(now.tolist())):
-        wanted = int((now == source).sum())
-        if wanted > sizes[source]:
-            raise ValueError(f"an epoch takes {wanted} prompts of a source that has {sizes[source]}")
-        used = int((before == source).sum()) if epoch > 1 else 0
-        chosen[source] = _distinct(sizes[source], used, wanted, seed, source)
-    return [(source, chosen[source].pop(0)) for source in now.tolist()]
+    places = (np.arange(count, dtype=np.float64) + 0.5) * _GOLDEN % 1.0
+    return np.minimum(np.searchsorted(bounds, places, side="right"), len(weights) - 1)
 
 
-def _distinct(size: int, used: int, wanted: int, seed: int, source: int) -> list[int]:
+def _next_of(size: int, used: int, wanted: int, seed: int, source: int) -> list[int]:
     """Return the next indices of a source of which so many were used; one just taken waits for a later pass."""
     found: list[int] = []
+    number, position = divmod(used, size)
     while len(found) < wanted:
-        number, position = divmod(used, size)
-        index = int(permutation(size, seed, "prompts", source, number)[position])
-        if index not in found:
-            found.append(index)
-        used += 1
+        order = permutation(size, seed, "prompts", source, number)[position:]
+        found += [index for index in order.tolist() if index not in found][: wanted - len(found)]
+        number, position = number + 1, 0
     return found

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from configs.errors import OutOfMemoryError
 from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
+from storage.disk import named_disk
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
 from storage.together import Company
 from tasks.chain import Node
 from tasks.context import RunContext
+from tasks.limits import enough_memory
 
 if TYPE_CHECKING:
     from models.policies.base import Part
@@ -194,17 +194,22 @@ class StageRun:
         if force and not stage.grows:
             stage.begin_attempt()
         self.ref = stage.ref
+        self._manifest: Manifest | None = None
 
     @property
-    def complete(self) -> bool:
-        """True when nothing is left to do."""
-        if self.stage.grows:
-            return not self.pending()
-        return self.store.manifest(self.ref) is not None
+    def found(self) -> bool:
+        """Whether the artifact was complete when ``pending`` looked."""
+        return self._manifest is not None
 
     def pending(self) -> list[Shard]:
-        """Return the shards without a commit record."""
-        done = set(self.store.committed(self.ref))
+        """Return the shards that are left: those without a commit record, none of an artifact that is complete."""
+        if self.stage.grows:
+            done = set(self.store.committed(self.ref))
+        else:
+            state = self.store.state(self.ref)
+            self._manifest, done = state.manifest, set(state.committed)
+            if self._manifest is not None:
+                return []
         return [shard for shard in self.stage.shards() if shard.name not in done]
 
     def run_shard(self, shard: Shard) -> ShardRecord:
@@ -212,12 +217,15 @@ class StageRun:
         found = self.store.record(self.ref, shard.name)
         if found is not None:
             return found
-        with self.store.root.staging() as folder:
+        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
+            if self.stage.parts:
+                # What was computed before, in loading or for another stage, is not of this shard.
+                self.stage.host.computed()
             started = time.time()
             output = self._work(shard, folder)
             producer: dict[str, Any] = {"started": started, "seconds": round(time.time() - started, 4)}
             if self.stage.parts:
-                producer["memory"] = self.stage.host.memory()
+                producer |= {"memory": self.stage.host.memory(), **self.stage.host.computed()}
             record = self.store.commit(
                 self.ref,
                 shard.name,
@@ -232,7 +240,7 @@ class StageRun:
 
     def join_shard(self, shard: Shard) -> None:
         """Work on a shard together with the rank that commits it, to which this process adds its part."""
-        with self.store.root.staging() as folder:
+        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
             self._work(shard, folder)
             self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
 
@@ -245,25 +253,28 @@ class StageRun:
     def finish(self) -> Manifest | None:
         """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
         manifest = None
-        if not self.stage.grows:
-            manifest = self.store.manifest(self.ref) or self._seal()
-            self.stage.cleanup(self.ref)
-        entry = LineageEntry(
+        with named_disk(self.store.root.uri):
+            if not self.stage.grows:
+                # One that another process made meanwhile is found when ours is to be created.
+                manifest = self._manifest or self._seal()
+                self.stage.cleanup(self.ref)
+            self.stage.context.run.append(self._entry())
+        self.stage.context.chain.note(self.stage)
+        return manifest
+
+    def _entry(self) -> LineageEntry:
+        return LineageEntry(
             epoch=self.stage.epoch,
             stage=self.stage.name,
             slot=self.stage.slot,
             artifact=str(self.ref),
             forced=self.forced,
         )
-        self.stage.context.run.append(entry)
-        self.stage.context.chain.note(self.stage)
-        return manifest
 
     def execute(self) -> Manifest | None:
         """Run all pending shards here, one after the other, and finish."""
-        if not self.complete:
-            for shard in self.pending():
-                self.run_shard(shard)
+        for shard in self.pending():
+            self.run_shard(shard)
         return self.finish()
 
     @property
@@ -273,12 +284,15 @@ class StageRun:
     def _work(self, shard: Shard, folder: Path) -> Output:
         if self.stage.parts:
             self.stage.host.prepare(self.stage.parts)
-        with self.stage.context.ledger.work(self.stage.name), enough_memory(self.stage):
+        with (
+            self.stage.context.ledger.work(self.stage.name),
+            enough_memory(str(self.stage.node), self.stage.saves_memory),
+        ):
             return self.stage.run(shard, folder)
 
     def _seal(self) -> Manifest:
         names = [shard.name for shard in self.stage.shards()]
-        records = [record for record in self.store.records(self.ref) if record.shard in set(names)]
+        records = self.store.recorded(self.ref, names)
         return self.store.seal(
             self.ref,
             shards=names,
@@ -288,24 +302,3 @@ class StageRun:
             options=self.stage.options(),
             inputs=tuple(str(ref) for ref in self.stage.inputs()),
         )
-
-
-@contextmanager
-def enough_memory(stage: Stage) -> Iterator[None]:
-    """Say what to change where a device has too little memory for a stage.
-
-    Raises:
-        OutOfMemoryError: inside, there was too little.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if type(error).__name__ not in _NO_MEMORY:
-            raise
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedies = " ".join(stage.saves_memory)
-        raise OutOfMemoryError(f"{stage.node}: {said} {remedies} 'flowmill check' estimates what fits.") from error
-
-
-#: torch's, and Python's own; by name, as torch need not be loaded here.
-_NO_MEMORY = ("OutOfMemoryError", "MemoryError")

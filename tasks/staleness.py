@@ -82,7 +82,7 @@ def standings(chain: Chain) -> list[Standing]:
 
 def is_complete(chain: Chain) -> bool:
     """Return whether every stage of the run is fresh."""
-    return all(each.state is State.FRESH for each in standings(chain))
+    return all(standing(chain, node).state is State.FRESH for node in chain.nodes())
 
 
 def standing(chain: Chain, node: Node) -> Standing:

@@ -14,8 +14,8 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
+from tasks.earnings import read_advantages, read_rewards
 from tasks.runs import open_run
-from tasks.stages.advantage import read_advantages, read_rewards
 from tasks.stages.optimize import OptimizeStage
 
 

@@ -9,16 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from configs.errors import RewardError
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
-from models.rewards.make import MadeRewards, check_section, works_on_accelerator
+from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
 from tasks.check_rewards import asked_of
 from tasks.prompts import Prompt, source_prompts
 
 
-def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
+def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
     """Build every reward and judge and score one made-up sample with each, the first prompt's; return them.
 
     Rewards that the ranks score with are left to them, and only their options are checked.
@@ -28,6 +29,7 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
 
     Args:
         config: the config.
+        load: also those that load, or download, a model; of others the options are checked.
         sleep: waits some seconds before another try.
 
     Raises:
@@ -41,12 +43,17 @@ def try_rewards(config: RunConfig, *, sleep: Callable[[float], None] = time.slee
     tried = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
     for section, listed in tried:
         prompt = (asked_of(section, listed) or asked_of(section, prompts["train"]))[0]
-        if config.execution.ranks > 1 and works_on_accelerator(section):
-            # The ranks' devices are theirs: the process that started them keeps off.
+        # The ranks' devices are theirs: the process that started them keeps off.
+        if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
             continue
         _try(made.of(section), section, prompt, config, sleep)
     return made
+
+
+def loads_model(section: RewardSection) -> bool:
+    """Return whether a reward loads a model of a size that works on an accelerator."""
+    return section.server is None and needs_of(section.name, section.options).accelerated
 
 
 def trial_media(config: RunConfig) -> np.ndarray:

@@ -16,7 +16,7 @@ from configs.errors import CorruptError
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.chain import Chain
-from tasks.stages.advantage import group_numbers, optimized_parts, read_advantages, read_rewards
+from tasks.earnings import group_numbers, optimized_parts, read_advantages, read_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

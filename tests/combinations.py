@@ -36,11 +36,11 @@ from tasks.chain import Chain
 from tasks.check import check_config
 from tasks.components import make_algorithm
 from tasks.context import RunContext
+from tasks.earnings import read_advantages
 from tasks.runs import begin_run
 from tasks.sources import Weights
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.stages.advantage import read_advantages
 
 Options = Mapping[str, Any]
 

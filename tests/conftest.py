@@ -23,7 +23,6 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-import yaml  # noqa: E402
 
 from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
@@ -33,7 +32,9 @@ from tasks.context import RunContext  # noqa: E402
 from tasks.runs import begin_run  # noqa: E402
 from tasks.stage import StageRun  # noqa: E402
 from tasks.stages import make_stage  # noqa: E402
+from tests.preloaded import READ_AT_IMPORT, Preloaded  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
+from tests.small import small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -63,33 +64,13 @@ ConfigFactory = Callable[..., RunConfig]
 @pytest.fixture
 def config_data(tiny_base: Path, tmp_path: Path) -> dict[str, Any]:
     """A small run: 4 groups of 4, 3 steps, two epochs."""
-    return {
-        "run": {"name": "small", "epochs": 2},
-        "store": {"root": str(tmp_path / "store")},
-        "model": {
-            "policy": "sd3",
-            "path": str(tiny_base),
-            "height": 16,
-            "width": 32,
-            "options": {"max_sequence_length": 1, "schedule": "linear"},
-        },
-        "prompts": {"train": str(tmp_path / "train.txt"), "heldout": str(tmp_path / "heldout.txt")},
-        "rollout": {"prompts_per_epoch": 4, "group_size": 4, "steps": 3, "groups_per_shard": 2},
-        "rewards": [{"name": "jpeg_compressibility"}],
-        "optimize": {"learning_rate": 1e-3, "algorithm": {"name": "grpo", "options": {"clip_range": 0.002}}},
-        "evaluate": {"every": 1, "samples": 4, "images": 4},
-        "execution": {"rollout_batch_size": 16, "micro_batch_size": 16},
-    }
+    return small_data(tmp_path, tiny_base)
 
 
 @pytest.fixture
 def config_file(config_data: dict[str, Any], tmp_path: Path) -> Path:
     """The small run as a file, with its prompts."""
-    (tmp_path / "train.txt").write_text("".join(f'"{n:02d}"\n' for n in range(8)))
-    (tmp_path / "heldout.txt").write_text("".join(f'"{n:02d}"\n' for n in range(90, 93)))
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(config_data))
-    return path
+    return write_small(tmp_path, config_data)
 
 
 @pytest.fixture
@@ -105,7 +86,7 @@ def make_config(config_file: Path) -> ConfigFactory:
 def run_epoch(context: RunContext, epoch: int) -> None:
     """Run the stages of one epoch here, without Prefect."""
     StageRun(make_stage(context, "rollout", epoch)).execute()
-    for section in context.config.rewards:
+    for section in context.config.scored:
         StageRun(make_stage(context, "score", epoch, section.slot)).execute()
     for name in ("advantage", "optimize"):
         StageRun(make_stage(context, name, epoch)).execute()
@@ -140,12 +121,24 @@ def prefect_server() -> Iterator[str]:
 FlowmillCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def preloaded(prefect_server: str) -> Iterator[Preloaded]:
+    """Carries out command lines against the shared server."""
+    started = Preloaded({**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200"})
+    try:
+        yield started
+    finally:
+        started.close()
+
+
 @pytest.fixture
-def flowmill(prefect_server: str, tmp_path: Path) -> FlowmillCommand:
+def flowmill(preloaded: Preloaded, prefect_server: str) -> FlowmillCommand:
     """Runs the command line as a process of its own, against the shared server."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
+        if not any(name.startswith(READ_AT_IMPORT) for name in environment):
+            return preloaded.run(arguments, cwd=ROOT, env=variables, timeout=300)
         command = [sys.executable, "-m", "flows.cli", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False

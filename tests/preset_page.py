@@ -13,7 +13,8 @@ from typing import Any
 
 from configs.load import load_config
 from configs.registry import create, resolve
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.schedules import PLANS
 from models.transitions import KERNELS

@@ -124,6 +124,9 @@ class _Proxy(BaseHTTPRequestHandler):
         if fault == "503":
             self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>")
             return
+        if fault == "403":
+            self._answer(403, [], b"<Error><Code>ExpiredToken</Code><Message>injected</Message></Error>")
+            return
         if fault == "reset":
             self._drop()
             return
@@ -159,7 +162,8 @@ class _Proxy(BaseHTTPRequestHandler):
         for name, value in kept.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data if whole or self.command == "HEAD" else data[: len(data) // 2])
+        if self.command != "HEAD":
+            self.wfile.write(data if whole else data[: len(data) // 2])
         if not whole and data:
             self._drop()
 
@@ -176,8 +180,8 @@ class _Proxy(BaseHTTPRequestHandler):
 def unreliable(server: Server, faults: Faults) -> Iterator[str]:
     """Give the endpoint of a proxy before a server.
 
-    Faults: '503' SlowDown; 'reset' before the server saw the request; 'lost' the answer after it did, so that the
-    second try of a client meets its own first; 'slow'; 'truncated' bodies.
+    Faults: '503' SlowDown; '403' keys that have expired; 'reset' before the server saw the request; 'lost' the answer
+    after it did, so that the second try of a client meets its own first; 'slow'; 'truncated' bodies.
     """
     handler = type("Handler", (_Proxy,), {"upstream": server.endpoint.removeprefix("http://"), "faults": faults})
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from configs.benchmark import FOLDER, Benchmark, load_benchmark
-from configs.errors import ConfigError
+from configs.errors import ConfigError, FlowmillError
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from tasks.algorithms.resampling import chance_of_difference, mean_with_interval
 from tasks.benchmark import Result, compare, find_subject, measure, read_result
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
@@ -60,6 +61,7 @@ def test_the_chance_is_that_of_all_flips() -> None:
 def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: Make, small: Path) -> None:
     context = prepare(make_config())
     run_epoch(context, 1)
+    before, entries = context.chain.digest(), context.run.entries()
     root, benchmark = context.store.root.uri, load_benchmark(str(small))
     base, trained = (find_subject(f"small@{epoch}", root=root, config=None) for epoch in (0, 1))
     first, second = (measure(benchmark, subject, root=root) for subject in (base, trained))
@@ -73,8 +75,8 @@ def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: M
     assert first.title == "small-bench, 2 per prompt, 3 euler steps, guidance 1, 16x32, float32, seed 7"
     again = measure(benchmark, trained, root=root)
     assert again == second
-    # The run itself is as it was: neither its chain nor its digest knows of the benchmark.
-    evaluated(context, 1)
+    context.run.refresh()
+    assert (context.chain.digest(), context.run.entries()) == (before, entries), "the run itself is as it was"
     other = measure(benchmark.model_copy(update={"seed": 8}), trained, root=root)
     assert other.images != second.images
     with pytest.raises(ConfigError, match="figures of different settings or prompts are not comparable"):
@@ -92,6 +94,22 @@ def test_a_folder_is_measured_as_its_run_is(make_config: Make, small: Path, tiny
     assert of_folder.scores == of_run.scores
     assert of_folder.model == "pipeline"
     assert find_subject(str(tiny_base), root=root, config=None).config.model.policy == "sd3"
+
+
+def test_what_a_benchmark_lacks_is_said_before_anything_is_sampled(make_config: Make, small: Path) -> None:
+    context = prepare(make_config())
+    root, benchmark = context.store.root.uri, load_benchmark(str(small))
+    subject = find_subject("small@0", root=root, config=None)
+    missing, unfit = "tests.rewards:Missing", RewardSection(name="latent_head", options={"head": "head.safetensors"})
+    for changed, said in (
+        ({"rewards": (RewardSection(name=missing),)}, "Missing"),
+        ({"rewards": (RewardSection(name="tests.rewards:Crash"),)}, "division by zero"),
+        ({"rewards": (unfit,)}, "latents"),
+        ({"height": 512}, "positions"),
+    ):
+        with pytest.raises(FlowmillError, match=said):
+            measure(benchmark.model_copy(update=changed), subject, root=root)
+    assert not (Path(root) / "evaluations").exists()
 
 
 def test_results_are_files_that_compare(tmp_path: Path) -> None:
@@ -132,7 +150,13 @@ def test_a_benchmark_that_is_not_there_is_named(name: str, said: str) -> None:
 
 
 def test_malformed_benchmarks_are_named(tmp_path: Path) -> None:
-    for text, said in (("steps: 0", "steps"), ("- 1", "holds no settings"), ("a: [", "cannot be read")):
+    excluding = "{steps: 1, height: 1, width: 1, prompts: x, rewards: [{name: digits, on_failure: exclude_sample}]}"
+    for text, said in (
+        (excluding, "leaves samples out"),
+        ("steps: 0", "steps"),
+        ("- 1", "holds no settings"),
+        ("a: [", "cannot be read"),
+    ):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(ConfigError, match=said):
             load_benchmark(str(tmp_path / "bad.yaml"))
@@ -164,7 +188,11 @@ def test_the_command_prints_a_table_and_keeps_results(
     assert "small@1" in ended.stdout
     files = sorted((tmp_path / "out").glob("*.json"))
     assert len(files) == 2
-    assert "what a benchmark made" in flowmill("status", "--root", context.store.root.uri).stdout
+    told = flowmill("status", "--root", context.store.root.uri).stdout
+    assert "small-bench, 2 per prompt" in told
+    assert "missing" in told, "the small run itself is not finished"
+    (listed,) = [line for line in told.splitlines() if "benchmark-small" in line]
+    assert "missing" not in listed
     against = flowmill("benchmark", str(small), "--against", str(files[0]), "--against", str(files[1]), *common)
     assert against.returncode == 0, against.stderr
     assert "3 prompts" in against.stdout

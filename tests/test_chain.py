@@ -109,7 +109,7 @@ def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: M
     # What of the old chain still lies there is no figure of this run.
     assert evaluation_figures(context.chain, 2) == {}
     finish(config)
-    assert states(open_run(context.store.root.uri, "small")) == {}
+    assert states(open_run(context.store.root.uri, "small", reads=True)) == {}
 
 
 def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         ("optimize.algorithm.options.kl=gauss", "must be 'gaussian'"),
         ("evaluate.judges=[{name: jpeg_compressibility}]", "appears 2 times. Give each its own 'label'"),
         ("rewards.0.name=nowhere:Reward", "module 'nowhere' cannot be imported"),
-        ("rewards.0.name=math:pi", "is neither a function of"),
+        ("rewards.0.name=math:pi", "it must be a class with score or a function, like"),
         ("model.path=./nowhere", "is no folder"),
         ("rollout.plan={name: al}", "rollout.plan 'al' does not exist. Did you mean 'all'"),
         ("rollout.plan.options.lst=train", "rollout.plan 'all' has no option 'lst'. Did you mean 'last'"),
@@ -150,6 +151,32 @@ def test_branches_count_as_samples_of_a_group(make_config: Make) -> None:
     assert check_config(make_config("rollout.group_size=1", branch)).samples_per_epoch == 4 * 2 * 2
     with pytest.raises(ConfigError, match="all advantages would be 0"):
         check_config(make_config("rollout.group_size=1", branch, "rollout.plan.options.branches=1"))
+
+
+def test_an_image_larger_than_the_model_has_positions_for(make_config: Make) -> None:
+    with pytest.raises(ConfigError, match=r"model.width is 512, but '.*' has positions for \d+ pixels at most"):
+        check_config(make_config("model.width=512"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("model_index.json", b"{", "is not a whole pipeline: '.*model_index.json' is no JSON"),
+        ("transformer/config.json", b"\xff", "is not a whole pipeline: '.*config.json' is no JSON"),
+        ("transformer/config.json", None, r"is not a whole pipeline: .*No such file.*config.json"),
+        ("text_encoder/model.safetensors", b"short", "is not a whole pipeline: '.*' is no safetensors file"),
+    ],
+)
+def test_a_broken_model_folder(
+    make_config: Make, tmp_path: Path, file: str, content: bytes | None, expected: str
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(str(make_config().model.path), folder)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        check_config(make_config(f"model.path={folder}"))
 
 
 @pytest.mark.parametrize(

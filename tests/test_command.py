@@ -268,7 +268,7 @@ def rank(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_rank_finds_flowmill_beside_itself(crowded: Path) -> None:
     (crowded / "child.py").write_text("import tasks\nprint(tasks.__file__)\n")
-    result = rank(crowded, "torch.distributed.run")
+    result = rank(crowded, str(ROOT / "tasks" / "execution" / "agent.py"))
     assert result.stdout.strip() == str(ROOT / "tasks" / "__init__.py"), result.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -13,11 +14,16 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import flowmill
 from flows.cli import app
 from models.rewards import REWARDS
+from tests import config_page
 from tests.conftest import ROOT
+from tests.preloaded import Preloaded
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: Pages whose blocks of code are carried out below, but for those marked as shown only.
+EXECUTED = {"README.md", "python.md", "rewards.md", "store.md", "tutorial.md"}
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
@@ -56,12 +62,54 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sent_for = re.compile(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']?(https?:)?//""")
+    assert not [page for page in (tmp_path / "site").rglob("*.html") if sent_for.search(page.read_text())]
+
+
+def test_the_configuration_page_is_what_the_schema_says() -> None:
+    assert config_page.PAGE.read_text() == config_page.page(), "python -m tests.config_page writes it anew"
+    rows = [line for line in config_page.page().splitlines() if line.startswith("| ")]
+    assert not [row for row in rows if row.endswith("|  |")], "every setting has a sentence"
+
+
+def test_code_in_the_docs_is_carried_out_or_said_to_be_shown() -> None:
+    for page in PAGES:
+        blocks = re.findall(r"(?<!<!-- shown -->\n)```(?:bash|python)\n", page.read_text())
+        assert not blocks or page.name in EXECUTED, f"{page.name} has code that nothing tries"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
+def test_troubleshooting_quotes_real_messages() -> None:
+    literals = [
+        node.value
+        for room in ("configs", "storage", "models", "tasks", "flows")
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    table = (ROOT / "docs" / "troubleshooting.md").read_text().partition("\n## ")[0]
+    quoted = [
+        part for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for part in re.findall("`([^`]+)`", row)
+    ]
+    assert len(quoted) > 10
+    assert [each for each in quoted if not any(each in literal for literal in literals)] == []
+
+
 @pytest.fixture
-def pasted(prefect_server: str, tmp_path: Path) -> Callable[[list[str]], str]:
+def pasted(preloaded: Preloaded, prefect_server: str, tmp_path: Path) -> Callable[[list[str]], str]:
     """Return what runs a command in an empty folder, the same every time, and gives its output."""
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (tmp_path / "bin").mkdir()
-    launcher = f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n'
+    asking = "import os, sys; from tests.preloaded import ask; sys.exit(ask(sys.argv[1], sys.argv[2:], [1, 2], "
+    asking += "cwd=os.getcwd(), env=os.environ))"
+    launcher = f"#!/bin/sh\nexec {sys.executable} -c '{asking}' {preloaded.address} \"$@\"\n"
     (tmp_path / "bin" / "flowmill").write_text(launcher)
     (tmp_path / "bin" / "flowmill").chmod(0o755)
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_server}
@@ -100,6 +148,38 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     test = shlex.quote(f"{tested}\n{declared}\ndef test_declared():\n    assert most_unlike.needs.groupwise\n")
     assert "8 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
     pasted([sys.executable, "-c", head])
+
+
+@pytest.mark.slow
+def test_python_works_as_pasted_with_and_without_a_server(pasted: Callable[[list[str]], str], tmp_path: Path) -> None:
+    own_flow, reading, trained = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL
+    )
+    assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18
+    assert "reward.detail" in pasted([sys.executable, "-c", own_flow])
+    assert "optimize/ratio_mean" in pasted([sys.executable, "-c", reading + trained])
+    assert (tmp_path / "best.png").exists()
+    alone = ["env", "-u", "PREFECT_API_URL", sys.executable, "-c", own_flow.replace("@flow\n", "")]
+    assert "reward.detail" in pasted(alone)
+
+
+@pytest.mark.slow
+def test_the_tutorial_works_as_pasted(pasted: Callable[[list[str]], str], tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"(?<!<!-- shown -->\n)```bash\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL
+    )
+    told = [pasted(["bash", "-euo", "pipefail", "-c", block]) for block in blocks]
+    assert "my_rewards:redness" in told[4]
+    assert "learning_rate" in told[7]
+    assert (tmp_path / "my.html").exists()
+    assert "exports/" in told[-1]
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    public = [f"{kind.__name__}.{name}" for kind in (flowmill.Store, flowmill.Run) for name in vars(kind)]
+    for name in [*(f"flowmill.{name}" for name in flowmill.__all__ if name.islower()), *public]:
+        assert "._" in name or f"`{name}" in page, f"{name} is not documented"
 
 
 def test_every_reward_is_documented() -> None:

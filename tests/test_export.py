@@ -117,6 +117,7 @@ def follow(folder: Path, place: Path, samples: list[dict[str, Any]], base: Path 
     return np.load(place / "made.npy")
 
 
+@pytest.mark.slow
 def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: ConfigFactory, tmp_path: Path) -> None:
     settings = ("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2", "model.vae_tiling=true")
     context = trained(make_config(*settings))
@@ -146,6 +147,7 @@ def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: Confi
     assert np.abs(default - ours[0]).mean() > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux1", "wan21"])
 def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: Path) -> None:
     quiet_libraries()
@@ -296,6 +298,7 @@ for number in range(6):
 """
 
 
+@pytest.mark.slow
 def test_lora_files_of_two_processes_are_equal_byte_by_byte(tmp_path: Path) -> None:
     build_tiny("sd3").save_pretrained(tmp_path / "base")
     for seed in ("1", "2"):

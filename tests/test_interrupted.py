@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import time
+import weakref
 from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.cli.run import _stop_if_interrupted
+from flows.calls import stop_if_interrupted
+from flows.cli.opening import terminable
+from flows.requests import PipelineRequest
 
 
 def behind(cause: BaseException) -> ValueError:
@@ -25,17 +33,49 @@ def behind(cause: BaseException) -> ValueError:
 
 def test_a_termination_behind_an_error() -> None:
     with pytest.raises(SystemExit) as stopped:
-        _stop_if_interrupted(behind(TerminationSignal(signal=signal.SIGTERM)))
+        stop_if_interrupted(behind(TerminationSignal(signal=signal.SIGTERM)))
     assert stopped.value.code == 143
 
 
 def test_ctrl_c_behind_an_error() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        _stop_if_interrupted(behind(KeyboardInterrupt()))
+    for cause in (SystemExit(130), KeyboardInterrupt()):
+        with pytest.raises(type(cause)) as stopped:
+            stop_if_interrupted(behind(cause))
+        assert stopped.value is cause
+
+
+def test_a_signal_lets_an_import_end_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries in C++ abort the process when an exception comes out of what they import."""
+    text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.3)\nwhole = True\n"
+    (tmp_path / "slowly_imported.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stopped, terminable():
+        time.sleep(10 * import_module("slowly_imported").whole)
+    assert stopped.value.code == 130
+    assert sys.modules["slowly_imported"].whole
+
+
+def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost() -> None:
+    class Collected:
+        pass
+
+    went_on = []
+
+    def work() -> None:
+        collected = Collected()
+        watched = weakref.ref(collected, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del collected
+        went_on.append(watched())
+        time.sleep(10)
+
+    with pytest.raises(SystemExit) as stopped, terminable():
+        work()
+    assert stopped.value.code == 130
+    assert went_on == [None]
 
 
 def test_an_error_alone_is_not_an_interruption() -> None:
-    _stop_if_interrupted(behind(RuntimeError("a bug")))
+    stop_if_interrupted(behind(RuntimeError("a bug")))
 
 
 @pytest.mark.parametrize(
@@ -53,10 +93,11 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
         raise behind(cause)
 
     monkeypatch.setattr(pipeline, "train", stumbles)
+    monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.runtime, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
     monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
     with pytest.raises(type(behind(cause))):
-        pipeline.carry_out(SimpleNamespace())  # type: ignore[arg-type]
+        pipeline.carry_out(SimpleNamespace(), PipelineRequest(config="digits"))  # type: ignore[arg-type]
     assert told == [expected]

@@ -20,6 +20,7 @@ from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
 from tasks.check import check_config
 from tasks.context import RunContext
+from tasks.earnings import read_rewards
 from tasks.execution.board import Board
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
@@ -31,7 +32,6 @@ from tasks.runs import begin_run, open_run
 from tasks.sources import OPTIMIZER, Weights
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.stages.advantage import read_rewards
 from tests.conftest import prepare, run_epoch
 from tests.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
@@ -192,12 +192,17 @@ def test_a_killed_caller_leaves_no_process(module: Callable[[str], str], tmp_pat
 # Several nodes
 
 
-def two_nodes() -> Agents:
-    """Two agents on this machine."""
+def free_port() -> int:
+    """Return a port nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return Agents(endpoint=f"127.0.0.1:{port}", prefixes=((), ()))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def two_nodes() -> Agents:
+    """Two agents on this machine."""
+    return Agents(endpoint=f"127.0.0.1:{free_port()}", prefixes=((), ()))
 
 
 def test_agents_of_two_nodes_meet_and_hear_the_same(module: Callable[[str], str]) -> None:
@@ -403,11 +408,21 @@ def test_two_resident_processes_equal_one(
 @pytest.mark.parametrize(
     "settings",
     [
-        ["execution.micro_batch_size=16"],
-        ["model.lora={rank: 4, alpha: 8}", "execution.offload=true", "optimize.ema={decay: 0.9}"],
-        ["execution.checkpoint_every=1", "optimize.algorithm={name: grpo, options: {clip_range: 0.002, kl_coef: 0.5}}"],
+        pytest.param(["execution.micro_batch_size=16"], id="full, one rank idle"),
+        pytest.param(
+            ["model.lora={rank: 4, alpha: 8}", "execution.offload=true", "optimize.ema={decay: 0.9}"],
+            id="lora, offload, average",
+            marks=pytest.mark.campaign,
+        ),
+        pytest.param(
+            [
+                "execution.checkpoint_every=1",
+                "optimize.algorithm={name: grpo, options: {clip_range: 0.002, kl_coef: 0.5}}",
+            ],
+            id="full with a reference",
+            marks=pytest.mark.campaign,
+        ),
     ],
-    ids=["full, one rank idle", "lora, offload, average", "full with a reference"],
 )
 def test_spread_weights_train_as_whole_ones(
     make_config: Callable[..., RunConfig], tmp_path: Path, settings: list[str]
@@ -465,6 +480,7 @@ class Silent(Board):
         pass
 
 
+@pytest.mark.campaign
 def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     extra = ["optimize.updates_per_epoch=1", "execution.micro_batch_size=8", "optimize.learning_rate=1e-4"]
     one = prepare(make_config(f"store.root={tmp_path / 'one'}", *extra))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from configs.errors import ConfigError, CorruptError, NotCommittedError, StoreError
+from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from storage.checkpoints import commit_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
@@ -146,6 +146,29 @@ def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> N
         fresh.store.folder(ref, fresh.store.records(ref)[0])
 
 
+def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
+    context = prepare(make_config("run.name=replays", "run.epochs=4", "optimize.replay={epochs: 2}"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    store = context.store
+    rollouts = {epoch: str(context.chain.require(epoch, "rollout").ref) for epoch in (1, 2, 3)}
+    removals = plan_removals(store, Retention(keep_epochs=1))
+    assert [removal.what for removal in removals] == [rollouts[1]], "epoch 4 trains on epochs 2 and 3 too"
+    remove(store, removals[0])
+    run_epoch(open_run(store.root.uri, "replays"), 4)
+
+
+@pytest.mark.parametrize("stage", ["rollout", "optimize"])
+def test_policies_and_rollouts_of_a_run_that_is_ahead_stay(make_config: ConfigFactory, stage: str) -> None:
+    context = prepare(make_config("run.name=ahead", "run.epochs=4", "execution.ahead=1"))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    StageRun(make_stage(context, "rollout", 3)).execute()
+    removals = plan_removals(context.store, Retention(keep_epochs=1, stages=[stage]))
+    assert removals == [], "epoch 3 is rolled out with policy 1"
+    run_epoch(open_run(context.store.root.uri, "ahead"), 3)
+
+
 def test_what_another_run_needs_stays(context: RunContext, make_config: ConfigFactory) -> None:
     other = prepare(make_config("run.name=other"))
     run_epoch(other, 1)
@@ -189,7 +212,7 @@ def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> No
     again = copy_run(context.store, target, "small", progress=lambda ref, done, total: None)
     assert (again["shards"], again["bytes"]) == (0, 0)
     copied = open_run(target.root.uri, "small")
-    assert StageRun(make_stage(copied, "rollout", 2)).complete
+    assert not StageRun(make_stage(copied, "rollout", 2)).pending()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -259,3 +282,44 @@ def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: 
     assert exported.stdout.startswith("16 rows")
     listed = json.loads(flowmill("store", "ls", "--json", "--root", root).stdout)
     assert all(item["age_s"] is None or item["age_s"] < 3600 for item in listed)
+
+
+def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory, tmp_path: Path) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    before = {entry.artifact for entry in context.run.entries()}
+    target = ArtifactStore(str(tmp_path / "copy"))
+
+    def go_on(artifact: str, done: int, total: int) -> None:
+        if done == 1:
+            run_epoch(context, 2)
+
+    copy_run(ArtifactStore(context.store.root.uri), target, "small", progress=go_on)
+    assert verify_store(target, deep=True)["problems"] == []
+    assert {entry.artifact for entry in RunFolder(target, "small").entries()} == before
+    # Once more, and the rest comes too.
+    copy_run(context.store, target, "small", progress=lambda *about: None)
+    assert open_run(target.root.uri, "small", reads=True).chain.digest() == context.chain.digest()
+
+
+def test_a_copy_does_not_mix_two_runs_of_a_name(make_config: ConfigFactory, tmp_path: Path) -> None:
+    one = prepare(make_config())
+    other = prepare(make_config("run.seed=1", f"store.root={tmp_path / 'other'}"))
+    with pytest.raises(RunConflictError, match="has another run of the name 'small'"):
+        copy_run(one.store, other.store, "small", progress=lambda *about: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("gc", "--keep-epochs", "1", "--delete"), ("repair",)])
+def test_nothing_is_removed_under_a_run_at_work(
+    context: RunContext, flowmill: FlowmillCommand, command: tuple[str, ...]
+) -> None:
+    before = context.chain.digest()
+    with context.store.root.lock(context.run.lock_path, "Run 'small'"):
+        refused = flowmill("store", *command, "--root", context.store.root.uri)
+        assert flowmill("store", "gc", "--keep-epochs", "1", "--root", context.store.root.uri).returncode == 0, "a look"
+    assert refused.returncode == 1
+    assert "Run 'small' is being executed by another process" in refused.stderr
+    assert verify_store(context.store, deep=True)["problems"] == []
+    assert context.chain.digest() == before
+    assert flowmill("store", *command, "--root", context.store.root.uri).returncode == 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from configs.load import dump_yaml
 from configs.schema import RunConfig
+from tasks.advance import trained
 from tasks.execution.launch import stop_trees
-from tests.conftest import ROOT, prepare
+from tasks.runs import open_run
+from tests.conftest import ROOT, FlowmillCommand
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +33,46 @@ def test_the_server_imports_with_the_declared_dependencies() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_deployments_name_flows_and_parameters_that_exist() -> None:
-    import inspect
-
+def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
     from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
 
-    for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
-        flow = load_flow_from_entrypoint(str(ROOT / deployment["entrypoint"]))
-        assert set(deployment["parameters"]) <= set(inspect.signature(flow.fn).parameters)
+    from flows.stages import FLOWS
+
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert {entry["name"] for entry in deployments} == {"pipeline", "continue", *FLOWS}
+    for entry in deployments:
+        flow = load_flow_from_entrypoint(entry["entrypoint"])
+        assert flow.name == entry["name"]
+        flow.validate_parameters(entry["parameters"])
+        (form,) = parameter_schema(flow).definitions.values()
+        assert all(field["description"] and field["title"] for field in form["properties"].values()), form
+        assert list(form["properties"])[-2:] == ["wait_minutes", "gpu_slots"]
+    (form,) = parameter_schema(FLOWS["score"]).definitions.values()
+    assert form["properties"]["epoch"]["anyOf"] == [
+        {"type": "integer", "title": "number", "minimum": 0},
+        {"type": "string", "title": "by progress", "enum": ["next", "latest"]},
+    ]
+    assert "pickscore" in form["properties"]["slot"]["anyOf"][0]["enum"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "Say which deployments"),
+        (["--all", "--only", "score"], "Say which deployments"),
+        (["--only", "scores"], "Did you mean 'score'"),
+        (["--only", "score", "--advance", "1"], "--advance is for none of the deployments score"),
+        (["--only", "pipeline", "--run", "r"], "--run is for none of the deployments pipeline"),
+        (["--all", "--schedule", "every 1 h"], "--schedule is for deployments named with --only"),
+        (["--only", "score", "--schedule", "hourly"], "--schedule 'hourly' cannot be read"),
+        (["--only", "score", "--schedule", "0 2 * * *", "--timezone", "Mars/Olympus"], "cannot be read"),
+        (["--only", "score", "--image", "i"], "--image is for containers"),
+    ],
+)
+def test_what_cannot_be_deployed(flowmill: FlowmillCommand, given: list[str], said: str) -> None:
+    done = flowmill("deploy", *given)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
 @pytest.fixture
@@ -82,58 +120,146 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> None:
         time.sleep(0.5)
 
 
-def test_an_interval_schedule_is_carried_out_by_a_worker(
-    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig]
+@pytest.mark.timeout(900)
+def test_a_schedule_trains_on_and_catches_up_once(
+    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
 ) -> None:
+    """Each tick that begins trains one epoch more, through a killed worker; those missed are made up for by one.
+
+    They come faster than a process starts: that must not keep any from working.
+    """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-    from prefect.client.schemas.schedules import IntervalSchedule
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.stages import evaluate
+    config = tmp_path / "small.yaml"
+    config.write_text(dump_yaml(make_config("evaluate.every=9")))
+    root = str(make_config().store.root)
+    given = ["--config", str(config), "--root", root, "--advance", "1", "--schedule", "every 4 s"]
+    deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
+    assert "pipeline/pipeline" in deployed.stdout, deployed.stdout + deployed.stderr
+    flowmill("deploy", "--only", "optimize", "--root", root, "--run", "small", **scheduling_server)
 
-    context = prepare(make_config())
-    pool, api = "test-pool", scheduling_server["PREFECT_API_URL"]
-    with temporary_settings({PREFECT_API_URL: api}), get_client(sync_client=True) as client:
-        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-        flow_id = client.create_flow(evaluate)
-        deployment = client.create_deployment(
-            flow_id,
-            name="every-few-seconds",
-            entrypoint="flows/stages.py:evaluate",
-            path=str(ROOT),
-            parameters={"run": "small", "root": context.store.root.uri},
-            schedules=[
-                DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=15)), active=True)
-            ],
-            work_pool_name=pool,
-            job_variables={"env": {"PYTHONPATH": str(ROOT)}, "working_dir": str(ROOT)},
-        )
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
-        worker = subprocess.Popen(
-            command,
-            env=scheduling_server,
-            text=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: completed(client, deployment), 240)
-        finally:
-            stop_trees([worker], grace=10)
-    context.run.refresh()
-    manifest = context.store.require(context.chain.require(0, "evaluate").ref)
-    assert manifest.rows == 8
+    def done() -> int:
+        return trained(open_run(root, "small", reads=True)) if (Path(root) / "runs" / "small").exists() else 0
+
+    with worker(scheduling_server) as first:
+        wait_until(lambda: done() >= 1, 300)
+        first.kill()
+        first.wait()
+    # What it had begun goes on or is dead; either way several ticks pass.
+    time.sleep(12)
+    before = done()
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+        worker(scheduling_server),
+    ):
+        mistaken = client.read_deployment_by_name("optimize/optimize").id
+        asked = {"request": {"run": "small", "root": root, "epoch": 99, "wait_minutes": 30}}
+        failed = client.create_flow_run_from_deployment(mistaken, parameters=asked).id
+        # What was killed keeps its deployment's slot for up to five minutes.
+        wait_until(lambda: done() >= before + 2, 480)
+        wait_until(lambda: client.read_flow_run(failed).state.is_final(), 240)
+        runs = client.read_flow_runs()
+    states = [run.state.name for run in runs if run.state and run.id != failed]
+    (message,) = (run.state.message for run in runs if run.id == failed)
+    assert "has no optimize for epoch 98 yet" in message
+    assert f"To go on: flowmill stage optimize --run small --epoch 99 --root {root}" in message
+    assert states.count("Skipped") >= 2, states
+    assert "Failed" not in states, states
+    chain = open_run(root, "small", reads=True).chain
+    rollouts = [chain.require(epoch, "rollout").artifact for epoch in range(1, 4)]
+    assert len(set(rollouts)) == 3
 
 
-def completed(client: object, deployment: object) -> bool:
-    """Return whether a run of the deployment that the scheduler made has completed."""
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+def test_a_suspicion_pauses_the_deployment_that_trains(
+    scheduling_server: dict[str, str], flowmill: FlowmillCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The automations of the docs, on a real server."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    runs = client.read_flow_runs(  # type: ignore[attr-defined]
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    from flows import artifacts
+
+    flowmill("deploy", "--only", "continue", "--run", "small", **scheduling_server)
+    create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file"]
+    file = str(ROOT / "docs" / "templates" / "automations.yaml")
+    made = subprocess.run([*create, file], env=scheduling_server, capture_output=True, text=True, check=False)
+    assert "Created 3 automation(s)" in made.stdout, made.stderr
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+    ):
+        deployment = client.read_deployment_by_name("continue/continue")
+        assert not deployment.paused
+        monkeypatch.setattr(artifacts, "deployment", deployment)
+        artifacts.announce("suspicion", "small", monitor="m", epoch=3, text="it fell")
+        wait_until(lambda: client.read_deployment_by_name("continue/continue").paused, 60)
+
+
+def test_what_a_run_shows_and_what_it_tells_of_assets(
+    prefect_server: str, make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    config = tmp_path / "shown.yaml"
+    config.write_text(dump_yaml(make_config("tracking.assets=true", "run.name=shown")))
+    for expected in (2, 0):
+        done = flowmill("run", str(config))
+        assert done.returncode == 0, done.stderr
+        filtered = {"filter": {"event": {"name": ["prefect.asset.materialization.succeeded"]}}, "limit": 50}
+        with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+            shown = {each.key: each for each in client.read_latest_artifacts() if (each.key or "").startswith("shown-")}
+
+            def events() -> list[dict[str, Any]]:
+                return client.request("POST", "/events/filter", json=filtered).json()["events"]  # noqa: B023
+
+            wait_until(lambda: len(of(events(), "shown/policies")) >= 3, 60)
+            told = events()
+        if expected:
+            assert set(shown) >= {
+                "shown-epochs",
+                "shown-evaluation",
+                "shown-images",
+                "shown-mlflow",
+                "shown-report",
+            }
+            rows = json.loads(shown["shown-epochs"].data)
+            assert [row["epoch"] for row in rows] == [1, 2]
+            assert {"reward/mean", "time/rollout_s"} <= set(rows[0])
+            assert shown["shown-images"].data.count("](data:image/webp;base64,") == 2
+    # Each epoch materializes the assets anew; what is found committed is no news.
+    assert len(of(told, "shown/trajectories")) == 2
+    assert len(of(told, "shown/policies")) == 3
+    run = open_run(str(make_config().store.root), "shown", reads=True)
+    newest = of(told, "shown/trajectories")[0]
+    assert newest["payload"]["artifact"] == run.chain.require(2, "rollout").artifact
+    upstream = {each["prefect.resource.id"] for each in newest["related"] if each["prefect.resource.role"] == "asset"}
+    assert upstream == {"flowmill://shown/policies", "flowmill://shown/prompts"}
+
+
+def of(events: list[dict[str, Any]], asset: str) -> list[dict[str, Any]]:
+    return [each for each in events if each["resource"]["prefect.resource.id"] == f"flowmill://{asset}"]
+
+
+@contextlib.contextmanager
+def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Give a worker, started as a shell in the background would: without Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "worker"],
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
-    failed = [run.state.message for run in runs if run.state and (run.state.is_failed() or run.state.is_crashed())]
-    assert not failed, failed
-    return any(run.auto_scheduled and run.state and run.state.is_completed() for run in runs)
+    try:
+        yield process
+        if process.poll() is None:
+            process.terminate()
+            process.wait(20)
+    finally:
+        stop_trees([process], grace=10)

@@ -19,6 +19,8 @@ from tasks.stages import make_stage
 from tests.conftest import ROOT, ConfigFactory, prepare
 from tests.hub import Hub, local_hub
 
+pytestmark = pytest.mark.slow
+
 CARD = f"---\nlicense: mit\n---\nRuns as pasted, in this folder, and draws.\nfolder = {HERE}\n"
 
 

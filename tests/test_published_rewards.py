@@ -43,7 +43,7 @@ def test_a_human_preference_score_is_the_cosine_of_the_copied_model(images: np.n
         found = model(**inputs)
     expected = (found.image_embeds * found.text_embeds).sum(-1).numpy()
     for convention, factor in (("cosine", 1), ("percent", 100)):
-        made = make_reward("hpsv2", {"weights": str(file), "clip": folder, "convention": convention})
+        made = make_reward("hpsv2", {"weights": str(file), "model": folder, "convention": convention})
         np.testing.assert_allclose(score(made, "hps", batch(images)).values, factor * expected, rtol=1e-4, atol=1e-5)
     stored = load_file(file)
     save_file({name: tensor for name, tensor in stored.items() if name != "ln_final.bias"}, tmp_path / "less")
@@ -52,7 +52,7 @@ def test_a_human_preference_score_is_the_cosine_of_the_copied_model(images: np.n
     (tmp_path / "pickle").write_bytes(b"\x80\x04.")
     for name in ("less", "more", "other", "pickle", "nowhere"):
         with pytest.raises(ConfigError, match=r"option 'weights': .* cannot be used: .*names kept"):
-            make_reward("hpsv2", {"weights": str(tmp_path / name), "clip": folder})
+            make_reward("hpsv2", {"weights": str(tmp_path / name), "model": folder})
 
 
 def test_image_reward_is_its_encoders_and_head(images: np.ndarray, tmp_path: Path) -> None:

@@ -43,7 +43,14 @@ def train(context: RunContext) -> None:
         execute(context, name, 1, slot)
 
 
-@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", (1, 2, 4)), ("adamw8bit", (1, 2))])
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"),
+    [
+        ("adamw", (1,)),
+        pytest.param("adamw", (2, 4), marks=pytest.mark.campaign),
+        pytest.param("adamw8bit", (1, 2), marks=pytest.mark.campaign),
+    ],
+)
 def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
     make_config: Callable[..., RunConfig], tmp_path: Path, optimizer: str, numbers: tuple[int, ...]
 ) -> None:

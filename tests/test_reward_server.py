@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError, RewardError
-from configs.schema import RewardSection, RunConfig, ServerSection
+from configs.rewards import RewardSection, ServerSection
+from configs.schema import RunConfig
 from models.rewards.base import Batch, Needs, Scores
 from models.rewards.call import Handling, score
 from models.rewards.make import check_section, make_reward, works_on_accelerator

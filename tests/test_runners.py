@@ -190,7 +190,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_ray_workers_make_the_same_artifacts_as_threads(
     ray_cluster: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +200,7 @@ def test_ray_workers_make_the_same_artifacts_as_threads(
     assert digest(root) == by_threads(flowmill, config_file, tmp_path / "threads")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     chosen = f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"
@@ -212,7 +213,7 @@ def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_
     assert "Traceback" not in said.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_dask_workers_on_one_bucket_make_the_same_artifacts_though_one_is_killed(
     bucket: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, prefect_server: str
 ) -> None:

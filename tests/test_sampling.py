@@ -211,6 +211,8 @@ def test_decoding_in_slices_of_one_size_gives_every_row_once(size: int) -> None:
     sizes: list[int] = []
 
     class Decoder:
+        meter = None
+
         def decode(self, latents: Tensor) -> Tensor:
             sizes.append(len(latents))
             return latents.to(torch.uint8)

@@ -24,9 +24,9 @@ from storage.layout import ArtifactRef
 from tasks.algorithms.advantages import composed
 from tasks.check import check_config
 from tasks.context import RunContext
+from tasks.earnings import read_advantages, read_rewards
 from tasks.stage import StageRun
 from tasks.stages import make_stage
-from tasks.stages.advantage import read_advantages, read_rewards
 from tasks.stages.rollout import RolloutStage
 from tasks.watch import correlations, shares
 from tests.clip import write_latent_head
@@ -234,11 +234,13 @@ def test_a_groupwise_reward_sees_one_prompt_at_a_time(make_config: Make) -> None
     context = prepare(make_config(rewards, "rollout.groups_per_shard=3"))
     run_epoch(context, 1)
     evaluated(context, 1)
-    for slot, values in (("g", {1.0, 2.0, 3.0, 4.0}), ("rank", {0.25, 0.5, 0.75, 1.0})):
+    for slot, best in (("g", 4), ("rank", 1)):
         table = rewards_of(context, slot).to_pydict()
         for group in set(table["group_id"]):
-            found = {r for r, g in zip(table["reward"], table["group_id"], strict=True) if g == group}
-            assert found <= values | {value - 0.5 * min(values) for value in values} or len(found) < 4
+            found = [r for r, g in zip(table["reward"], table["group_id"], strict=True) if g == group]
+            # Ranks of four add up to ten, whatever is tied; they would not across groups.
+            assert sum(found) == pytest.approx(10 * best / 4)
+            assert max(found) <= best
 
 
 def test_equal_samples_share_the_mean_of_their_ranks() -> None:
@@ -282,7 +284,7 @@ def test_a_head_of_ones_own_scores_latents(make_config: Make, tmp_path: Path) ->
     latents = np.random.default_rng(0).standard_normal((3, 4, 8, 8), np.float32)
     assert score(reward, "head", Batch(media=latents, prompts=[""] * 3, metadata=[{}] * 3)).values.shape == (3,)
     save_file({"0.weight": torch.ones(2, 8)}, tmp_path / "two.safetensors")
-    for name, said in (("two", "the last layer must be linear with one output"), ("nowhere", "cannot be read")):
+    for name, said in (("two", "the last with one output"), ("nowhere", "No such file")):
         with pytest.raises(ConfigError, match=said):
             make_reward("latent_head", {"head": str(tmp_path / f"{name}.safetensors")})
 
@@ -333,7 +335,7 @@ def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
         StageRun(make_stage(context, "rollout", 1)).finish()
         for slot in ("jpeg_compressibility", "digits"):
             run = StageRun(make_stage(context, "score", 1, slot))
-            assert run.complete, "found, not scored again"
+            assert not run.pending(), "found, not scored again"
             run.finish()
         stage = make_stage(context, "advantage", 1)
         assert stage.ref != made(plain, "advantage")
@@ -352,6 +354,7 @@ def test_monitors_may_fail_for_some(make_config: Make) -> None:
     assert -1.0 <= correlations(context.chain, 1)["mine"] <= 1.0
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_two_runs_score_against_a_server_that_dies_lies_and_dawdles(
     make_config: Make, config_file: Path, tmp_path: Path, flowmill: FlowmillCommand

@@ -23,12 +23,12 @@ from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.describe import describe_run
+from tasks.earnings import read_advantages, read_rewards
 from tasks.prompts import StoredPrompt
 from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder, tensor_files
 from tasks.stage import Shard, StageRun
 from tasks.stages import make_stage
-from tasks.stages.advantage import read_advantages, read_rewards
 from tasks.stages.rollout import RolloutStage
 from tests.conftest import evaluated, prepare, run_epoch
 from tests.reference import advantages as slow
@@ -125,10 +125,10 @@ def test_runs_share_what_they_have_in_common(make_config: Make) -> None:
     run_epoch(first, 1)
     second = prepare(make_config("run.name=other", "optimize.learning_rate=1e-4"))
     for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", "")):
-        assert StageRun(make_stage(second, name, 1, slot)).complete, name
+        assert not StageRun(make_stage(second, name, 1, slot)).pending(), name
         execute(second, name, 1, slot)
     assert not second.ledger.stages()
-    assert not StageRun(make_stage(second, "optimize", 1)).complete
+    assert StageRun(make_stage(second, "optimize", 1)).pending()
 
 
 def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
@@ -145,7 +145,7 @@ def test_a_new_reward_needs_no_rollout_and_no_policy(make_config: Make) -> None:
     before = context.chain.require(1, "score", "jpeg_compressibility").ref
     means = [context.store.require(each).summary["mean"] for each in (ref, before)]
     assert means[0] == pytest.approx(500 * means[1], rel=1e-5)
-    assert StageRun(make_stage(open_run(context.store.root.uri, "small"), "advantage", 1)).complete
+    assert not StageRun(make_stage(open_run(context.store.root.uri, "small"), "advantage", 1)).pending()
 
 
 def test_an_interrupted_rollout_goes_on_where_it_stopped(make_config: Make, tmp_path: Path) -> None:
@@ -477,8 +477,8 @@ def test_force_makes_a_new_attempt_and_says_so(make_config: Make) -> None:
     current = context.chain.require(1, "score", reward)
     assert (current.ref, current.forced) == (second, True)
     # What depends on the new attempt is to be made again; what is above it is not.
-    assert not StageRun(make_stage(context, "advantage", 1)).complete
-    assert StageRun(make_stage(context, "rollout", 1)).complete
+    assert StageRun(make_stage(context, "advantage", 1)).pending()
+    assert not StageRun(make_stage(context, "rollout", 1)).pending()
 
 
 def test_zero_advantages_cost_no_forward_and_leave_the_policy(make_config: Make) -> None:
@@ -659,7 +659,8 @@ def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -
 
     context = prepare(make_config())
     rollout, stage = StageRun(RolloutStage(context, 1)), ScoreStage(context, 1, "jpeg_compressibility")
-    stage.follow(rollout.ref)
+    assert isinstance(rollout.stage, RolloutStage)
+    stage.follow(rollout.stage)
     scores = StageRun(stage)
     first = rollout.pending()[0]
     rollout.run_shard(first)

@@ -32,6 +32,18 @@ STRATEGIES = {
     "ulysses": ("context_parallel=2",),
     "fsdp, ulysses, fused": ("strategy=fsdp", "context_parallel=2", "fused_adamw=true"),
 }
+#: A strategy for each family, and every one of them; the others are left to a campaign.
+CHOSEN = {
+    ("one machine", "sd3", "ddp"),
+    ("one machine", "flux1", "fsdp"),
+    ("one machine", "flux2", "fsdp, offload"),
+    ("one machine", "qwen_image", "fsdp, spread"),
+    ("one machine", "wan21", "ulysses"),
+    ("one machine", "wan22", "fsdp, ulysses, fused"),
+    ("one machine", "sd15", "fsdp"),
+    ("one machine", "z_image", "fsdp"),
+    ("two agents", "wan22", "fsdp"),
+}
 #: On two nodes one strategy stands for all.
 CASES = [
     *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES),
@@ -96,7 +108,11 @@ def on_ranks(crew: Crew, context: RunContext, epoch: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("crew", "family", "strategy"),
-    [case for case in CASES if "ulysses" not in case[2] or case[1] not in UNSPLIT],
+    [
+        pytest.param(*case, marks=() if case in CHOSEN else pytest.mark.campaign)
+        for case in CASES
+        if "ulysses" not in case[2] or case[1] not in UNSPLIT
+    ],
     indirect=["crew"],
     scope="module",
 )
@@ -126,7 +142,10 @@ def test_two_ranks_train_as_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "ulysses"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("ddp", marks=pytest.mark.campaign), "fsdp", pytest.param("ulysses", marks=pytest.mark.campaign)],
+)
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -218,7 +237,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, family: str, settings: list
         (["execution.context_parallel=5", "execution.processes=5"], "24 attention heads, which that does not divide"),
         (["model.height=528", "model.width=528"], "a row has 1089 tokens"),
         (["model.options={max_sequence_length: 77}"], "a row has 77 text tokens"),
-        (["model.compile=true"], "model.compile is set"),
+        pytest.param(["model.compile=true"], "model.compile is set", marks=pytest.mark.slow),
     ],
 )
 def test_a_published_model_that_cannot_be_shared_out_evenly_is_refused(settings: list[str], said: str) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
+from configs.errors import ConfigError
 from configs.schema import RunConfig
 from tasks.context import RunContext
 from tasks.figures import evaluation_figures, weighted_reward
@@ -24,7 +28,7 @@ from tasks.stages import make_stage
 from tasks.tracking import content
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
-from tests.conftest import evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Make = Callable[..., RunConfig]
@@ -88,6 +92,8 @@ def test_a_run_in_mlflow(tracked: RunContext) -> None:
         *("eval/train/jpeg_compressibility_mean", "eval/heldout/jpeg_compressibility_mean"),
         *(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "eval")),
         "time/score_jpeg_compressibility_s",
+        "time/rollout_samples_per_s",
+        "time/optimize_rows_per_s",
     }
     assert expected <= set(run.data.metrics)
     # JPEG sizes know no perfect score.
@@ -273,4 +279,85 @@ def test_an_outage_is_told_and_does_not_stop_training(make_config: Make, monkeyp
     run_epoch(context, 1)
     tracker.log_epoch(1)
     assert "9" in str(tracker.close("FINISHED"))
-    assert any("Training goes on" in text for text in told)
+    assert any("Nothing else stops" in text for text in told)
+
+
+@pytest.mark.parametrize("broken", [b"no database at all " * 100, b""], ids=["text", "empty"])
+def test_a_broken_database_is_named_and_made_anew(
+    tracked: RunContext, flowmill: FlowmillCommand, broken: bytes
+) -> None:
+    root = Path(tracked.store.root.uri)
+    before = curves(tracked)
+    (root / "mlflow.db").write_bytes(broken)
+    failed = flowmill("track", "small", "--root", str(root))
+    assert failed.returncode == 1
+    assert "is not a database MLflow can use" in failed.stderr
+    assert "Move it away, then 'flowmill track RUN'" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    (root / "mlflow.db").rename(root / "broken.db")
+    again = flowmill("track", "small", "--root", str(root))
+    assert again.returncode == 0, again.stderr
+    assert curves(open_run(str(root), "small", reads=True)) == before
+
+
+_HALF = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+connection.executemany("INSERT INTO tags_of_ours VALUES (?, ?, 'half')", [(f"k{n}", "x" * 3000) for n in range(200)])
+os._exit(9)
+"""
+
+
+def test_a_transaction_a_killed_process_left_is_taken_back(tmp_path: Path) -> None:
+    open_client(str(tmp_path), None)
+    database = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE tags_of_ours (a, b, c)")
+        connection.commit()
+    assert subprocess.run([sys.executable, "-c", _HALF, str(database)], check=False).returncode == 9
+    assert (tmp_path / "mlflow.db-journal").stat().st_size > 0, "a rollback is due"
+    assert open_client(str(tmp_path), None).search_experiments()
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM tags_of_ours").fetchone() == (0,)
+
+
+def test_a_run_is_logged_to_another_tracker_too(tracked: RunContext, flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    root, uri = tracked.store.root.uri, f"sqlite:///{tmp_path / 'other.db'}"
+    before = curves(tracked)
+    for _ in range(2):
+        logged = flowmill("track", "small", "--uri", uri, "--root", root)
+        assert logged.returncode == 0, logged.stderr
+        assert uri in logged.stdout
+    other = mlflow.MlflowClient(tracking_uri=uri)
+    (experiment,) = other.search_experiments(filter_string="name = 'flowmill'")
+    (run,) = other.search_runs([experiment.experiment_id])
+    assert {name for name in run.data.metrics if not name.startswith(("time/", "system/"))} == {
+        key for key, *_ in before
+    }
+    assert curves(open_run(root, "small", reads=True)) == before, "its own tracker is as it was"
+
+
+def curves(context: RunContext) -> list[tuple[str, int, float]]:
+    """Return every point of the run, read past MLflow, which keeps databases open."""
+    note = context.run.newest("tracking")
+    assert note is not None
+    with sqlite3.connect(Path(context.store.root.uri) / "mlflow.db") as database:
+        rows = database.execute("SELECT key, step, value FROM metrics WHERE run_uuid = ?", (note["mlflow_run_id"],))
+        return sorted(row for row in rows if not row[0].startswith(("time/", "system/")))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "tracking.uri=https://ann:secret@mlflow.example/x",
+        "tracking.uri=postgresql://ann:secret@db.example/mlflow",
+        "rewards=[{name: jpeg_compressibility, server: 'https://ann:secret@rewards.example'}]",
+    ],
+)
+def test_passwords_are_refused_and_not_repeated(make_config: Make, setting: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password, which would be written down") as error:
+        make_config(setting)
+    assert "secret" not in str(error.value)
+    assert make_config("tracking.uri=https://ann@mlflow.example/x").tracking.uri

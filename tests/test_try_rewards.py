@@ -209,3 +209,13 @@ def test_rewards_of_the_ranks_are_not_made_in_the_process_that_starts_them(make_
         try_rewards(
             make_config('rewards=[{name: "tests.rewards:OnAccelerator", options: {gain: 2}}]', "execution.processes=2")
         )
+
+
+def test_checking_a_config_loads_no_large_model(make_config: Make) -> None:
+    reward = 'rewards=[{name: "tests.rewards:OnAccelerator", label: bright}, {name: jpeg_compressibility}]'
+    assert len(try_rewards(make_config(reward), load=False)) == 1
+    # Nor asks for one that is nowhere.
+    nowhere = "rewards=[{name: pickscore, options: {model: nobody/nothing}}]"
+    assert len(try_rewards(make_config(nowhere), load=False)) == 0
+    with pytest.raises(ConfigError, match="has no option 'modle'"):
+        try_rewards(make_config("rewards=[{name: pickscore, options: {modle: x}}]"), load=False)

@@ -16,10 +16,8 @@ from models.rewards.call import score
 from models.rewards.diversity import PixelDiversity, mean_to_others
 from tasks.algorithms.uncertainty import uncertain, win_rates
 from tasks.check import check_config
-from tasks.stage import StageRun
-from tasks.stages import make_stage
-from tasks.stages.advantage import read_advantages, read_rewards
-from tests.conftest import prepare
+from tasks.earnings import read_advantages, read_rewards
+from tests.conftest import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 NAN = float("nan")
@@ -50,29 +48,28 @@ def test_samples_that_only_the_reward_likes_are_uncertain() -> None:
 
 def test_the_kl_is_subtracted_from_uncertain_samples_alone(make_config: Make) -> None:
     monitors = "monitors=[{name: jpeg_incompressibility}, {name: digits}]"
-    common = ["advantage.kl_coef=0.5", monitors, "optimize.learning_rate=0.01"]
-    found = {}
+    rewards = {}
     for name, more in (("all", []), ("gated", ["advantage.kl_gate=0.5"])):
-        context = prepare(make_config(*common, *more, f"run.name={name}"))
+        overrides = ["advantage.kl_coef=0.5", monitors, "optimize.learning_rate=0.01", f"run.name={name}"]
+        context = prepare(make_config(*overrides, *more))
         for epoch in (1, 2):
-            StageRun(make_stage(context, "rollout", epoch)).execute()
-            for section in context.config.scored:
-                StageRun(make_stage(context, "score", epoch, section.slot)).execute()
-            for stage in ("advantage", "optimize"):
-                StageRun(make_stage(context, stage, epoch)).execute()
-        entries = {slot: context.chain.find(1, "score", slot) for slot in ("jpeg_compressibility", "digits")}
-        plain = {slot: read_rewards(context.store, e.ref).to_pydict()["reward"] for slot, e in entries.items() if e}
-        entry = context.chain.find(1, "advantage")
-        assert entry is not None
-        found[name] = (plain, read_advantages(context.store, entry.ref).to_pydict()["reward"])
-        if name == "gated":
-            later = context.chain.find(2, "advantage")
-            assert later is not None
-            assert 0 < context.store.require(later.ref).summary["gated_ratio"] < 1
-    plain, rewards = found["gated"]
-    scores = torch.tensor(plain["jpeg_compressibility"])
-    # LoRA-free weights start at the base model: the first epoch's KL is 0, and so is what is subtracted.
-    np.testing.assert_allclose(rewards, scores.numpy(), rtol=1e-5)
+            run_epoch(context, epoch)
+        found = context.chain.find(2, "advantage")
+        assert found is not None
+        rewards[name] = read_advantages(context.store, found.ref).to_pydict()["reward"]
+    scores = {
+        section.slot: torch.tensor(read_rewards(context.store, entry.ref).column("reward").to_numpy())
+        for section in context.config.scored
+        if (entry := context.chain.find(2, "score", section.slot)) is not None
+    }
+    plain = scores["jpeg_compressibility"]
+    gate = uncertain(plain, [scores["jpeg_incompressibility"], scores["digits"]], 0.5)
+    assert 0 < gate.sum() < len(gate)
+    np.testing.assert_allclose(np.array(rewards["gated"])[~gate], plain[~gate].numpy(), rtol=1e-6)
+    # The first epoch's weights are the base model's: both runs are the same until the second one's rewards.
+    np.testing.assert_allclose(np.array(rewards["gated"])[gate], np.array(rewards["all"])[gate], rtol=1e-6)
+    assert (np.array(rewards["gated"])[gate] < plain[gate].numpy()).all()
+    assert context.store.require(found.ref).summary["gated_ratio"] == gate.double().mean()
 
 
 def test_monitors_that_gate_are_not_free_to_change(make_config: Make) -> None:

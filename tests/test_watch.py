@@ -17,8 +17,8 @@ from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.chain import Node, run_nodes
 from tasks.check import check_config
 from tasks.describe import describe_run
+from tasks.earnings import read_advantages, read_rewards
 from tasks.stage import StageRun
-from tasks.stages.advantage import read_advantages, read_rewards
 from tasks.watch import correlations, shares
 from tests.conftest import FlowmillCommand, prepare
 
@@ -114,7 +114,7 @@ def test_what_falls_while_the_other_rises_is_found(
     assert [stop for stop in range(1, len(one)) if opposes(one[:stop], other[:stop])][:1] in ([], [after])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_reward_that_is_hacked_is_told_within_five_epochs(flowmill: FlowmillCommand, tmp_path: Path) -> None:
     """Brightness is gained by painting over the digits."""
     result = flowmill(

@@ -30,6 +30,8 @@ class BenchmarkRequest:
     """Config of folders."""
     out: Path
     """Folder of the results."""
+    trust_store: bool = False
+    """Carry out code that only the store names."""
 
 
 def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: bool) -> None:
@@ -45,7 +47,9 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
 
     uri = default_root(root)
     results = [read_result(file) for file in request.against]
-    subjects = [find_subject(model, root=uri, config=request.config) for model in request.models]
+    subjects = [
+        find_subject(model, root=uri, config=request.config, trusted=request.trust_store) for model in request.models
+    ]
     with display(quiet=quiet, epochs=1) as shown:
         for subject in subjects:
             results.append(measure(benchmark, subject, root=uri, reporter=shown))

@@ -29,11 +29,18 @@ def check_command(
     from tasks.execution.memory import estimate_memory
     from tasks.optimize.notes import training_notes
     from tasks.sources import changed_files
-    from tasks.try_rewards import try_rewards
+    from tasks.try_rewards import loads_model, try_rewards
 
     cost = check_config(config, rewards=False)
-    try_rewards(config)
-    notes = training_notes(config, updates=cost.updates)
+    try_rewards(config, load=False)
+    notes = [
+        *training_notes(config, updates=cost.updates),
+        *(
+            f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
+            for section in (*config.scored, *config.evaluate.judges)
+            if loads_model(section)
+        ),
+    ]
     changed = changed_files(config.model) if deep else None
     memory = estimate_memory(config, reference=cost.reference)
     if as_json:

@@ -1,4 +1,4 @@
-"""The console, formats of figures, and where a store is when no --root is given."""
+"""The console, and where a store is when no --root is given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from configs.amounts import duration as duration
+from configs.amounts import size as size
 from flows.environment import default_root as default_root
 
 console = Console(highlight=False, soft_wrap=True)
@@ -39,20 +41,3 @@ def as_overrides(root: str | None, name: str | None) -> list[str]:
 def print_json(data: Any) -> None:
     """Print data as JSON and nothing else."""
     console.file.write(json.dumps(data, indent=2, sort_keys=False) + "\n")
-
-
-def size(count: float | None) -> str:
-    """Return bytes for people."""
-    if count is None:
-        return "unknown until the model is here"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people."""
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)} min {rest:.0f} s" if minutes else f"{rest:.1f} s"

@@ -100,7 +100,6 @@ class Lines:
         self._epochs = epochs
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None
-        self._reward = ""
         self._said: set[tuple[str, int, str]] = set()
 
     def __enter__(self) -> Lines:
@@ -112,10 +111,8 @@ class Lines:
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Print a line when an epoch, the base model or an evaluation is done."""
-        if stage == "score":
-            self._reward = detail
-        elif stage == "pipeline":
-            self.message(f"epoch {done}/{total}  reward {self._reward}  {self._left(done, total)}")
+        if stage == "pipeline":
+            self.message(f"epoch {done}/{total}  reward {detail}  {self._left(done, total)}")
         elif stage in ("base", "evaluate") and done == total and (stage, epoch, detail) not in self._said:
             self._said.add((stage, epoch, detail))
             self.message(f"{stage}: {detail} done" if epoch == 0 else f"epoch {epoch} {stage}: {detail} done")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
-from flows.cli.console import console, default_root
+from flows.cli.console import console
 from flows.cli.progress import display
 from flows.cli.run import run_flow
+from flows.requests import ContinueRequest, StageRequest
 from flows.server import local_api
 
 if TYPE_CHECKING:
@@ -17,100 +17,86 @@ if TYPE_CHECKING:
     from storage.layout import ArtifactRef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRequest:
-    """What a person asks for."""
-
-    name: str
-    """Stage."""
-    run: str
-    """Run."""
-    epoch: int = 0
-    """Epoch."""
-    evaluation: str = ""
-    """Name of an evaluation beside the run's own."""
-    force: bool = False
-    """Do the work again, as a new attempt."""
-    downstream: bool = False
-    """Afterwards do what became due."""
-    overrides: Sequence[str] = ()
-    """``section.key=value`` strings."""
-
-
-def stage_command(request: StageRequest, *, root: str | None, quiet: bool) -> None:
+def stage_command(name: str, request: StageRequest, *, downstream: bool = False, quiet: bool) -> None:
     """Run one stage of an existing run; print which artifacts it made, and what is due because of them.
+
+    Args:
+        name: the stage.
+        request: of which run and epoch, and how.
+        downstream: afterwards do what became due.
+        quiet: print the artifacts only.
 
     Raises:
         ConfigError: there is no such stage, or the request contradicts itself.
         StoreError: there is no such run.
     """
     from storage.commit import ArtifactStore
+    from tasks.advance import chosen_epoch
     from tasks.names import check_names
     from tasks.runs import open_run
 
-    if request.downstream and request.overrides:
+    if downstream and request.overrides:
         raise ConfigError(
             "--downstream follows the run's own settings, but --set gives this stage others, so nothing of the run "
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
-    store = ArtifactStore(default_root(root))
-    settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True).config
-    check_names(settings, overrides=request.overrides)
+    store = ArtifactStore(request.root)
+    settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
+    check_names(settings.config, overrides=request.overrides)
+    epoch = chosen_epoch(settings, name, request.epoch)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
         from flows import runtime
         from flows.stages import FLOWS
 
         runtime.use_reporter(shown)
-        refs = run_flow(
-            FLOWS[request.name],
-            api,
-            run=request.run,
-            root=store.root.uri,
-            epoch=request.epoch,
-            force=request.force,
-            overrides=list(request.overrides),
-            evaluation=request.evaluation,
-        )
-        for ref in refs:
-            console.print(ref, markup=False)
-        due = [] if request.overrides or request.evaluation else _due(store, request)
+        for made in run_flow(FLOWS[name], api, request):
+            console.print(str(made), markup=False)
+        beside = bool(request.overrides or request.evaluation)
+        due = [] if beside else _due(store, request.run, epoch, name)
         if not quiet:
-            _print_due(request, due)
-        if due and request.downstream:
+            _print_due(due, beside=beside, downstream=downstream)
+        if due and downstream:
             from flows.pipeline import bring_up_to_date
 
-            run_flow(bring_up_to_date, api, run=request.run, root=store.root.uri)
+            run_flow(
+                bring_up_to_date,
+                api,
+                ContinueRequest(run=request.run, root=request.root, trust_store=request.trust_store),
+            )
             console.print(f"run '{request.run}' is up to date.", markup=False)
 
 
-def _due(store: ArtifactStore, request: StageRequest) -> list[str]:
-    """Return the stages of the run that depend on this one and are not fresh."""
+def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
+    """Return the stages of the run that depend on one and are not fresh."""
     from tasks.runs import open_run
     from tasks.staleness import due
 
-    chain = open_run(store.root.uri, request.run, reads=True).chain
-    made = [node for node in chain.nodes() if node[:2] == (request.epoch, request.name)]
+    chain = open_run(store.root.uri, run, reads=True).chain
+    made = [node for node in chain.nodes() if node[:2] == (epoch, stage)]
     found = [f"{standing.node} ({standing.state.value})" for node in made for standing in due(chain, node)]
     return list(dict.fromkeys(found))
 
 
-def _print_due(request: StageRequest, due: Sequence[str]) -> None:
-    if request.overrides or request.evaluation:
+def _print_due(due: Sequence[str], *, beside: bool, downstream: bool) -> None:
+    if beside:
         console.print("These settings are not the run's: the result stands beside it, and nothing became due.")
     elif not due:
         console.print("Nothing of the run is due because of it.")
     else:
         shown = ", ".join(due[:6]) + (f" and {len(due) - 6} more" if len(due) > 6 else "")
-        how = "" if request.downstream else " --downstream, or 'flowmill run' with the run's config, does it."
+        how = "" if downstream else " --downstream, or 'flowmill run' with the run's config, does it."
         console.print(f"due now: {shown}.{how}", markup=False)
 
 
-def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]]) -> None:
+def regenerate(
+    store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[str]], *, trust_store: bool = False
+) -> None:
     """Run the stages that made damaged artifacts again, in the order of their runs.
 
     Args:
         store: the store.
         damaged: artifact -> runs that name it.
+        trust_store: carry out code and commands that only the store names.
     """
     from storage.lineage import RunFolder
     from tasks.stages import STAGES
@@ -126,7 +112,8 @@ def regenerate(store: ArtifactStore, damaged: Mapping[ArtifactRef, Collection[st
                     order = (run, entry.epoch, list(STAGES).index(entry.stage))
                     work[order] = (run, entry.stage, entry.epoch)
     for run, stage, epoch in (work[key] for key in sorted(work)):
-        stage_command(StageRequest(name=stage, run=run, epoch=epoch), root=store.root.uri, quiet=True)
+        request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
+        stage_command(stage, request, quiet=True)
     for ref, runs in damaged.items():
         if runs and store.manifest(ref) is None and ref.kind != "embeddings":
             console.print(

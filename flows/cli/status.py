@@ -9,11 +9,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from configs.benchmark import RUN_PREFIX
 from configs.errors import ConfigError
 from flows.cli.console import console, default_root, print_json
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
+from tasks.speed import in_words
 
 _MARKS = {"fresh": "[green]fresh[/green]", "stale": "[red]STALE[/red]", "missing": "[yellow]missing[/yellow]"}
 _WORST = ("stale", "missing", "fresh")
@@ -60,8 +60,8 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
     else:
         table = Table("run", "epochs", "state", "last evaluation")
         for run in runs:
-            if run["run"].startswith(RUN_PREFIX):
-                table.add_row(run["run"], "", "what a benchmark made", "")
+            if run["benchmark"] is not None:
+                table.add_row(run["run"], "", "benchmark", run["benchmark"])
                 continue
             epochs = f"{run['finished_epochs']} of {run['epochs']}"
             table.add_row(run["run"], epochs, _state(_counts(run["stages"])), _last_figures(run))
@@ -107,6 +107,9 @@ def _print_run(run: dict[str, Any]) -> None:
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     _print_evaluations(run)
+    for stage, speed in (run["speed"] or {}).items():
+        if stage != "epoch":
+            console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}", markup=False)
     _print_side_results(run)
     artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")
     for made in run["artifacts"]:

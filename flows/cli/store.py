@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from flows.cli.options import AsJson, Root, TrustStore
 from flows.environment import existing_root
 
 store_app = typer.Typer(help="Look into an artifact store.", no_args_is_help=True)
-
-Root = Annotated[str | None, typer.Option("--root", help="Folder of the artifact store.", metavar="URI")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 @store_app.command()
@@ -88,6 +87,11 @@ def verify(
         for problem in report["problems"]:
             console.print(problem, markup=False)
         console.print(f"{report['artifacts']} artifacts, {report['files']} files: {len(report['problems'])} problems")
+        if report["problems"]:
+            console.print(
+                "'flowmill store repair' sets what is damaged aside below quarantine/ and makes it anew by the stages "
+                "of the runs that use it; records of runs are written anew by 'flowmill run' with their config."
+            )
     if report["problems"]:
         raise typer.Exit(1)
 
@@ -97,24 +101,27 @@ def repair(
     root: Root = None,
     quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only, not every byte.")] = False,
     only_quarantine: Annotated[bool, typer.Option("--no-regenerate", help="Set damage aside, make nothing.")] = False,
+    trust_store: TrustStore = False,
 ) -> None:
     """Set damaged shards aside below quarantine/ and make them anew by the stages of the runs that use them."""
     from flows.cli.console import console
+    from storage.lineage import at_rest
     from storage.quarantine import quarantine
     from storage.verify import find_problems, users_of
 
     store = _open(root)
-    problems = find_problems(store, deep=not quick)
-    for problem in problems:
-        console.print(problem.message, markup=False)
-    moved = [path for problem in problems for path in quarantine(store, problem)]
+    with at_rest(store):
+        problems = find_problems(store, deep=not quick)
+        for problem in problems:
+            console.print(problem.message, markup=False)
+        moved = [path for problem in problems for path in quarantine(store, problem)]
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
     if problems and not only_quarantine:
         from flows.cli.stage import regenerate
 
         users = users_of(store)
-        damaged = {problem.ref for problem in problems if problem.kind != "orphaned"}
-        regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged})
+        damaged = {problem.ref for problem in problems if problem.ref is not None and problem.kind != "orphaned"}
+        regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged}, trust_store=trust_store)
 
 
 @store_app.command()
@@ -140,16 +147,13 @@ def gc(
     Records and manifests of past epochs stay, so digests and lineage remain whole.
     """
     from flows.cli.console import console, size
-    from storage.lineage import RunFolder
+    from storage.lineage import at_rest
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs import require_run
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
         require_run(store, name)
-    for name in forget or () if delete else ():
-        with store.root.lock(RunFolder(store, name).lock_path, f"Run '{name}'"):
-            pass
     for name in stage or ():
         if name not in EPOCH_STAGES:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(EPOCH_STAGES)}.", param_hint="--stage")
@@ -160,11 +164,13 @@ def gc(
         runs=run or (),
         older_than_s=older_than * 3600,
     )
-    removals = plan_removals(store, retention)
-    for removal in removals:
-        console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}", markup=False)
-        if delete:
-            remove(store, removal)
+    # What a run at work reads, for replay or ahead of training, must not go from under it.
+    with at_rest(store) if delete else contextlib.nullcontext():
+        removals = plan_removals(store, retention)
+        for removal in removals:
+            console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}", markup=False)
+            if delete:
+                remove(store, removal)
     total = size(sum(removal.size for removal in removals))
     console.print(f"{len(removals)} entries, {total}" + ("" if delete else "; nothing removed yet, say --delete"))
 

@@ -4,23 +4,30 @@ A new family is one file here with a class derived from ``pipeline.PipelinePolic
 in the table.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
-POLICIES = {
-    "sd15": "models.policies.sd15:SD15",
-    "sd3": "models.policies.sd3:SD3",
-    "flux1": "models.policies.flux1:Flux1",
-    "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
-    "flux2": "models.policies.flux2:Flux2",
-    "flux2_klein": "models.policies.flux2:Flux2Klein",
-    "qwen_image": "models.policies.qwen_image:QwenImage",
-    "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
-    "wan21": "models.policies.wan:Wan",
-    "wan22": "models.policies.wan:Wan22",
-    "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
-    "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
-    "z_image": "models.policies.z_image:ZImage",
-}
+from configs.registry import Table
+
+POLICIES = Table(
+    {
+        "sd15": "models.policies.sd15:SD15",
+        "sd3": "models.policies.sd3:SD3",
+        "flux1": "models.policies.flux1:Flux1",
+        "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
+        "flux2": "models.policies.flux2:Flux2",
+        "flux2_klein": "models.policies.flux2:Flux2Klein",
+        "qwen_image": "models.policies.qwen_image:QwenImage",
+        "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
+        "wan21": "models.policies.wan:Wan",
+        "wan22": "models.policies.wan:Wan22",
+        "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
+        "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
+        "z_image": "models.policies.z_image:ZImage",
+    },
+    like="models.policies.base:Policy",
+)
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
-from configs.registry import create, option_names
+from configs.registry import build, option_names
 from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
@@ -98,8 +98,7 @@ class PipelinePolicy(Policy):
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> PipelinePolicy:
         """Load the wanted parts of a pipeline folder."""
-        table = {cls.family: f"{cls.options_type.__module__}:{cls.options_type.__qualname__}"}
-        chosen = create(table, cls.family, options, what="model.options of")
+        chosen = build(cls.options_type, cls.family, options, what="model.options of")
         index = cls._read_index(folder)
         cls.check_size(folder, settings)
         cls._check_scheduler(folder, index)

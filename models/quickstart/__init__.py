@@ -3,8 +3,15 @@
 A builder writes a diffusers folder; adding one is a function in ``build.py`` and a line in the table.
 """
 
-BUILDERS = {
-    "digits": "models.quickstart.build:DigitsBuilder",
-    "words": "models.quickstart.build:WordsBuilder",
-    "tiny": "models.quickstart.tiny:TinyBuilder",
-}
+from __future__ import annotations
+
+from configs.registry import Table
+
+BUILDERS = Table(
+    {
+        "digits": "models.quickstart.build:DigitsBuilder",
+        "words": "models.quickstart.build:WordsBuilder",
+        "tiny": "models.quickstart.tiny:TinyBuilder",
+    },
+    like="models.quickstart.base:Builder",
+)

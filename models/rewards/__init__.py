@@ -4,27 +4,37 @@ A new reward is one file here with a class that fulfils ``base.Reward``, and one
 of your own anywhere on the Python path works as "my_module:my_reward" without any table.
 """
 
+from __future__ import annotations
+
+from configs.registry import Table
+
 #: What a reward function is called with before its options: media, prompts, metadata.
 GIVEN = 3
 
-REWARDS = {
-    "aesthetic": "models.rewards.clip:Aesthetic",
-    "clip_diversity": "models.rewards.diversity:EmbeddingDiversity",
-    "clip_score": "models.rewards.clip:ClipScore",
-    "constant": "models.rewards.wrappers:Constant",
-    "digits": "models.rewards.digits:DigitsReward",
-    "diversity": "models.rewards.diversity:PixelDiversity",
-    "geneval": "models.rewards.geneval:GenEval",
-    "geneval2": "models.rewards.geneval2:GenEval2",
-    "hpsv2": "models.rewards.converted:Hps",
-    "hpsv3": "models.rewards.hpsv3:HpsV3",
-    "image_similarity": "models.rewards.clip:ImageSimilarity",
-    "imagereward": "models.rewards.converted:ImageReward",
-    "jpeg_compressibility": "models.rewards.jpeg:JpegCompressibility",
-    "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
-    "latent_head": "models.rewards.latents:LatentHead",
-    "ocr": "models.rewards.ocr:OcrReward",
-    "pickscore": "models.rewards.clip:PickScore",
-    "rank": "models.rewards.wrappers:Rank",
-    "vlm_judge": "models.rewards.vlm:VlmJudge",
-}
+REWARDS = Table(
+    {
+        "aesthetic": "models.rewards.clip:Aesthetic",
+        "clip_diversity": "models.rewards.diversity:EmbeddingDiversity",
+        "clip_score": "models.rewards.clip:ClipScore",
+        "constant": "models.rewards.wrappers:Constant",
+        "digits": "models.rewards.digits:DigitsReward",
+        "diversity": "models.rewards.diversity:PixelDiversity",
+        "geneval": "models.rewards.geneval:GenEval",
+        "geneval2": "models.rewards.geneval2:GenEval2",
+        "hpsv2": "models.rewards.hpsv2:Hps",
+        "hpsv3": "models.rewards.hpsv3:HpsV3",
+        "image_similarity": "models.rewards.clip:ImageSimilarity",
+        "imagereward": "models.rewards.image_reward:ImageReward",
+        "jpeg_compressibility": "models.rewards.jpeg:JpegCompressibility",
+        "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
+        "latent_head": "models.rewards.latents:LatentHead",
+        "lexicon": "models.rewards.text:Lexicon",
+        "ocr": "models.rewards.ocr:OcrReward",
+        "pickscore": "models.rewards.clip:PickScore",
+        "rank": "models.rewards.wrappers:Rank",
+        "sequence_classification": "models.rewards.text:SequenceClassification",
+        "vlm_judge": "models.rewards.vlm:VlmJudge",
+    },
+    like="models.rewards.base:Reward",
+    functions=True,
+)

@@ -27,8 +27,8 @@ class Scores:
 class Needs:
     """What a reward needs of its caller: class attribute ``needs``, or ``@declare(...)`` on a function."""
 
-    media: Literal["images", "clips", "latents"] = "images"
-    """What it scores; 'clips': whole ones, 'latents': what the model made, before any decoding."""
+    media: Literal["images", "clips", "latents", "texts"] = "images"
+    """What it scores; 'clips': whole ones, 'latents': what the model made, before any decoding, 'texts': strings."""
     columns: tuple[str, ...] = ()
     """Columns of the prompt source it cannot do without."""
     groupwise: bool = False
@@ -53,7 +53,7 @@ class Reward(Protocol):
 
         Args:
             media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config hands over whole clips; (B, ...)
-                float32 latents for a reward that needs those.
+                float32 latents, or (B,) strings (an array of objects), for a reward that needs those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
         """

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import UnidentifiedImageError
 
 from configs.errors import FlowmillError, RewardError
-from configs.schema import RewardSection
+from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.failures import describe, expected, log_traceback
 

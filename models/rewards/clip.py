@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,14 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
+from models.rewards.weights import WeightsFile
 
 CLIP_L = "openai/clip-vit-large-patch14"
 #: What logits and cosines are divided by, by reward and convention.
 _PICK_SCALE, _CLIP_SCALE = 26.0, 30.0
+_HEAD = (
+    "Convert the published sac+logos+ava1-l14-linearMSE.pth where you trust it: safetensors.torch.save_file("
+    "torch.load(FILE, weights_only=True), 'aesthetic.safetensors')."
+)
 
 
 @dataclass(kw_only=True)
@@ -50,10 +53,12 @@ class ClipEmbeddings:
             ConfigError: it cannot be loaded.
         """
         self._device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
-        made = load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
-        self._clip = made.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._clip = self._load().to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
         path, revision = self._processor_source()
         self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
+
+    def _load(self) -> Any:
+        return load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)
 
     def _processor_source(self) -> tuple[str, str | None]:
         return self.model, self.revision
@@ -96,6 +101,7 @@ class PickScore(ClipEmbeddings):
     processor_revision: str | None = None
     """Commit, tag or branch of the processor."""
     convention: Literal["scaled", "cosine"] = "scaled"
+    """The scale, as above."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
@@ -119,6 +125,7 @@ class ClipScore(ClipEmbeddings):
 
     model: str = CLIP_L
     convention: Literal["cosine", "flow_grpo"] = "cosine"
+    """The scale, as above."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
@@ -178,51 +185,13 @@ class Aesthetic(ClipEmbeddings):
             ConfigError: one cannot be loaded.
         """
         super().__post_init__()
-        self._layers = _read_head(Path(self.head), self._clip.config.projection_dim).to(self._device)
+        given = WeightsFile(reward=self.name, file=self.head, option="head", remedy=_HEAD)
+        self._layers = given.perceptron(given.read(), self._clip.config.projection_dim).to(self._device)
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(_array(self._layers(self.of_images(media)).squeeze(-1)))
-
-
-def perceptron(stored: Mapping[str, Tensor], *, sizes_of: str, width: int) -> nn.Sequential:
-    """Return the layers of the aesthetic predictor, which ImageReward has too: widths 1024, 128, 64, 16, 1.
-
-    There is dropout between them and no activation.
-
-    Args:
-        stored: ``layers.0.weight`` and so on.
-        sizes_of: file they are of, for messages.
-        width: of what they read.
-
-    Raises:
-        ConfigError: the layers are others.
-    """
-    widths = (width, 1024, 128, 64, 16, 1)
-    # The numbers of its linear layers among dropouts in the published file.
-    places = (0, 2, 4, 6, 7)
-    layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
-    named = nn.ModuleDict({str(place): layer for place, layer in zip(places, layers, strict=True)})
-    try:
-        named.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in stored.items()})
-    except RuntimeError as error:
-        raise ConfigError(f"'{sizes_of}' has other layers than the published ones: {error}") from None
-    return nn.Sequential(*layers).eval().requires_grad_(False)
-
-
-def _read_head(file: Path, width: int) -> nn.Sequential:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return perceptron(load_file(file), sizes_of=str(file), width=width)
-    except (OSError, SafetensorError, ConfigError) as error:
-        raise ConfigError(
-            f"reward 'aesthetic': option 'head': '{file}' cannot be read: {str(error).splitlines()[0]} Convert the "
-            "published sac+logos+ava1-l14-linearMSE.pth where you trust it: safetensors.torch.save_file("
-            "torch.load(FILE, weights_only=True), 'aesthetic.safetensors')."
-        ) from None
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -26,6 +26,7 @@ class DigitsReward:
     """Both halves are read as asked."""
 
     classifier: Literal["svc", "trees"] = "svc"
+    """A support vector machine, or extremely random trees, trained on scikit-learn's digits on the spot."""
     _model: SVC | ExtraTreesClassifier = field(init=False)
 
     def __post_init__(self) -> None:

@@ -45,8 +45,8 @@ def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> 
 
 def expected(media: np.ndarray) -> str:
     """Return what a reward is given and must return."""
-    kinds = {np.dtype(np.uint8): "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"}
-    kind = kinds.get(media.dtype, "(B, ...) latents")
+    images = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
+    kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents")
     given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
     return f"{given}, and must return scores of shape ({len(media)},)"
 
@@ -63,6 +63,8 @@ def log_traceback(error: BaseException, name: str, where: str) -> Path:
     for folder in (user_state() / "logs", Path(tempfile.gettempdir()) / f"flowmill-{os.getuid()}"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # What an error of somebody's own code says may be nobody else's business.
+            (folder / file).touch(mode=0o600)
             (folder / file).write_text(text, encoding="utf-8")
         except OSError:
             continue

@@ -82,6 +82,7 @@ class GenEval:
     clip_revision: str | None = None
     """Commit, tag or branch of the CLIP model."""
     convention: Literal["strict", "flow_grpo"] = "strict"
+    """What counts, as above."""
     device: str = "auto"
     """Torch device, or auto."""
     _detector: Any = field(init=False, repr=False)

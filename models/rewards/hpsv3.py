@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
-from models.rewards.converted import fill, read_weights
 from models.rewards.pretrained import load_pretrained
+from models.rewards.weights import WeightsFile
 
 _PROMPT, _REWARD, _IMAGE = "{text_prompt}", "<|Reward|>", "<|image_pad|>"
 #: Side of what becomes one token, and how many tokens an image has, about: it is scaled to that.
@@ -71,7 +71,8 @@ class HpsV3:
         self._tokenizer.add_special_tokens({"additional_special_tokens": [_REWARD]})
         self._tokenizer.padding_side = "right"
         self._images = load_pretrained("AutoImageProcessor", self.model, self.revision, reward=self.name)
-        stored = read_weights(self.weights, self.name)
+        given = WeightsFile(reward=self.name, file=self.weights)
+        stored = given.read()
         head = {name.removeprefix("rm_head."): stored.pop(name) for name in list(stored) if name.startswith("rm_head.")}
         stored.pop("lm_head.weight", None)
         words = stored.get("model.embed_tokens.weight")
@@ -80,9 +81,9 @@ class HpsV3:
             config.text_config.vocab_size = words.shape[0]
         with init_empty_weights(include_buffers=False):
             vlm = Qwen2VLModel(config)
-        fill(vlm, stored, _renamed, where=self.weights, reward=self.name, assign=True)
+        given.fill(vlm, stored, _renamed, assign=True)
         self._head = _make_head(config.text_config.hidden_size)
-        fill(self._head, head, lambda name, tensor: {name: tensor.float()}, where=self.weights, reward=self.name)
+        given.fill(self._head, head, lambda name, tensor: {name: tensor.float()})
         self._vlm = vlm.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
         self._head.to(self._device).eval().requires_grad_(False)
 

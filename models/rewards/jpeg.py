@@ -21,6 +21,7 @@ class JpegCompressibility:
     """
 
     scale: float = 500.0
+    """Kilobytes that make a score of -1."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
@@ -35,6 +36,7 @@ class JpegIncompressibility:
     """
 
     scale: float = 1.0
+    """Kilobytes that make a score of 1."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""

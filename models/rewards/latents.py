@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
+from models.rewards.weights import WeightsFile
 
 _LAYER = re.compile(r"(\d+)\.weight")
+_REMEDY = (
+    "Layers are N.weight and N.bias, convolutions (4 dimensions) before linear ones (2), the last with one output; "
+    "save them with safetensors.torch.save_file."
+)
 
 
 @dataclass(kw_only=True)
@@ -42,7 +45,9 @@ class LatentHead:
             ConfigError: there are none, or they do not follow each other.
         """
         device = chosen_device(self.device, local_rank(), what="device of reward 'latent_head'")
-        self._layers = _read_layers(Path(self.head)).to(device)
+        self._layers = _read_layers(
+            WeightsFile(reward="latent_head", file=self.head, option="head", remedy=_REMEDY)
+        ).to(device)
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
@@ -53,39 +58,27 @@ class LatentHead:
         return Scores(found)
 
 
-def _read_layers(file: Path) -> nn.Sequential:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        stored = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"reward 'latent_head': option 'head': '{file}' cannot be read: {error}.") from None
+def _read_layers(given: WeightsFile) -> nn.Sequential:
+    stored = given.read()
     numbers = sorted(int(found[1]) for found in map(_LAYER.fullmatch, stored) if found)
     layers: list[nn.Module] = []
     for number in numbers:
         weight, bias = stored[f"{number}.weight"].float(), stored.get(f"{number}.bias")
         if weight.ndim == 2 and any(isinstance(layer, nn.Conv2d) for layer in layers[-2:]):
             layers.append(nn.Flatten())
-        layers += [_layer(number, weight, bias, file), nn.ReLU()]
+        layers += [_layer(number, weight, bias, given), nn.ReLU()]
     if not layers or stored[f"{numbers[-1]}.weight"].shape[0] != 1 or stored[f"{numbers[-1]}.weight"].ndim != 2:
-        raise ConfigError(
-            f"reward 'latent_head': option 'head': '{file}' holds {sorted(stored)}, of which the last layer must be "
-            "linear with one output: N.weight of shape (1, inputs)."
-        )
+        raise given.unusable(f"it holds {sorted(stored)}")
     return nn.Sequential(*layers[:-1]).eval().requires_grad_(False)
 
 
-def _layer(number: int, weight: torch.Tensor, bias: torch.Tensor | None, file: Path) -> nn.Module:
+def _layer(number: int, weight: torch.Tensor, bias: torch.Tensor | None, given: WeightsFile) -> nn.Module:
     if weight.ndim == 2:
         made: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     elif weight.ndim == 4:
         kernel = (weight.shape[2], weight.shape[3])
         made = nn.Conv2d(weight.shape[1], weight.shape[0], kernel, padding="same", bias=bias is not None)
     else:
-        raise ConfigError(
-            f"reward 'latent_head': option 'head': layer {number} of '{file}' has a weight of shape "
-            f"{tuple(weight.shape)}; layers are linear (2 dimensions) or convolutions (4)."
-        )
+        raise given.unusable(f"weight {number} has shape {tuple(weight.shape)}")
     made.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias.float()}))
     return made

@@ -12,7 +12,7 @@ import numpy as np
 from configs.errors import ConfigError
 from configs.fingerprint import canonical_json
 from configs.registry import check_options, create, option_names, resolve
-from configs.schema import RewardSection
+from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
 
@@ -131,15 +131,7 @@ def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = 
             f"reward '{name}': 'device' is among its options, but where a reward works changes nothing of what it is. "
             "Set 'device' beside 'options'."
         )
-    if inspect.isfunction(what):
-        valid = _function_options(name, what, options)
-    elif callable(getattr(what, "score", None)):
-        valid = option_names(what)
-    else:
-        raise ConfigError(
-            f"reward '{name}' is neither a function of (media, prompts, metadata) nor a class with the method "
-            "'score(media, prompts, metadata)'."
-        )
+    valid = _function_options(name, what, options) if inspect.isfunction(what) else option_names(what)
     check_options(name, options, valid, what="reward")
     if device is not None and _DEVICE not in valid:
         raise ConfigError(f"reward '{name}' takes no device, but 'device' is '{device}'. Remove it.")

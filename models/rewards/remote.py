@@ -18,7 +18,7 @@ import tenacity
 
 from configs.errors import ConfigError, RewardError
 from configs.fingerprint import canonical_json
-from configs.schema import ServerSection
+from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
 from models.rewards.service import wire
 

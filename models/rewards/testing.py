@@ -29,6 +29,7 @@ def samples(
     *,
     shape: Sequence[int] = (64, 64, 3),
     latents: bool = False,
+    texts: Sequence[str] | None = None,
     prompts: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Batch:
@@ -38,15 +39,18 @@ def samples(
         count: how many.
         shape: of one, (H, W, 3), (F, H, W, 3) or of latents.
         latents: float32 latents instead of uint8 media.
+        texts: texts, repeated as needed, instead of media.
         prompts: prompts, repeated as needed.
         metadata: other columns of every prompt.
     """
     draw, full = np.random.default_rng(0), (count, *shape)
     media = draw.standard_normal(full, np.float32) if latents else draw.integers(0, 256, full, np.uint8)
-    texts = prompts or [f'a sign that says "{number:02d}"' for number in range(count)]
+    if texts is not None:
+        media = np.array([texts[row % len(texts)] for row in range(count)], dtype=object)
+    asked = prompts or [f'a sign that says "{number:02d}"' for number in range(count)]
     return Batch(
         media=media,
-        prompts=[texts[row % len(texts)] for row in range(count)],
+        prompts=[asked[row % len(asked)] for row in range(count)],
         metadata=[dict(metadata or {})] * count,
         groups=[str(row // 2) for row in range(count)],
     )

@@ -117,6 +117,7 @@ class VlmJudge(Asking):
     name: ClassVar[str] = "vlm_judge"
 
     ask: Literal["score", "yes"] = "score"
+    """For a number in its answer, or for the probability of yes."""
     question: str | None = None
     """Asked of every image, with {prompt} for its prompt."""
     pattern: str = r"Final Score:\s*\**\s*(\d+(?:\.\d+)?)"

@@ -6,14 +6,17 @@ A new one is one file here with a class that fulfils ``base.Root``, and one line
 from __future__ import annotations
 
 from configs.errors import StoreError
-from configs.registry import resolve
+from configs.registry import Table, resolve
 from configs.schema import StoreSection
 from storage.roots.base import Root
 
-ROOTS = {
-    "file": "storage.roots.local:LocalRoot",
-    "s3": "storage.roots.s3:S3Root",
-}
+ROOTS = Table(
+    {
+        "file": "storage.roots.local:LocalRoot",
+        "s3": "storage.roots.s3:S3Root",
+    },
+    like="storage.roots.base:Root",
+)
 
 
 def open_root(section: StoreSection) -> Root:

@@ -7,17 +7,19 @@ same for every kind of storage. Paths are relative to the root, with forward sla
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import socket
-import uuid
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from storage.layout import STAGING
+from storage.names import digest, inside
+from storage.roots.processes import is_gone, tag
 
+#: Seconds after which nobody is at work on a staging folder any more, wherever its process was.
+_STALE_S = 7 * 86400.0
 BLOCK = 4 << 20
 """Bytes of the blocks that are checked, and on remote roots read, on their own."""
 
@@ -41,8 +43,14 @@ class FileEntry:
 
         Raises:
             TypeError: it is no entry.
+            ValueError: its name leads out of the shard's folder, or a checksum is none.
         """
-        return cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
+        entry = cls(**{**data, "blocks": tuple(data.get("blocks", ()))})
+        inside(entry.name)
+        digest(entry.xxh3)
+        if type(entry.size) is not int or entry.size < 0:
+            raise ValueError(f"'{entry.name}' has {entry.size!r} bytes")
+        return entry
 
 
 class Blob(Protocol):
@@ -152,35 +160,18 @@ class Staging:
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove what killed processes of this host left; return how many entries."""
+        """Remove what killed processes left, and what is older than anything at work; return how many entries."""
         swept = 0
         for entry in self.folder.iterdir():
-            host, pid = owner(entry.name)
-            if host == socket.gethostname() and not is_alive(pid):
+            if is_gone(entry.name.removesuffix(".tmp")) or _age_s(entry) > _STALE_S:
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
                 swept += 1
         return swept
 
 
-def tag() -> str:
-    """Return a unique name that tells host and process."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
-
-
-def owner(name: str) -> tuple[str, int]:
-    """Return host and pid of a ``tag``; pid -1 for other names."""
-    host, _, pid = name.rpartition("-")[0].rpartition("-")
-    return host, int(pid) if pid.isdigit() else -1
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process of this host lives."""
-    if pid < 0:
-        return True
+def _age_s(entry: Path) -> float:
+    """Return the seconds since something was changed; 0 if it is gone meanwhile."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return time.time() - entry.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

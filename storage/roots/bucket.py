@@ -6,28 +6,19 @@ Multipart completion ignores it on more servers still, so nothing relies on that
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.errors import CorruptError, StoreError
-from storage.roots.base import tag
+import tenacity
 
-try:
-    import s3fs
-    import tenacity
-    from aiohttp import ClientError as HttpError
-    from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
-    from botocore.exceptions import ConnectionError as EndpointError
-except ModuleNotFoundError as error:
-    raise StoreError(
-        f"store.root: stores on S3 need '{error.name}'. Install flowmill with its extra 's3': "
-        "pip install 'flowmill[s3]'."
-    ) from None
+from configs.errors import CorruptError, StoreError
+from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, status_of
+from storage.roots.processes import tag
 
 _Result = TypeVar("_Result")
 _ATTEMPTS = 6
@@ -35,6 +26,16 @@ _ATTEMPTS = 6
 #: Answers of the probe by uri, one probe per process.
 _conditional: dict[str, bool] = {}
 _probe_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a server says of an object."""
+
+    version: str
+    """Its ETag."""
+    age_s: float
+    """Seconds since it was written, by the server's clock."""
 
 
 class Bucket:
@@ -50,18 +51,8 @@ class Bucket:
         if not self.bucket:
             raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
         self.uri = "s3://" + "/".join(part for part in (self.bucket, self.prefix) if part)
-        self._fs = s3fs.S3FileSystem(
-            use_listings_cache=False,
-            config_kwargs={
-                "retries": {"mode": "standard", "max_attempts": _ATTEMPTS},
-                "connect_timeout": 10,
-                "read_timeout": 60,
-                # Several servers send checksums their own way; every byte is checked against its commit record instead.
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-            },
-        )
-        self._check()
+        self._fs = connection(attempts=_ATTEMPTS, connect_s=10, read_s=60)
+        check_bucket(self.uri, self.bucket)
 
     def put(self, path: str, data: bytes, **arguments: Any) -> None:
         """Put an object in one request."""
@@ -87,6 +78,33 @@ class Bucket:
             return bool(about.get("Metadata", {}).get("writer") == writer)
         return True
 
+    def about(self, path: str) -> About | None:
+        """Return which version of an object there is, and its age by the server's clock; None if there is none."""
+        try:
+            found = self._steady(self._fs.call_s3, "head_object", Bucket=self.bucket, Key=self._name(path))
+        except FileNotFoundError:
+            return None
+        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return About(version=str(found["ETag"]), age_s=(now - found["LastModified"]).total_seconds())
+
+    def replace(self, path: str, data: bytes, version: str) -> str | None:
+        """Put an object in the place of a known version of it; return its own version, None if that one is gone.
+
+        A server that does not know the condition replaces whatever is there.
+        """
+        try:
+            self.put(path, data, IfMatch=version)
+        except OSError as error:
+            if status_of(error) in (400, 501):
+                self.put(path, data)
+            elif not (_refused(error) or status_of(error) == 404 or isinstance(error, FileNotFoundError)):
+                raise
+            elif self.get(path) != data:
+                # Else the refusal answers the client's own second try.
+                return None
+        found = self.about(path)
+        return None if found is None else found.version
+
     def upload(self, file: Path, path: str) -> None:
         """Upload a file; a large one in parts, which are aborted when one fails. No truncated object is left."""
         self._steady(self._fs.put_file, str(file), self._key(path))
@@ -102,13 +120,17 @@ class Bucket:
 
     def get_many(self, paths: list[str]) -> list[bytes | None]:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
-        keys = [self._key(path) for path in paths]
-        found = self._steady(self._fs.cat, keys, on_error="return", max_concurrency=1) if keys else {}
+        keys, none = [self._key(path) for path in paths], [None] * len(paths)
+        # Not s3fs's 'cat', which takes names with brackets for patterns.
+        found = self._steady(self._fs.cat_ranges, keys, none, none, on_error="return", max_concurrency=1)
         # One failure does not fail the others; what did not come is asked for again on its own.
-        return [
-            found[key] if isinstance(found.get(key), bytes) else self.get(path)
-            for key, path in zip(keys, paths, strict=True)
-        ]
+        got: list[bytes | None] = []
+        for answer, path in zip(found, paths, strict=True):
+            if isinstance(answer, bytes):
+                got.append(answer)
+            else:
+                got.append(None if isinstance(answer, FileNotFoundError) else self.get(path))
+        return got
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
         """Return some bytes of an object.
@@ -126,17 +148,18 @@ class Bucket:
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
-        try:
-            found = self._steady(self._fs.ls, self._key(path), detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted({name.rstrip("/").rpartition("/")[2] for name in found if name.rstrip("/") != self._key(path)})
+        top = f"{self._name(path)}/"
+        found = set()
+        for page in self._pages(Prefix=top, Delimiter="/"):
+            found |= {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
+            found |= {entry["Key"] for entry in page.get("Contents", ())}
+        return sorted({name.removeprefix(top).rstrip("/") for name in found} - {""})
 
     def sizes(self, path: str) -> dict[str, int]:
         """Return the size of every object below ``path`` by its path below it."""
-        top = self._key(path).rstrip("/") + "/"
-        found = self._steady(self._fs.find, top.rstrip("/"), detail=True)
-        return {name.removeprefix(top): int(about["size"]) for name, about in found.items() if name.startswith(top)}
+        top = f"{self._name(path)}/"
+        found = (entry for page in self._pages(Prefix=top) for entry in page.get("Contents", ()))
+        return {entry["Key"].removeprefix(top): int(entry["Size"]) for entry in found if entry["Key"] != top}
 
     def copy(self, path: str, target: str) -> None:
         """Copy an object."""
@@ -144,8 +167,15 @@ class Bucket:
 
     def delete(self, path: str) -> None:
         """Delete an object or everything below a folder; a no-op when there is nothing."""
-        with contextlib.suppress(FileNotFoundError):
-            self._steady(self._fs.rm, self._key(path), recursive=True)
+        name = self._name(path)
+        for page in self._pages(Prefix=name):
+            keys = [entry["Key"] for entry in page.get("Contents", ())]
+            doomed = [{"Key": key} for key in keys if key == name or key.startswith(f"{name}/")]
+            if not doomed:
+                continue
+            about = {"Bucket": self.bucket, "Delete": {"Objects": doomed, "Quiet": True}}
+            for error in self._steady(self._fs.call_s3, "delete_objects", **about).get("Errors", ()):
+                raise OSError(f"{self.uri}: '{error['Key']}' cannot be deleted: {error.get('Message', error['Code'])}")
 
     def abort_uploads(self, older_than_s: float) -> int:
         """Abort multipart uploads below the prefix that began before some seconds ago; return how many."""
@@ -182,35 +212,18 @@ class Bucket:
                 return _refused(error)
             return False
         except OSError as error:
-            if _status(error) in (400, 404, 501):
+            if status_of(error) in (400, 404, 501):
                 return False  # the header itself is not understood
             raise
         finally:
             self.delete(path)
-
-    def _check(self) -> None:
-        endpoint = os.environ.get("AWS_ENDPOINT_URL", "AWS")
-        try:
-            self._steady(self._fs.call_s3, "head_bucket", Bucket=self.bucket)
-        except FileNotFoundError:
-            raise StoreError(
-                f"'{self.uri}': there is no bucket '{self.bucket}' at {endpoint}. Create it first."
-            ) from None
-        except (PermissionError, NoCredentialsError) as error:
-            raise StoreError(
-                f"'{self.uri}': access to bucket '{self.bucket}' at {endpoint} is refused ({error}). "
-                "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-            ) from None
-        except OSError as error:
-            raise StoreError(
-                f"'{self.uri}': {endpoint} does not answer ({error}). Check AWS_ENDPOINT_URL and the network."
-            ) from None
 
     def _steady(self, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
         """Call, and call again with growing pauses on what may pass: throttling, server errors, broken connections.
 
         Raises:
             ConnectionError: the server could not be reached to the last.
+            StoreError: credentials are missing, expired or refused.
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_transient),
@@ -220,9 +233,22 @@ class Bucket:
         )
         try:
             result: _Result = retrying(call, *arguments, **options)
-        except (HttpError, HTTPClientError, EndpointError) as error:
+        except UNREACHED as error:
             raise ConnectionError(f"{self.uri}: {error}") from error
+        except DENIED as error:
+            raise refusal(self.uri, self.bucket, error) from None
         return result
+
+    def _pages(self, **arguments: str) -> Iterator[Mapping[str, Any]]:
+        """Yield a listing, up to a thousand objects at a time."""
+        more: dict[str, str] = {}
+        while True:
+            call = {"Bucket": self.bucket, **arguments, **more}
+            page = self._steady(self._fs.call_s3, "list_objects_v2", **call)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _name(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path
@@ -231,19 +257,13 @@ class Bucket:
         return f"{self.bucket}/{self._name(path)}"
 
 
-def _status(error: BaseException) -> int:
-    cause = error if isinstance(error, ClientError) else error.__cause__
-    response = getattr(cause, "response", None) or {}
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
 def _refused(error: OSError) -> bool:
     """Return whether a put was refused because the object exists; s3fs says so in different ways per server."""
-    return isinstance(error, FileExistsError) or _status(error) == 412
+    return isinstance(error, FileExistsError) or status_of(error) == 412
 
 
 def _transient(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | HttpError | HTTPClientError | EndpointError):
+    if isinstance(error, (ConnectionError, TimeoutError, *UNREACHED)):
         return True
     # 409: another conditional put of the same key is under way.
-    return isinstance(error, OSError) and (_status(error) >= 500 or _status(error) in (409, 429))
+    return isinstance(error, OSError) and (status_of(error) >= 500 or status_of(error) in (409, 429))

@@ -12,7 +12,9 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import IO
 
-from storage.roots.base import Staging, tag
+from storage.roots.base import BLOCK, Staging
+from storage.roots.known import Known
+from storage.roots.processes import tag
 
 _IN_USE = ".in-use"
 #: Blocks kept in memory.
@@ -35,7 +37,7 @@ class Cache:
         self.limit = limit
         self.staging = Staging(folder)
         self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
-        self._recent: OrderedDict[str, bytes] = OrderedDict()
+        self._recent = Known(limit=_RECENT * BLOCK, largest=BLOCK)
         self._size: int | None = None
         self._lock = threading.Lock()
 
@@ -54,17 +56,16 @@ class Cache:
 
     def block(self, key: str) -> bytes | None:
         """Return a block, or None."""
-        with self._lock:
-            if key in self._recent:
-                self._recent.move_to_end(key)
-                return self._recent[key]
+        known = self._recent.get(key)
+        if known is not None:
+            return known
         path = self._block_path(key)
         try:
             data = path.read_bytes()
             os.utime(path)
         except FileNotFoundError:
             return None
-        self._remember(key, data)
+        self._recent.add(key, data)
         return data
 
     def put_block(self, key: str, data: bytes) -> None:
@@ -74,13 +75,12 @@ class Cache:
         temporary = self.staging.folder / tag()
         temporary.write_bytes(data)
         temporary.rename(path)
-        self._remember(key, data)
+        self._recent.add(key, data)
         self.added(len(data))
 
     def drop_block(self, key: str) -> None:
         """Forget a block that is not what it should be."""
-        with self._lock:
-            self._recent.pop(key, None)
+        self._recent.forget(key)
         self._block_path(key).unlink(missing_ok=True)
 
     def added(self, count: int) -> None:
@@ -93,13 +93,6 @@ class Cache:
 
     def _block_path(self, key: str) -> Path:
         return self.folder / "blocks" / key[:2] / key
-
-    def _remember(self, key: str, data: bytes) -> None:
-        with self._lock:
-            self._recent[key] = data
-            self._recent.move_to_end(key)
-            while len(self._recent) > _RECENT:
-                self._recent.popitem(last=False)
 
     def _trim(self) -> int:
         """Remove what was not used for longest until a tenth of the limit is free; return the bytes that stay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -15,7 +16,9 @@ from configs.errors import RunConflictError, StoreError
 from configs.schema import StoreSection
 from storage.checksums import check_block, check_file, check_range, check_size, hash_file
 from storage.layout import STAGING
-from storage.roots.base import BLOCK, Blob, FileEntry, Staging, tag
+from storage.names import below, inside
+from storage.roots.base import BLOCK, Blob, FileEntry, Staging
+from storage.roots.processes import tag
 
 
 class LocalRoot:
@@ -41,11 +44,34 @@ class LocalRoot:
                 f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
             )
         self._checked: set[str] = set()
+        #: Folders that are below the root, links followed.
+        self._inside: set[Path] = set()
         self._lock = threading.Lock()
+
+    def _at(self, path: str) -> Path:
+        """Return where a path of the store is.
+
+        Raises:
+            StoreError: it leads out of the root.
+        """
+        try:
+            found = self.folder / inside(path)
+            parent = found.parent
+            if parent != self.folder and parent not in self._inside:
+                below(self.folder, parent.relative_to(self.folder).as_posix())
+                if parent.is_dir():
+                    self._inside.add(parent)
+            if found.is_symlink():
+                below(self.folder, path)
+        except ValueError as error:
+            raise StoreError(
+                f"{self.uri}: {error}. Nothing outside a store's root is read or written; remove it from the store."
+            ) from None
+        return found
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably (write, fsync, link); False when it exists."""
-        target = self.folder / path
+        target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._staging.folder / f"{tag()}.tmp"
         try:
@@ -67,25 +93,19 @@ class LocalRoot:
 
         What is there already should be the same, as the name carries the digest; it stays if it is, else it makes room.
         """
-        target = self.folder / path
+        target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         for file in sorted(folder.rglob("*")):
             _sync_folder(file) if file.is_dir() else _sync_file(file)
         _sync_folder(folder)
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-            if _hashes(target) != _hashes(folder):
-                target.rename(self._staging.folder / tag())
-                folder.rename(target)
+        while not _moved(folder, target) and not _equal(folder, target):
+            self._make_room(target)
         _sync_folder(target.parent)
 
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a small object, or None when it does not exist."""
         try:
-            return (self.folder / path).read_bytes()
+            return self._at(path).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
@@ -96,13 +116,13 @@ class LocalRoot:
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
         try:
-            return sorted(os.listdir(self.folder / path))
+            return sorted(os.listdir(self._at(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def files(self, path: str) -> Mapping[str, int]:
         """Return the size of every file below ``path`` by its path below it."""
-        top = self.folder / path
+        top = self._at(path)
         found = (file for file in top.rglob("*") if file.is_file() and STAGING not in file.parts)
         return {file.relative_to(top).as_posix(): file.stat().st_size for file in sorted(found)}
 
@@ -112,14 +132,14 @@ class LocalRoot:
         with self._lock:
             known = where in self._checked
         if not known:
-            check_file(self.folder / where, entry, where=where)
+            check_file(self._at(where), entry, where=where)
             with self._lock:
                 self._checked.add(where)
-        return self.folder / where
+        return self._at(where)
 
     def check(self, path: str, entry: FileEntry) -> None:
         """Read a committed file anew and compare every byte."""
-        check_file(self.folder / path / entry.name, entry, where=f"{path}/{entry.name}")
+        check_file(self._at(f"{path}/{entry.name}"), entry, where=f"{path}/{entry.name}")
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
         """Map a committed file; a large one is checked block by block, as far as it is read."""
@@ -128,24 +148,24 @@ class LocalRoot:
             known = where in self._checked
         if known or not entry.blocks:
             return MappedFile(self.fetch(path, entry), where=where)
-        file = self.folder / where
+        file = self._at(where)
         check_size(file.stat().st_size if file.exists() else None, entry, where=where)
         return MappedFile(file, where=where, entry=entry)
 
     def move(self, path: str, target: str) -> None:
         """Rename an object or folder."""
-        (self.folder / target).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).rename(self.folder / target)
+        self._at(target).parent.mkdir(parents=True, exist_ok=True)
+        self._at(path).rename(self._at(target))
         with self._lock:
             self._checked.clear()
 
     def remove(self, path: str) -> None:
         """Remove an object or folder."""
-        target = self.folder / path
-        if target.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-        else:
+        target = self._at(path)
+        try:
             target.unlink(missing_ok=True)
+        except IsADirectoryError:
+            self._make_room(target)
         with self._lock:
             self._checked.clear()
 
@@ -157,10 +177,17 @@ class LocalRoot:
         """Remove what killed processes of this host left in the staging folder; return how many entries."""
         return self._staging.sweep()
 
+    def _make_room(self, target: Path) -> None:
+        # Moved before it is deleted: no other process sees half of it, and several may do so at once.
+        aside = self._staging.folder / tag()
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
     @contextlib.contextmanager
     def lock(self, path: str, what: str) -> Iterator[None]:
         """Hold an flock that the kernel releases when the process dies, however it dies."""
-        target = self.folder / path
+        target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("a+") as file:
             try:
@@ -204,6 +231,23 @@ class MappedFile:
                 check_block(block, number, self._entry, where=self._where)
                 self._checked.add(number)
         return self._view[offset : offset + size]
+
+
+def _moved(folder: Path, target: Path) -> bool:
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _equal(folder: Path, target: Path) -> bool:
+    try:
+        return _hashes(folder) == _hashes(target)
+    except FileNotFoundError:  # another process made room meanwhile
+        return False
 
 
 def _hashes(folder: Path) -> dict[str, str]:

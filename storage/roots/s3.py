@@ -7,28 +7,29 @@ there is none, names them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import xxhash
 
-from configs.errors import CorruptError, RunConflictError
+from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from configs.schema import StoreSection
 from storage.checksums import check_block, check_digest, check_file, check_range, check_size
-from storage.roots.base import BLOCK, Blob, FileEntry, is_alive, owner, tag
+from storage.roots.base import BLOCK, Blob, FileEntry
 from storage.roots.bucket import Bucket
 from storage.roots.cache import Cache
+from storage.roots.known import Known
+from storage.roots.lease import Lease
 from storage.roots.local import MappedFile
+from storage.roots.processes import tag
 
 _PIECE = 4 * BLOCK
-_LEASE_S = 60.0
 _STALE_UPLOAD_S = 24 * 3600.0
+
+#: Bytes of records kept in memory, and of one: larger objects are none.
+_RECORDS, _RECORD = 64_000_000, 4_000_000
 
 
 class S3Root:
@@ -46,10 +47,24 @@ class S3Root:
         top = Path(section.cache).expanduser() if section.cache else _user_cache()
         name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
         self._cache = Cache(top / name, section.cache_size)
+        self._known = Known(limit=_RECORDS, largest=_RECORD)
         self._checked: set[str] = set()
+        self._leases: list[Lease] = []
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put a small object on condition that there is none; False when there is."""
+        """Put a small object on condition that there is none; False when there is.
+
+        Raises:
+            RunConflictError: another process has taken a lease of this one.
+        """
+        for lease in self._leases:
+            lease.check()
+        if self._known.get(path) is not None or not self._create(path, data):
+            return False
+        self._known.add(path, data)
+        return True
+
+    def _create(self, path: str, data: bytes) -> bool:
         if not self._single_writer:
             return self._bucket.put_new(path, data)
         if self._bucket.get(path) is not None:
@@ -58,17 +73,31 @@ class S3Root:
         return True
 
     def publish(self, folder: Path, path: str) -> None:
-        """Upload every file. What is there already is the same, as the name carries the digest, or was damaged."""
+        """Upload every file. What is there already is the same, as the name carries the digest, or was damaged.
+
+        The files stay in the cache, from where they are read by the stages that follow.
+        """
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-            self._bucket.upload(file, f"{path}/{file.relative_to(folder).as_posix()}")
+            name = file.relative_to(folder).as_posix()
+            self._bucket.upload(file, f"{path}/{name}")
+            self._adopt(file, path, name)
 
     def read(self, path: str) -> bytes | None:
-        """Return the bytes of a small object, or None when it does not exist."""
-        return self._bucket.get(path)
+        """Return the bytes of a small object, or None when it does not exist; one read before is as it was."""
+        known = self._known.get(path)
+        if known is None:
+            known = self._bucket.get(path)
+            self._known.add(path, known)
+        return known
 
     def read_many(self, paths: list[str]) -> list[bytes | None]:
-        """Return the bytes of several small objects, fetched concurrently."""
-        return self._bucket.get_many(paths)
+        """Return the bytes of several small objects, fetched concurrently; those read before are as they were."""
+        found = {path: self._known.get(path) for path in paths}
+        missing = [path for path, data in found.items() if data is None]
+        for path, data in zip(missing, self._bucket.get_many(missing), strict=True):
+            self._known.add(path, data)
+            found[path] = data
+        return [found[path] for path in paths]
 
     def list(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
@@ -81,8 +110,7 @@ class S3Root:
     def fetch(self, path: str, entry: FileEntry) -> Path:
         """Download a committed file into the cache, where it stays while it is in use, and check it once."""
         where = f"{path}/{entry.name}"
-        folder = self._cache.folder / "files" / path
-        target = folder / entry.name
+        folder, target = self._cache.folder / "files" / path, self._local(path, entry.name)
         if where in self._checked and target.exists():
             return target
         self._cache.hold(folder)
@@ -112,6 +140,10 @@ class S3Root:
         """Open a committed file for range requests; in whole where its record, of version 1, has no block checksums."""
         if not entry.blocks and entry.size > BLOCK:
             return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
+        if f"{path}/{entry.name}" in self._checked:
+            with contextlib.suppress(FileNotFoundError):
+                # What is mapped stays readable when the cache makes room.
+                return MappedFile(self._local(path, entry.name), where=f"{path}/{entry.name}")
         return RemoteFile(self._bucket, f"{path}/{entry.name}", entry, self._cache)
 
     def move(self, path: str, target: str) -> None:
@@ -124,7 +156,8 @@ class S3Root:
     def remove(self, path: str) -> None:
         """Remove an object or everything below a folder."""
         self._bucket.delete(path)
-        self._checked.clear()
+        self._known.forget(path)
+        self._checked -= {where for where in list(self._checked) if where == path or where.startswith(f"{path}/")}
 
     def staging(self) -> contextlib.AbstractContextManager[Path]:
         """Give a private local folder; removed afterwards."""
@@ -138,47 +171,33 @@ class S3Root:
     def lock(self, path: str, what: str) -> Iterator[None]:
         """Hold a lease: an object that names its holder and is renewed while the holder lives.
 
-        A lease of a dead process of this host, or one that was not renewed for a minute, is taken over. It spares work
-        done twice; correctness rests on conditional commits alone.
+        A lease of a dead process of this machine, or one that was not renewed for a minute of the server's clock, is
+        taken over. Only its holder renews it, and one that lost it commits nothing more. It spares work done twice;
+        correctness rests on conditional commits alone.
         """
-        holder = tag()
-        self._take_lease(path, holder, what)
-        stop = threading.Event()
-        keeper = threading.Thread(target=self._renew_lease, args=(path, holder, stop), daemon=True)
-        keeper.start()
+        lease = Lease(self._bucket, path, what, self._create)
+        lease.take()
+        self._leases.append(lease)
         try:
             yield
         finally:
-            stop.set()
-            keeper.join()
-            if self._lease(path)[0] == holder:
-                self.remove(path)
+            self._leases.remove(lease)
+            lease.give_back()
 
-    def _take_lease(self, path: str, holder: str, what: str) -> None:
-        for _ in range(3):
-            if self.create(path, _lease(holder)):
-                return
-            current, renewed = self._lease(path)
-            host, pid = owner(current)
-            dead = host == socket.gethostname() and not is_alive(pid)
-            if current and not dead and time.time() - renewed < _LEASE_S:
-                raise RunConflictError(
-                    f"{what} is being executed by another process ({host or 'unknown host'}, pid {pid}). "
-                    "Wait for it, stop it, or choose another name with --name."
-                )
-            self.remove(path)
-        raise RunConflictError(f"{what}: other processes keep taking its lease. Try again.")
+    def _local(self, path: str, name: str) -> Path:
+        return self._cache.folder / "files" / path / name
 
-    def _lease(self, path: str) -> tuple[str, float]:
-        data = self.read(path)
-        if data is None:
-            return "", 0.0
-        about = json.loads(data)
-        return about["holder"], about["renewed"]
-
-    def _renew_lease(self, path: str, holder: str, stop: threading.Event) -> None:
-        while not stop.wait(_LEASE_S / 4):
-            self._bucket.put(path, _lease(holder))
+    def _adopt(self, file: Path, path: str, name: str) -> None:
+        """Keep a file that was published in the cache; whoever made it has its checksums from its bytes."""
+        target = self._local(path, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.unlink(missing_ok=True)
+            os.link(file, target)
+        except OSError:
+            return  # made elsewhere than in the cache's staging folder: it is downloaded when it is needed
+        self._cache.added(file.stat().st_size)
+        self._checked.add(f"{path}/{name}")
 
     def _pieces(self, where: str, entry: FileEntry) -> Iterator[bytes]:
         for start in range(0, entry.size, _PIECE):
@@ -249,10 +268,6 @@ class RemoteFile:
             check_block(data, number, self._entry, where=self._path)
         else:
             check_digest(xxhash.xxh3_128_hexdigest(data), self._entry, where=self._path)
-
-
-def _lease(holder: str) -> bytes:
-    return json.dumps({"holder": holder, "renewed": time.time()}).encode()
 
 
 def _user_cache() -> Path:

@@ -3,7 +3,14 @@
 A new store is one file here with a class that fulfils ``base.TrajectoryStore``, and one line in the table.
 """
 
-TRAJECTORY_STORES = {
-    "webdataset": "storage.trajectories.webdataset:WebDatasetStore",
-    "parquet": "storage.trajectories.parquet:ParquetStore",
-}
+from __future__ import annotations
+
+from configs.registry import Table
+
+TRAJECTORY_STORES = Table(
+    {
+        "webdataset": "storage.trajectories.webdataset:WebDatasetStore",
+        "parquet": "storage.trajectories.parquet:ParquetStore",
+    },
+    like="storage.trajectories.base:TrajectoryStore",
+)

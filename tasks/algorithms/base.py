@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.adapters import Trainable
+from models.meter import Meter
 from models.policies.base import Conditioning
 from models.transitions import Gaussian, Grid, Kernel
 
@@ -182,6 +183,8 @@ class Models:
     """Moving average of the trained parameters, if one is kept."""
     on_policy: bool = False
     """True while the trained policy still is the behavior policy."""
+    meter: Meter | None = None
+    """Counts backward passes, where somebody wants to know."""
     remembered: dict[tuple[int, int], Tensor] | None = None
     """Reference velocities by row, where an epoch passes over its rows more than once; None: not kept."""
 

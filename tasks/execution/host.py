@@ -14,11 +14,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import resolve
-from configs.schema import RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from models.adapters import Trainable
 from models.context_parallel import TokenSplit
 from models.devices import chosen_device, local_rank
 from models.libraries import quiet_libraries
+from models.meter import Meter, peak_flops
 from models.policies import POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.rewards.base import Reward
@@ -99,6 +101,15 @@ class ModelHost:
     def memory(self) -> dict[str, int]:
         """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
         return {**self.held(), "peak": peak_memory(self.device)}
+
+    def computed(self) -> dict[str, float]:
+        """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""
+        meter = None if self._trainable is None else self._trainable.policy.meter
+        if meter is None:
+            return {}
+        done, peak = meter.take(), peak_flops(self.device, self.dtype)
+        figures = {"model_seconds": round(done.seconds, 4), "model_flops": done.flops, "peak_flops": peak}
+        return {name: value for name, value in figures.items() if value is not None}
 
     # Together with the other ranks
 
@@ -287,6 +298,7 @@ class ModelHost:
         made = Trainable(policy, lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora"))
         if sharding is not None:
             made.shard(sharding)
+        made.measure(Meter(adapters=made.lora is not None, share=1 / self.config.execution.context_parallel))
         return made
 
     def _place_decoder(self, policy: Policy) -> None:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
-from configs.registry import chosen
+from configs.registry import Table, chosen
 
-LAUNCHERS = {
-    "local": "tasks.execution.launchers:Local",
-    "agents": "tasks.execution.launchers:Agents",
-}
-_RANK = Path(__file__).with_name("rank.py")
+LAUNCHERS = Table(
+    {
+        "local": "tasks.execution.launchers:Local",
+        "agents": "tasks.execution.launchers:Agents",
+    },
+    like="tasks.execution.launchers:Launcher",
+)
+_AGENT, _RANK = (Path(__file__).with_name(name) for name in ("agent.py", "rank.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +85,21 @@ class Local:
                 f"execution.nodes is {program.nodes}, but execution.launcher 'local' starts processes on this machine "
                 "alone. Set execution.launcher to 'agents', see docs/scaling.md."
             )
-        return [_agent(program, ["--standalone", "--nnodes=1"], logs)]
+        return [_agent(program, "127.0.0.1:0", logs)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
-    """An agent per node, each started by a command of its own or all by one; they meet at a c10d rendezvous."""
+    """An agent per node, each started by a command of its own or all by one; they meet at an address of one of them."""
 
     endpoint: str
     """``host:port`` of the rendezvous: one of the nodes, a free port."""
     prefixes: tuple[tuple[str, ...], ...]
     """What comes before torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
     ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
-    python: str = sys.executable
-    """The interpreter on the nodes; flowmill is installed in the same folder on all of them."""
+    python: str | None = None
+    """The interpreter on the nodes, the one of this process where none is given; flowmill is installed in the same
+    folder on all of them."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -112,18 +115,15 @@ class Agents:
 
     def commands(self, program: Program, logs: Path) -> list[list[str]]:
         """Return one command per prefix."""
-        meeting = [
-            f"--nnodes={program.nodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.endpoint}",
-            # Ranks of an earlier start that are still ending must not be met.
-            f"--rdzv-id=flowmill-{uuid.uuid4().hex[:12]}",
-        ]
+        # Ranks of an earlier start that are still ending must not be met.
+        start = uuid.uuid4().hex[:12]
         agents = enumerate(self.prefixes)
-        return [[*prefix, *_agent(program, meeting, logs / f"agent{i}", self.python)] for i, prefix in agents]
+        return [
+            [*prefix, *_agent(program, self.endpoint, logs / f"agent{i}", start, self.python)] for i, prefix in agents
+        ]
 
 
-def _agent(program: Program, meeting: Sequence[str], logs: Path, python: str = sys.executable) -> list[str]:
+def _agent(program: Program, endpoint: str, logs: Path, start: str = "start", python: str | None = None) -> list[str]:
     """Return the command of one torchrun agent."""
     settings = {
         "PYTHONUNBUFFERED": "1",
@@ -133,6 +133,15 @@ def _agent(program: Program, meeting: Sequence[str], logs: Path, python: str = s
     }
     environment = ["env", *(f"{name}={value}" for name, value in settings.items())]
     # Restarts are not torchrun's: with gloo they are unreliable, and a committed checkpoint makes them ours.
-    options = [f"--nproc-per-node={program.processes}", "--max-restarts=0", "--monitor-interval=0.2"]
-    torchrun = [python, "-u", "-m", "torch.distributed.run", *meeting, *options, "--log-dir", str(logs)]
-    return [*environment, *torchrun, str(_RANK), program.module, *program.arguments]
+    options = {
+        "nnodes": program.nodes,
+        "nproc-per-node": program.processes,
+        "rdzv-endpoint": endpoint,
+        "rdzv-id": f"flowmill-{start}",
+        "max-restarts": 0,
+        "monitor-interval": 0.2,
+        "log-dir": logs,
+    }
+    torchrun = [python or sys.executable, "-u", str(_AGENT), endpoint.rpartition(":")[0]]
+    given = [f"--{name}={value}" for name, value in options.items()]
+    return [*environment, *torchrun, *given, str(_RANK), program.module, *program.arguments]

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+#: What torchrun's agents run.
+_AGENT = b"tasks/execution/agent.py"
 
 
 def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
@@ -24,5 +26,5 @@ def end_without_agent() -> None:
     A process whose parent died gets another, which need not be process 1, and in a container the agent can be that one.
     """
     with suppress(OSError):
-        if b"torch.distributed.run" not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
+        if _AGENT not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
             sys.exit("torchrun's agent, which started this process, is gone")

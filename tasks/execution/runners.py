@@ -12,13 +12,16 @@ from typing import Any, Protocol
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.extras import require_extra
-from configs.registry import chosen
+from configs.registry import Table, chosen
 
-RUNNERS = {
-    "threads": "tasks.execution.runners:Threads",
-    "dask": "tasks.execution.runners:Dask",
-    "ray": "tasks.execution.runners:Ray",
-}
+RUNNERS = Table(
+    {
+        "threads": "tasks.execution.runners:Threads",
+        "dask": "tasks.execution.runners:Dask",
+        "ray": "tasks.execution.runners:Ray",
+    },
+    like="tasks.execution.runners:Runner",
+)
 
 
 class Runner(Protocol):

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import yaml
 
-from configs.schema import PromptsSection, RewardSection, RunConfig
+from configs.rewards import RewardSection
+from configs.schema import PromptsSection, RunConfig
 from tasks.export.base_model import BaseModel
 from tasks.export.usage import Usage, snippet
 from tasks.figures import Figures

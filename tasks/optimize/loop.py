@@ -17,6 +17,7 @@ import torch
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
 from models.adapters import Ema, Trainable
+from models.meter import backward
 from models.sharding import number as number_of
 from tasks.algorithms.base import Algorithm, Batch, Models
 from tasks.execution.ranks import Ranks
@@ -178,7 +179,8 @@ def _accumulate(
         ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
         result = algorithm.loss(batch, models)
         loss = (result.loss * batch.weights * batch.importance).sum() / figures.rows * factor
-        loss.backward()  # type: ignore[no-untyped-call]
+        with backward(models.meter):
+            loss.backward()  # type: ignore[no-untyped-call]
         figures.add(batch, {"loss": result.loss, **result.metrics})
 
 

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
-from configs.registry import resolve
+from configs.registry import Table, resolve
 from configs.schema import OptimizeSection, RunConfig
 
-OPTIMIZERS = {
-    "adamw": "tasks.optimize.optimizers:AdamW",
-    "adamw8bit": "tasks.optimize.adamw8bit:AdamW8bit",
-}
+OPTIMIZERS = Table(
+    {
+        "adamw": "tasks.optimize.optimizers:AdamW",
+        "adamw8bit": "tasks.optimize.adamw8bit:AdamW8bit",
+    },
+    like="tasks.optimize.optimizers:MomentOptimizer",
+)
 
 
 class MomentOptimizer(Protocol):

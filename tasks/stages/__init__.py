@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from configs.errors import ConfigError
-from configs.registry import resolve
+from configs.registry import Table, resolve
 from tasks.context import RunContext
 from tasks.stage import Stage
 
-STAGES = {
-    "base": "tasks.stages.base:BaseStage",
-    "encode": "tasks.stages.encode:EncodeStage",
-    "preprocess": "tasks.stages.preprocess:PreprocessStage",
-    "policy": "tasks.stages.policy:PolicyStage",
-    "rollout": "tasks.stages.rollout:RolloutStage",
-    "score": "tasks.stages.score:ScoreStage",
-    "advantage": "tasks.stages.advantage:AdvantageStage",
-    "optimize": "tasks.stages.optimize:OptimizeStage",
-    "evaluate": "tasks.stages.evaluate:EvaluateStage",
-    "judge": "tasks.stages.score:JudgeStage",
-    "export": "tasks.stages.export:ExportStage",
-}
+STAGES = Table(
+    {
+        "base": "tasks.stages.base:BaseStage",
+        "encode": "tasks.stages.encode:EncodeStage",
+        "preprocess": "tasks.stages.preprocess:PreprocessStage",
+        "policy": "tasks.stages.policy:PolicyStage",
+        "rollout": "tasks.stages.rollout:RolloutStage",
+        "score": "tasks.stages.score:ScoreStage",
+        "advantage": "tasks.stages.advantage:AdvantageStage",
+        "optimize": "tasks.stages.optimize:OptimizeStage",
+        "evaluate": "tasks.stages.evaluate:EvaluateStage",
+        "judge": "tasks.stages.score:JudgeStage",
+        "export": "tasks.stages.export:ExportStage",
+    },
+    like="tasks.stage:Stage",
+)
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
 #: Stages of which an epoch may have several.

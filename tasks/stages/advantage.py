@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from configs.errors import CorruptError, RewardError
-from configs.schema import RewardSection
-from storage.commit import ArtifactStore
+from configs.rewards import RewardSection
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.schema import ADVANTAGES, REWARDS, read_table, write_table
+from storage.schema import ADVANTAGES, write_table
 from tasks.algorithms.advantages import (
     Normalizer,
-    composed,
     damp_below,
     gdpo_advantages,
     group_advantages,
@@ -34,6 +32,7 @@ from tasks.algorithms.checks import check_advantage
 from tasks.algorithms.uncertainty import uncertain
 from tasks.chain import Node
 from tasks.components import open_trajectory_store
+from tasks.earnings import group_numbers, optimized_parts, read_rewards
 from tasks.stage import Output, Shard, Stage
 
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
@@ -235,18 +234,6 @@ class AdvantageStage(Stage):
         return records[0].summary
 
 
-def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of a rewards artifact, in shard order."""
-    shards = [store.files(ref, record) for record in store.shards(ref)]
-    return pa.concat_tables([read_table(files, "rewards.parquet", REWARDS) for files in shards])
-
-
-def read_advantages(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of an advantages artifact."""
-    shards = [store.files(ref, record) for record in store.shards(ref)]
-    return pa.concat_tables([read_table(files, "advantages.parquet", ADVANTAGES) for files in shards])
-
-
 def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:
     """Return each group's rewards of earlier epochs, oldest first, less the penalties of those epochs."""
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -255,25 +242,6 @@ def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:
             if name in found and not math.isnan(total):
                 found[name].append(total)
     return [torch.tensor(found[name], dtype=torch.float64) for name in names]
-
-
-def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:
-    """Return what is weighted of each reward, (N,) float64; NaN where its score failed, 0 where none was asked for."""
-    parts = []
-    for section, table in zip(sections, tables, strict=True):
-        scores = torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
-        failed = torch.tensor([bool(note) for note in table.column("note").to_pylist()]) & scores.isnan()
-        values = composed(scores, threshold=section.threshold, standardize=section.standardize)
-        parts.append(torch.where(values.isnan() & ~failed, 0.0, values))
-    return parts
-
-
-def group_numbers(samples: pa.Table) -> tuple[Tensor, list[str]]:
-    """Return each row's group as a number, (N,) int64 in order of first appearance, and the groups' names."""
-    column = samples.column("group_id").to_pylist()
-    names = list(dict.fromkeys(column))
-    numbers = {name: number for number, name in enumerate(names)}
-    return torch.tensor([numbers[name] for name in column]), names
 
 
 def _nullable(values: Tensor, counted: Tensor) -> pa.Array:

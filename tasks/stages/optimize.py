@@ -27,6 +27,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, Models, Requirements
 from tasks.chain import Node, policy_after
 from tasks.components import make_algorithm, make_kernel, open_trajectory_store
+from tasks.earnings import read_advantages
 from tasks.execution.ranks import Ranks
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.checkpoints import Checkpoints
@@ -39,7 +40,6 @@ from tasks.optimize.state import METRICS, read_state, write_state
 from tasks.seeds import derive
 from tasks.sources import Weights, policy_folder, tensor_files
 from tasks.stage import Output, Shard, Stage
-from tasks.stages.advantage import read_advantages
 from tasks.stages.policy import ABOUT, SHARD
 
 
@@ -161,8 +161,10 @@ class OptimizeStage(Stage):
         if requires.teacher is not None:
             self.host.give_teacher(state.trainable, requires.teacher)
         average = state.ema.values if state.ema is not None else None
-        models = Models(trainable=state.trainable, kernel=make_kernel(self.config), average=average)
-        if self.config.optimize.inner_epochs > 1 and not state.trainable.sharded:
+        trainable = state.trainable
+        meter, kernel = trainable.policy.meter, make_kernel(self.config)
+        models = Models(trainable=trainable, kernel=kernel, average=average, meter=meter)
+        if self.config.optimize.inner_epochs > 1 and not trainable.sharded:
             # Ranks that compute in step cannot leave out what one of them happens to know.
             models.remembered = {}
         if requires.behavior:

@@ -18,6 +18,7 @@ from models.policies.base import Part
 from models.sampling import Rollout, Sampler, sample
 from models.schedules import DrawnPerSample, Plan, Steps
 from models.transitions import Kernel
+from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryStore
 from tasks.chain import Node, policy_of
@@ -45,6 +46,7 @@ class RolloutStage(Stage):
     kind = "trajectories"
     parts = frozenset({Part.DENOISER, Part.VAE})
     separable = True
+    _planned: tuple[ArtifactRef, list[Shard]] | None = None
     saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
 
     def options(self) -> Mapping[str, Any]:
@@ -75,9 +77,12 @@ class RolloutStage(Stage):
         self.host.rest()
 
     def shards(self) -> list[Shard]:
-        """Ranges of groups."""
-        records = self.context.store.records(self.ref)
-        return cover(self.config.rollout.prompts_per_epoch, self.config.rollout.groups_per_shard, records)
+        """Ranges of groups: those of committed shards, and what is missing between them, which stays the plan."""
+        if self._planned is None or self._planned[0] != self.ref:
+            records = self.context.store.records(self.ref)
+            planned = cover(self.config.rollout.prompts_per_epoch, self.config.rollout.groups_per_shard, records)
+            self._planned = (self.ref, planned)
+        return self._planned[1]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample the groups of one shard."""

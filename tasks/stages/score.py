@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from configs.errors import StoreError
-from configs.schema import RewardSection
+from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
-from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import REWARDS as COLUMNS
 from storage.schema import write_table
@@ -24,6 +23,7 @@ from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.pictures import GRID, grid
 from tasks.prompts import SOURCE
+from tasks.scores import figures_of, mean_figures, score_summary
 from tasks.stage import Output, Shard, Stage
 from tasks.stages.rollout import RolloutStage
 
@@ -65,7 +65,7 @@ class _Scoring(Stage):
         }
         write_table(folder / "rewards.parquet", columns, COLUMNS)
         self.scored(shard, batch, scores, folder)
-        return Output(rows=len(scores.values), summary=_summary(batch, scores, perfect_score(reward)))
+        return Output(rows=len(scores.values), summary=score_summary(batch, scores, perfect_score(reward)))
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""
@@ -118,17 +118,21 @@ class ScoreStage(_Scoring):
         super().__init__(context, epoch)
         self.slot = slot
         self.section = context.reward_section(slot)
+        self._followed: RolloutStage | None = None
 
     def upstream(self) -> tuple[Node, ...]:
         """The trajectories."""
         return (Node(self.epoch, "rollout"),)
 
-    def follow(self, trajectories: ArtifactRef) -> None:
+    def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""
-        self.adopt(self.ref, (trajectories,))
+        self.adopt(self.ref, (rollout.ref,))
+        self._followed = rollout
 
     def shards(self) -> list[Shard]:
         """The shards of the trajectories; of unfinished ones as they are planned."""
+        if self._followed is not None:
+            return self._followed.shards()
         (trajectories,) = self.inputs()
         if self.context.store.manifest(trajectories) is not None:
             return super().shards()
@@ -138,7 +142,7 @@ class ScoreStage(_Scoring):
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are, by what is optimized."""
-        found = _figures(scores.values, None)
+        found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
 
@@ -184,53 +188,3 @@ class JudgeStage(_Scoring):
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Figures by prompt list."""
         return {record.shard: mean_figures([(record.rows, record.summary)]) for record in records}
-
-
-def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the mean score of (rows, summary) parts, the share of perfect ones where the reward knows them.
-
-    Where there are several prompt sources, those of each too, as 'SOURCE_mean'. Samples that could not be scored are
-    counted apart, as 'failed', where there are any. Where none was scored there is no mean.
-    """
-    counted = [(int(summary.get("scored", count)), summary) for count, summary in parts]
-    figures = _means(counted)
-    for name in sorted({name for _, summary in counted for name in summary.get("sources", ())}):
-        of_source = [summary["sources"][name] for _, summary in counted if name in summary.get("sources", ())]
-        means = _means([(each["scored"], each) for each in of_source])
-        figures |= {f"{name}_{figure}": value for figure, value in means.items()}
-    failed = sum(int(summary.get("failed", 0)) for _, summary in parts)
-    return {**figures, "failed": failed} if failed else figures
-
-
-def _means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
-    rows = sum(count for count, _ in parts)
-    if rows == 0:
-        return {}
-    figures = {"mean": sum(summary["mean"] * count for count, summary in parts if count) / rows}
-    if all("exact" in summary for _, summary in parts):
-        figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
-    return figures
-
-
-def _summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[str, Any]:
-    """Return the figures of a shard: over all, and by prompt source where there are several."""
-    summary = _figures(scores.values, perfect)
-    if summary["scored"] == len(batch):
-        del summary["scored"]
-    failed = np.isnan(scores.values) & np.array([bool(note) for note in scores.notes or [""] * len(batch)])
-    if failed.any():
-        summary["failed"] = int(failed.sum())
-    of = np.array([about.get(SOURCE, "") for about in batch.metadata])
-    if any(of):
-        by_source = {name: _figures(scores.values[of == name], perfect) for name in sorted(set(of.tolist()))}
-        summary["sources"] = {name: found for name, found in by_source.items() if found["scored"]}
-    return summary
-
-
-def _figures(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
-    """Return mean, count of perfect ones and count of (N,) scores, NaN where there is none."""
-    known = values[~np.isnan(values)]
-    figures: dict[str, Any] = {"mean": float(known.mean(dtype=np.float64))} if len(known) else {}
-    if perfect is not None:
-        figures["exact"] = int((known >= perfect).sum())
-    return {**figures, "scored": len(known)}

@@ -18,6 +18,9 @@ from tasks.tracking import content
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+#: MLflow's own tag for a run that is shown below another.
+PARENT = "mlflow.parentRunId"
+
 
 def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrator: Mapping[str, str]) -> None:
     """Log what a run is, once: parameters, the whole config, prompts, the code's commit."""
@@ -25,6 +28,8 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
 
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
     tags = {"flowmill.run": context.run.name, **source, **orchestrator}
+    if context.config.tracking.parent is not None:
+        tags[PARENT] = context.config.tracking.parent
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit

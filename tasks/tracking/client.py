@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from configs.errors import TrackingError
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to wherever the artifacts are.
@@ -25,10 +30,15 @@ class FolderClient(MlflowClient):
     """Logs to the SQLite file of a folder, and artifacts to the folder beside it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the database, or make it: aside first, so that a kill leaves a whole one or none."""
+        """Open the database, or make it: aside first, so that a kill leaves a whole one or none.
+
+        Raises:
+            TrackingError: there is one that cannot be used.
+        """
         database = folder / "mlflow.db"
         if not database.exists():
             _make(database)
+        _check(database)
         uri = f"sqlite:///{database}"
         super().__init__(tracking_uri=uri, registry_uri=uri)
         self._artifacts = folder / ARTIFACTS
@@ -51,6 +61,19 @@ class FolderClient(MlflowClient):
         return LocalArtifactRepository(str(self._artifacts / below))
 
 
+@contextmanager
+def reaching(uri: str, what: str) -> Iterator[None]:
+    """Say what could not be logged where the tracker fails.
+
+    Raises:
+        TrackingError: inside, it did.
+    """
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"{what} could not be logged to {uri}: {error}") from None
+
+
 def open_client(root: str, configured: str | None) -> MlflowClient:
     """Return the client of a run: of the configured tracking server, else of the store's own folder."""
     for name in ("mlflow", "alembic"):
@@ -59,6 +82,27 @@ def open_client(root: str, configured: str | None) -> MlflowClient:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _check(database: Path) -> None:
+    """Check that a database is one of MLflow's that can be read.
+
+    Raises:
+        TrackingError: it is not.
+    """
+    try:
+        # Not read-only: what a killed process left half written is taken back by whoever reads next.
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+            found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    except sqlite3.DatabaseError as error:
+        found, why = [], str(error)
+    else:
+        why = "it says no version of its tables"
+    if not found:
+        raise TrackingError(
+            f"'{database}' is not a database MLflow can use: {why}. Move it away, then 'flowmill track RUN' logs every "
+            "run anew from what is committed."
+        )
 
 
 def _make(database: Path) -> None:

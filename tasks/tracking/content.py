@@ -19,12 +19,15 @@ from tasks.chain import Chain, Node, evaluation_nodes
 from tasks.context import RunContext
 from tasks.figures import Figures, grids, named_evaluations, named_figures, weighted_reward
 from tasks.figures import evaluation_figures as figures_of
+from tasks.speed import ROWS, seconds_of, speed_of
 from tasks.stages.evaluate import CLIPS
 from tasks.watch import correlations, shares, suspicions
 
 #: MLflow shows every parameter beside the charts; more than these would hide them.
 MAX_PARAMS = 16
 _MAX_LENGTH = 500
+#: What a table of epochs shows besides rewards and monitors.
+_IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,15 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
     return EpochContent(epoch=epoch, identity=identity, points=tuple(points))
+
+
+def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return the figures of a trained epoch that fit into a table: rewards, monitors, seconds of work."""
+    content = epoch_content(chain, epoch)
+    points = {point.key: point.value for point in content.points} if content is not None else {}
+    means = [key for key in points if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
+    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in points]
+    return {"epoch": epoch, **{key: round(points[key], 4) for key in shown}}
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
@@ -213,7 +225,7 @@ def _evaluation(
         for slot, values in scores.items()
         for figure, value in values.items()
     ]
-    points.append(Point(key=f"time/{prefix}_s", value=_seconds(chain, images), step=epoch))
+    points.append(Point(key=f"time/{prefix}_s", value=seconds_of(chain, images), step=epoch))
     folders = {record.shard: store.folder(images, record) / CLIPS for record in store.shards(images)}
     manifests = [store.require(ref) for ref in (images, *rewards)]
     return EvaluationContent(
@@ -232,10 +244,12 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
     figures: dict[str, float] = {}
     monitors = {section.slot for section in chain.context.config.monitors}
     for (_, stage, slot), manifest in made.items():
-        key = f"time/{stage}_s"
-        figures[key] = figures.get(key, 0.0) + _seconds(chain, ArtifactRef(manifest.kind, manifest.id))
+        key, seconds = f"time/{stage}_s", seconds_of(chain, ArtifactRef(manifest.kind, manifest.id))
+        figures[key] = figures.get(key, 0.0) + seconds
+        if stage in ROWS:
+            figures |= {f"time/{stage}_{name}": value for name, value in speed_of(chain, manifest).items()}
         if stage == "score":
-            figures[f"time/score_{slot}_s"] = _seconds(chain, ArtifactRef(manifest.kind, manifest.id))
+            figures[f"time/score_{slot}_s"] = seconds
             kind = "monitor" if slot in monitors else "reward"
             figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
         if stage == "advantage":
@@ -246,7 +260,3 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
 def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:
     names = {"reward_mean": "reward/mean", "reward_std": "reward/std"}
     return {names.get(name, f"advantage/{name}"): value for name, value in summary.items()}
-
-
-def _seconds(chain: Chain, ref: ArtifactRef) -> float:
-    return sum(float(record.producer.get("seconds", 0.0)) for record in chain.context.store.records(ref))

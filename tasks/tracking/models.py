@@ -46,7 +46,8 @@ def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationConte
     }
     model = client.create_logged_model(
         owner.experiment_id,
-        name=f"{owner.run}-epoch-{evaluation.epoch}",
+        # Names of runs may have dots, those of MLflow's models may not.
+        name=f"{owner.run.replace('.', '-')}-epoch-{evaluation.epoch}",
         source_run_id=owner.run_id,
         tags=tags,
         params={"epoch": str(evaluation.epoch), "trained": owner.kind},

@@ -6,6 +6,8 @@ from pathlib import Path
 
 #: Name of the folder with images, configs and models beside the database.
 ARTIFACTS = "mlflow-artifacts"
+#: A run's report among the files of its MLflow run.
+REPORT = "report.html"
 
 
 def tracking_uri(root: str, configured: str | None) -> str:

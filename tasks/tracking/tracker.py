@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from configs.fingerprint import hash_text
 from tasks.chain import policy_after
 from tasks.context import RunContext
 from tasks.figures import evaluated_epochs
@@ -40,7 +41,9 @@ _PER_TAG = 200
 class Tracker:
     """Logs one run to MLflow from a background thread."""
 
-    def __init__(self, context: RunContext, *, orchestrator: Mapping[str, str], attends: bool = True) -> None:
+    def __init__(
+        self, context: RunContext, *, orchestrator: Mapping[str, str], attends: bool = True, series: str = SERIES
+    ) -> None:
         """Start the thread; nothing is imported or connected in the caller's.
 
         Args:
@@ -49,6 +52,7 @@ class Tracker:
             attends: the run is being executed: its state is set, its machine's load recorded, and a new MLflow run
                 begun where the old one does not fit. Otherwise, and where nothing is left to do, what is new is added
                 to an MLflow run that fits.
+            series: the run's records of its MLflow runs, one series for each tracker.
         """
         self.context = context
         self.uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
@@ -61,6 +65,7 @@ class Tracker:
         self._opened: MlflowClient | None = None
         self._monitor: Any = None
         self._attends = attends
+        self._series = series
         self._orchestrator = dict(orchestrator)
         self._started = threading.Event()
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -131,8 +136,8 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
                 self.failure = f"{type(error).__name__}: {error}"
                 self.context.reporter.message(
-                    f"MLflow at {self.uri} failed ({self.failure}). Training goes on; run the same command again "
-                    "later to log what is missing."
+                    f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; 'flowmill track "
+                    f"{self.context.run.name}' logs what is missing, and so does the next 'flowmill run'."
                 )
                 self._started.set()
             self.seconds += time.monotonic() - begun
@@ -178,7 +183,7 @@ class Tracker:
         """Return the id of the MLflow run the run has, if it is still there, and read what it holds."""
         from mlflow.exceptions import MlflowException
 
-        note = self.context.run.newest(SERIES)
+        note = self.context.run.newest(self._series)
         try:
             run = None if note is None else self._client.get_run(str(note["mlflow_run_id"]))
         except MlflowException as error:
@@ -206,7 +211,7 @@ class Tracker:
             )
         self._logged = {}
         self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.context.run.name).info.run_id
-        self.context.run.add(SERIES, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
+        self.context.run.add(self._series, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
 
     def _log_epoch(self, made: EpochContent) -> None:
         if _key(made) not in self._logged:
@@ -269,6 +274,11 @@ class Tracker:
 
         self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
         self._monitor.start()
+
+
+def series_of(uri: str | None, own: str | None) -> str:
+    """Return the series of records of a tracker: that of the run's own, or one for another address."""
+    return SERIES if uri is None or uri == own else f"{SERIES}-{hash_text(uri)[:12]}"
 
 
 def log_side_evaluations(context: RunContext) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+#: What is in the command lines of a run's processes.
+_KINDS = {"prefect.server": "server", "agent.py": "agent", "rank.py": "rank"}
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -89,7 +91,9 @@ def killed(config: str, root: str, environment: dict[str, str], *, kills: int, s
             time.sleep(rng.random() * 0.4)
             if process.poll() is not None:
                 break
-            name, victim = rng.choice(victims(process.pid))
+            found = {kind: alive for kind, alive in victims(process.pid).items() if kind in ("parent", "agent", "rank")}
+            name = rng.choice(list(found))
+            victim = rng.choice(found[name])
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
                 hits.append(f"{name} at {records(root)} records")
@@ -104,18 +108,23 @@ def killed(config: str, root: str, environment: dict[str, str], *, kills: int, s
     return Outcome(uninterrupted(config, root, environment), len(hits), tuple(hits))
 
 
-def victims(pid: int) -> list[tuple[str, psutil.Process]]:
-    """Return the processes of a run that can be killed, by what they are; each kind as likely as the others."""
+def victims(pid: int) -> dict[str, list[psutil.Process]]:
+    """Return the processes of a run that can be killed now, by what they are: parent, group, server, agent, rank."""
     run = psutil.Process(pid)
-    found = {"run": [run]}
-    for process in run.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            command = " ".join(process.cmdline())
-            kind = "agent" if "torch.distributed.run" in command else "rank" if "rank.py" in command else ""
+    family = [run]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family += run.children(recursive=True)
+    found: dict[str, list[psutil.Process]] = {"parent": [run]}
+    for member in family:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            command = " ".join(member.cmdline())
+            if os.getpgid(member.pid) == pid:
+                found.setdefault("group", []).append(member)
+            # torchrun's agent names the rank's program too.
+            kind = next((kind for word, kind in _KINDS.items() if word in command), None)
             if kind:
-                found.setdefault(kind, []).append(process)
-    most = max(len(each) for each in found.values())
-    return [(kind, each[i % len(each)]) for kind, each in found.items() for i in range(most)]
+                found.setdefault(kind, []).append(member)
+    return found
 
 
 def orphans(marker: str) -> list[int]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -16,7 +17,7 @@ from storage.commit import ArtifactStore
 from storage.verify import verify_store
 from tasks.runs import open_run
 from tasks.tracking.client import open_client
-from tests.chaos.kills import killed, orphans, records, start, uninterrupted
+from tests.chaos.kills import killed, orphans, records, start, uninterrupted, victims
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +70,7 @@ def test_kills_change_nothing(longer: str, tmp_path: Path, environment: dict[str
     assert [entry for entry in os.listdir(tmp_path / "killed" / ".staging") if entry.endswith(".tmp")] == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_run_and_loses_nothing(
     longer: str, tmp_path: Path, environment: dict[str, str], number: int, code: int
@@ -96,7 +98,19 @@ def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path
     wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    alone = {name: value for name, value in environment.items() if name != "PREFECT_API_URL"}
+    process = begun(longer, str(tmp_path / "store"), alone)
+    (server,) = [child for child in psutil.Process(process.pid).children() if "prefect.server" in str(child.cmdline())]
+    server.kill()
+    said = process.communicate(timeout=300)[0].decode()
+    assert process.returncode == 0, said
+    assert said.count("Prefect's temporary server ended; it is started again.") == 1
+    assert "Traceback" not in said
+    wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_cancelling_in_prefect_stops_the_run(
     longer: str, tmp_path: Path, environment: dict[str, str], processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +153,33 @@ def test_a_second_process_on_the_same_run_is_refused(longer: str, tmp_path: Path
     assert f"is being executed by another process (pid {first.pid})" in output
     os.kill(first.pid, signal.SIGINT)
     assert first.wait(timeout=60) == 130
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["group", "parent", "agent", "rank"])
+def test_kills_before_the_ranks_have_imported_torch(
+    kind: str, longer: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    root = str(tmp_path / "store")
+    command = ["run", longer, "--root", root, "--quiet", "--set", "execution.processes=2", "--set", "run.epochs=1"]
+    process = start(command, environment)
+
+    def young() -> dict[str, list[psutil.Process]]:
+        found = victims(process.pid)
+        ranks = found.get("rank", [])
+        return found if ranks and "libtorch" not in Path(f"/proc/{ranks[0].pid}/maps").read_text() else {}
+
+    found: dict[str, list[psutil.Process]] = {}
+    while not found:
+        assert process.poll() is None
+        found = young()
+    for victim in found[kind]:
+        victim.kill()
+    if kind in ("agent", "rank"):
+        said = process.communicate(timeout=300)[0].decode()
+        assert process.returncode == 0, said
+    else:
+        process.communicate(timeout=60)
+        wait_until(lambda: not orphans(str(tmp_path)), timeout=20)
+        assert start(command, environment).wait(timeout=300) == 0
+    assert verify_store(ArtifactStore(root), deep=True)["problems"] == []

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from configs.errors import ConfigError, RewardError
-from configs.schema import RewardSection
+from configs.rewards import RewardSection
 from models.quickstart.corpus import digit_pairs, rendered_words
 from models.rewards import REWARDS
 from models.rewards.base import Batch, Scores, perfect_score, quoted_text
@@ -23,6 +23,7 @@ from tests.chat import Endpoint, says, serving
 from tests.clip import write_clip, write_head, write_latent_head
 from tests.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
 from tests.rewards import scored
+from tests.text_models import write_sentiment
 
 Build = Callable[..., Any]
 
@@ -40,6 +41,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_image_reward(folder / "blip")
     write_detector(folder / "detector")
     write_hpsv3(folder / "hpsv3")
+    write_sentiment(folder / "sentiment")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -67,12 +69,13 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
             "model": str(clip / "hpsv3"),
             "dtype": "float32",
         },
-        "hpsv2": {"weights": str(clip / "HPS.safetensors"), "clip": str(clip)},
+        "hpsv2": {"weights": str(clip / "HPS.safetensors"), "model": str(clip)},
         "imagereward": {"weights": str(clip / "blip" / "ImageReward.safetensors"), "tokenizer": str(clip / "blip")},
         "latent_head": {"head": str(clip / "latent.safetensors")},
         "rank": {"reward": "jpeg_compressibility"},
         "image_similarity": {**model, "folder": str(clip)},
         "pickscore": {**model, "processor": str(clip)},
+        "sequence_classification": {"model": str(clip / "sentiment"), "label": "POSITIVE"},
         "vlm_judge": {"model": "judge", "endpoint": endpoint.url},
     }
 
@@ -81,6 +84,8 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
             pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
         if name in ("vlm_judge", "geneval2"):
             pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
+        if name == "lexicon":
+            pytest.importorskip("vaderSentiment", reason="flowmill[text] is not installed")
         return make_reward(name, {**needed.get(name, {}), **options})
 
     return make
@@ -104,10 +109,12 @@ PROMPTS = [f'"{n}{n}"' for n in range(6)]
 @pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
 def test_the_contract(build: Build, name: str, holds: Check) -> None:
     reward = build(name)
-    if needs_of_made(reward).media == "latents":
-        holds(reward, samples(latents=True, shape=(4, 8, 8)))
-        return
-    holds(reward, Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"]))
+    others = {
+        "latents": samples(latents=True, shape=(4, 8, 8)),
+        "texts": samples(texts=["good days", "a bad sign", "happy days are here"]),
+    }
+    made = Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"])
+    holds(reward, others.get(needs_of_made(reward).media, made))
 
 
 def test_unknown_options_are_refused(name: str) -> None:
@@ -232,7 +239,7 @@ def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
         ("brightness", {"media": 1}, "has no option 'media'"),
         ("aimed", {}, "needs the option 'aim'"),
         ("of_images", {}, r"takes \(media\), but is called with \(media, prompts, metadata\)"),
-        ("NUMBER", {}, "is neither a function of"),
+        ("NUMBER", {}, "it must be a class with score or a function, like"),
         ("Constant", {"value": 1}, "has no option 'value'"),
     ],
 )

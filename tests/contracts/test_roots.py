@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,6 +69,14 @@ def test_create_is_exclusive(root: Root) -> None:
     assert root.read_many(["a/b.json", "a/c.json"]) == [b"first", None]
 
 
+def test_names_are_no_patterns(make_root: MakeRoot) -> None:
+    root = make_root()
+    for name in ("a/x.json", "a/[x].json", "a/*.json"):
+        assert root.create(name, name.encode())
+    names = ["a/[x].json", "a/*.json", "a/x.json", "a/?.json"]
+    assert make_root().read_many(names) == [b"a/[x].json", b"a/*.json", b"a/x.json", None]
+
+
 def test_of_many_creators_one_wins(make_root: MakeRoot) -> None:
     roots, start, won = [make_root() for _ in range(4)], threading.Barrier(12), []
 
@@ -116,8 +126,10 @@ def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path) -> None:
     root = make_root()
     publish(root, "flipped", file=bytes(data))
     publish(root, "short", file=bytes(data[:-1]))
+    # Another process: the one that published files reads its own.
+    other = make_root(cache=str(tmp_path / "other"))
     for path, message in (("flipped", "checksum"), ("short", "bytes|short"), ("absent", "missing|checksum|short")):
-        for read in (root.fetch, root.check, lambda p, e: root.blob(p, e).read(BLOCK, 50)):
+        for read in (other.fetch, other.check, root.check, lambda p, e: other.blob(p, e).read(BLOCK, 50)):
             with pytest.raises(CorruptError, match=message):
                 read(path, entry)
 
@@ -225,14 +237,55 @@ class TestS3:
         with pytest.raises(StoreError, match="there is no bucket 'flowmill-absent'"):
             open_root(StoreSection(root="s3://flowmill-absent/x"))
 
-    def test_no_answer_is_named(self, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
-        import s3fs
+    @pytest.mark.parametrize(
+        ("scheme", "listening", "said"),
+        [
+            ("http://", False, "does not answer"),
+            ("http://", True, "does not answer.*imeout"),
+            ("https://", None, "does not answer.*Write http:// where it speaks no TLS"),
+            ("", None, "is '127.0.0.1:.*', which is no address. Write it as http"),
+        ],
+        ids=["nobody listens", "silence", "no TLS", "no scheme"],
+    )
+    def test_no_answer_is_named_within_seconds(
+        self, monkeypatch: pytest.MonkeyPatch, s3_server: Server, scheme: str, listening: bool | None, said: str
+    ) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            if listening:
+                other.listen()
+            host = s3_server.endpoint.removeprefix("http://")
+            address = host if listening is None else f"127.0.0.1:{other.getsockname()[1]}"
+            use(monkeypatch, s3_server.variables(scheme + address))
+            begun = time.monotonic()
+            with pytest.raises(StoreError, match=said):
+                open_root(StoreSection(root="s3://some-bucket/x"))
+            assert time.monotonic() - begun < 15
 
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        monkeypatch.setattr("storage.roots.bucket._ATTEMPTS", 1)
-        s3fs.S3FileSystem.clear_instance_cache()
-        with pytest.raises(StoreError, match="does not answer"):
-            open_root(StoreSection(root=f"s3://{bucket}/x"))
+    def test_keys_that_expire_are_named_and_new_ones_go_on(
+        self, monkeypatch: pytest.MonkeyPatch, s3_server: Server, bucket: str, tmp_path: Path
+    ) -> None:
+        faults = Faults(share=0.0, kinds=("403",))
+        with unreliable(s3_server, faults) as endpoint:
+            use(monkeypatch, s3_server.variables(endpoint))
+            section = StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache"))
+            root = open_root(section)
+            assert root.create("first", b"1")
+            faults.share = 1.0
+            (tmp_path / "shard").mkdir()
+            (tmp_path / "shard" / "file").write_bytes(b"2")
+            for call in (
+                lambda: root.create("second", b"2"),
+                lambda: root.read("never read before"),
+                lambda: root.list("kind"),
+                lambda: root.publish(tmp_path / "shard", "kind/id"),
+                lambda: open_root(section),
+            ):
+                with pytest.raises(StoreError, match=r"is refused.*the same command goes on"):
+                    call()
+            faults.share = 0.0
+            assert root.read("second") is None
+            assert root.create("second", b"2")
 
 
 def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

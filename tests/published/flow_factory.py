@@ -62,7 +62,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "code": _FACTORY_CODE,
             "example": {
                 **_FACTORY_ALL,
-                **about("black-forest-labs/FLUX.2-dev", "dataset/t2is", "1 CLIP + 0.5 PickScore", 4.0),
+                **about("black-forest-labs/FLUX.2-dev", "dataset/t2is", "1 clip_score + 0.5 pickscore", 4.0),
                 **size(512),
                 **groups(48, 16, 8),
                 **noise("flow_sde", noise_level=1.0),
@@ -81,7 +81,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "code": _FACTORY_CODE,
             "example": {
                 **_FACTORY_ALL,
-                **about("black-forest-labs/FLUX.2-klein-9B", "dataset/sharegpt4o_image_mini", "1 PickScore", 1.0),
+                **about("black-forest-labs/FLUX.2-klein-9B", "dataset/sharegpt4o_image_mini", "1 pickscore", 1.0),
                 **size(384),
                 **groups(48, 16, 4),
                 **plan("subset", count=1, candidates=[1, 2]),
@@ -102,7 +102,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "code": _FACTORY_CODE,
             "example": {
                 **_FACTORY_ALL,
-                **about("Tongyi-MAI/Z-Image-Turbo", "dataset/pickscore", "1 PickScore", 1.0),
+                **about("Tongyi-MAI/Z-Image-Turbo", "dataset/pickscore", "1 pickscore", 1.0),
                 **size(512),
                 **groups(48, 16, 6),
                 **noise("flow_sde", noise_level=0.7),
@@ -121,7 +121,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "code": _FACTORY_CODE,
             "example": {
                 **_FACTORY_ALL,
-                **about("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "dataset/pickscore", "1 PickScore", 4.0),
+                **about("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "dataset/pickscore", "1 pickscore", 4.0),
                 "model.options.guidance_scale_2": 3.0,
                 **size(480),
                 "model.frames": 5,

@@ -35,12 +35,12 @@ class _Message(BaseModel):
 class ScoreRequest(_Message):
     """Samples to score."""
 
-    dtype: Literal["uint8", "float32"]
+    dtype: Literal["uint8", "float32", "text"]
     """Of the media."""
     shape: list[int]
     """Of the media."""
-    media: bytes
-    """Row after row."""
+    media: bytes | list[str]
+    """Row after row; a list where they are texts."""
     prompts: list[str]
     """One per row."""
     metadata: list[dict[str, Any]]
@@ -73,12 +73,12 @@ class RewardInfo(_Message):
 
 def pack_request(batch: Batch) -> bytes:
     """Return the body that asks for scores of samples."""
-    media = np.ascontiguousarray(batch.media)
+    texts = batch.media.dtype == object
     return _pack(
         {
-            "dtype": str(media.dtype),
-            "shape": list(media.shape),
-            "media": media.tobytes(),
+            "dtype": "text" if texts else str(batch.media.dtype),
+            "shape": list(batch.media.shape),
+            "media": batch.media.tolist() if texts else np.ascontiguousarray(batch.media).tobytes(),
             "prompts": list(batch.prompts),
             "metadata": [dict(row) for row in batch.metadata],
         }
@@ -93,16 +93,19 @@ def unpack_request(body: bytes) -> Batch:
     """
     request = ScoreRequest.model_validate(_unpack(body))
     media, shape = request.media, tuple(request.shape)
-    rows = shape[0] if shape else 0
-    size = np.dtype(request.dtype).itemsize * math.prod(shape)
+    texts = isinstance(media, list)
+    if texts != (request.dtype == "text"):
+        raise WireError(f"media of dtype {request.dtype} are {'texts' if texts else 'bytes'}")
+    size = math.prod(shape) * (1 if texts else np.dtype(request.dtype).itemsize)
     if min(shape, default=0) < 1 or len(media) != size:
-        raise WireError(f"media have {len(media)} bytes, but shape {shape} of {request.dtype} is {size}")
-    if not rows == len(request.prompts) == len(request.metadata):
-        raise WireError(f"{rows} media, {len(request.prompts)} prompts and {len(request.metadata)} metadata")
+        unit = "texts" if texts else "bytes"
+        raise WireError(f"media have {len(media)} {unit}, but shape {shape} of {request.dtype} is {size}")
+    if not shape[0] == len(request.prompts) == len(request.metadata):
+        raise WireError(f"{shape[0]} media, {len(request.prompts)} prompts and {len(request.metadata)} metadata")
     if request.dtype == "uint8" and (len(shape) not in (4, 5) or shape[-1] != 3):
         raise WireError(f"uint8 media must be (B, H, W, 3) or (B, F, H, W, 3), not {shape}")
-    array = np.frombuffer(media, request.dtype).reshape(shape)
-    return Batch(media=array, prompts=request.prompts, metadata=request.metadata)
+    array = np.array(media, object) if isinstance(media, list) else np.frombuffer(media, request.dtype)
+    return Batch(media=array.reshape(shape), prompts=request.prompts, metadata=request.metadata)
 
 
 def pack_answer(scores: Scores) -> bytes:

@@ -1,0 +1,20 @@
+"""Bytes and seconds, for people."""
+
+from __future__ import annotations
+
+
+def size(count: float | None) -> str:
+    """Return bytes for people."""
+    if count is None:
+        return "unknown until the model is here"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)} min {rest:.0f} s" if minutes else f"{rest:.1f} s"

@@ -1,0 +1,33 @@
+"""Every component a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from configs.schema import RunConfig
+from configs.section import Component
+
+
+def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
+    """Yield the setting of each, and the component; rewards, monitors and judges by their number."""
+    rollout, evaluate = config.rollout, config.evaluate
+    yield "model.policy", Component(name=config.model.policy)
+    if config.model.build is not None:
+        yield "model.build", config.model.build
+    yield "rollout.sampler", rollout.sampler
+    yield "rollout.plan", rollout.plan
+    yield "rollout.solver", Component(name=rollout.solver)
+    yield "rollout.store", Component(name=rollout.store)
+    yield "evaluate.solver", Component(name=evaluate.solver)
+    yield "optimize.algorithm", config.optimize.algorithm
+    yield "optimize.optimizer", Component(name=config.optimize.optimizer)
+    yield "execution.launcher", config.execution.launcher
+    yield "execution.runner", config.execution.runner
+    lists: dict[str, Sequence[Component]] = {
+        "rewards": config.rewards,
+        "monitors": config.monitors,
+        "evaluate.judges": evaluate.judges,
+    }
+    for setting, sections in lists.items():
+        for number, section in enumerate(sections):
+            yield f"{setting}.{number}", section

@@ -1,0 +1,63 @@
+"""The configs that come with flowmill, by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.suggest import did_you_mean
+
+_FOLDER = Path(__file__).parent
+_EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)
+_PROMPTS = re.compile(r"prompts/[\w.-]+")
+
+
+def presets() -> tuple[str, ...]:
+    """Return the names of all presets, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def config_file(given: str | Path) -> Path:
+    """Return the file a person means: the one named if it exists, else the preset of that name, else the one named."""
+    path = Path(given)
+    if not path.exists() and path.name == str(given) and path.stem in presets():
+        return _FOLDER / f"{path.stem}.yaml"
+    return path
+
+
+def preset_files(name: str) -> list[str]:
+    """Return what a preset consists of, below this folder: it, what it extends, and the prompts and images they name.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if name not in presets():
+        raise ConfigError(f"There is no preset '{name}'. {did_you_mean(name, presets())}")
+    text = (_FOLDER / f"{name}.yaml").read_text()
+    base = _EXTENDS.search(text)
+    inherited = preset_files(base[1]) if base else []
+    named = [path for path in _PROMPTS.findall(text) if (_FOLDER / path).is_file()]
+    images = [f"prompts/images/{image.name}" for image in sorted((_FOLDER / "prompts" / "images").iterdir())]
+    shown = [image for image in images if any(Path(image).name in (_FOLDER / path).read_text() for path in named)]
+    return list(dict.fromkeys([f"{name}.yaml", *inherited, *named, *shown]))
+
+
+def copy_preset(name: str, folder: Path) -> list[Path]:
+    """Copy a preset and all it consists of into a folder, and return the files.
+
+    Raises:
+        ConfigError: there is no such preset, or a file of another content is in the way.
+    """
+    contents = {folder / path: (_FOLDER / path).read_bytes() for path in preset_files(name)}
+    # Its comments name it by where it is now.
+    contents = {path: data.replace(b"flowmill run configs/", b"flowmill run ") for path, data in contents.items()}
+    for path, data in contents.items():
+        if path.exists() and (not path.is_file() or path.read_bytes() != data):
+            raise ConfigError(
+                f"'{path}' exists and is another file. Move it away, or give another folder: --to FOLDER."
+            )
+    for path, data in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return list(contents)

@@ -1,0 +1,34 @@
+"""What a config says about tracking."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+
+from configs.addresses import without_password
+from configs.section import Section
+
+
+class TrackingSection(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking URI; a SQLite file inside the store (for one on S3 in ./flowmill-tracking) when absent."""
+    experiment: str = "flowmill"
+    """MLflow experiment."""
+    registered_model: str | None = None
+    """Name in the model registry; "flowmill-<run name>" when absent."""
+    parent: str | None = None
+    """Id of the MLflow run this one is shown below, such as that of a sweep."""
+    report: bool | None = None
+    """Log 'flowmill report' of a run that has ended; absent: where a lasting Prefect server carries it out."""
+
+    assets: bool = False
+    """Tell Prefect of every artifact that is committed as an asset materialized, with what it was made of."""
+
+    @field_validator("uri")
+    @classmethod
+    def _no_password(cls, uri: str | None) -> str | None:
+        return without_password(
+            uri,
+            instead="MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
+        )

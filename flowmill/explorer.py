@@ -1,0 +1,192 @@
+"""The page of ``flowmill view``: a run's trajectories, browsed. Streamlit runs it anew for every click."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from PIL import Image
+
+import flowmill
+
+_VIEWS = ("Samples", "Group", "Sample", "Table")
+_COLUMNS = 6
+#: Small images are shown enlarged, each pixel as a square, up to about so many pixels.
+_WIDTH = 240
+
+
+def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
+    """Show the page.
+
+    Args:
+        root: the store.
+        run_name: the run that is shown first.
+        trust_store: see ``Store.run``.
+    """
+    st.set_page_config(page_title="flowmill", layout="wide")
+    st.html("<style>.stMainBlockContainer {padding-top: 3rem}</style>")
+    st.session_state.setdefault("view", _VIEWS[0])
+    try:
+        run, epoch = _choose(root, run_name, trust_store=trust_store)
+        everything = _samples(root, run.name, epoch)
+        shown = _filtered(everything)
+        st.subheader(f"{run.name}, epoch {epoch}: {len(shown)} of {len(everything)} samples")
+        view = st.segmented_control("View", _VIEWS, key="view", label_visibility="collapsed")
+        if shown.empty:
+            st.info("No sample passes the filters on the left.")
+        elif view == "Group":
+            _group(run, epoch, everything, shown)
+        elif view == "Sample":
+            _sample(run, epoch, everything, shown)
+        elif view == "Table":
+            st.dataframe(shown, hide_index=True)
+        else:
+            _gallery(run, epoch, shown)
+    except flowmill.FlowmillError as error:
+        st.error(str(error))
+
+
+@st.cache_resource
+def _run(root: str, name: str, *, trust_store: bool) -> flowmill.Run:
+    return flowmill.open(root).run(name, trust_store=trust_store)
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _samples(root: str, name: str, epoch: int) -> pd.DataFrame:
+    table = flowmill.open(root).run(name).samples(epoch).to_pandas()
+    return table.astype({"prompt": str})
+
+
+def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[flowmill.Run, int]:
+    """Return the run and epoch chosen in the sidebar."""
+    st.sidebar.title("flowmill")
+    st.sidebar.caption(root.rpartition("/")[2], help=root)
+    names = flowmill.open(root).runs
+    if not names:
+        raise flowmill.FlowmillError("The store holds no runs yet; start one with 'flowmill run'.")
+    name = st.sidebar.selectbox("Run", names, index=names.index(first) if first in names else 0, key="run")
+    run = _run(root, name, trust_store=trust_store)
+    if st.sidebar.button("Look again", help="Reads what was made meanwhile."):
+        run.refresh()
+        st.cache_data.clear()
+    epochs = run.rollouts
+    if not epochs:
+        raise flowmill.FlowmillError(f"Nothing of run '{name}' is rolled out yet.")
+    epoch = st.sidebar.selectbox("Epoch", epochs[::-1], key="epoch")
+    return run, int(epoch)
+
+
+def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the samples that pass the filters of the sidebar, in the order chosen there."""
+    text = st.sidebar.text_input("Prompt contains", key="prompt")
+    found = samples[samples.prompt.str.contains(text, case=False, regex=False)] if text else samples
+    numbers = _numbers(samples.columns)
+    for name in numbers:
+        low, high = float(samples[name].min()), float(samples[name].max())
+        if low < high:
+            chosen = st.sidebar.slider(name, low, high, (low, high), key=f"range of {name}")
+            # Samples without a value pass until somebody asks for values.
+            found = found[found[name].between(*chosen) | (found[name].isna() & (chosen == (low, high)))]
+    order = st.sidebar.selectbox("Order by", [*numbers[::-1], "prompt", "sample_id"], key="order")
+    best_first = st.sidebar.toggle("Largest first", value=True, key="largest")
+    return found.sort_values([order, "sample_id"], ascending=[not best_first, True])
+
+
+def _numbers(columns: Iterable[str]) -> list[str]:
+    return [name for name in columns if name in ("reward", "advantage") or name.startswith("reward.")]
+
+
+def _gallery(run: flowmill.Run, epoch: int, shown: pd.DataFrame) -> None:
+    per_page = 4 * _COLUMNS
+    pages = -(-len(shown) // per_page)
+    page = st.number_input(f"Page, of {pages}", 1, pages, key="page") if pages > 1 else 1
+    _grid(run, epoch, shown.iloc[(page - 1) * per_page : page * per_page])
+
+
+def _group(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.DataFrame) -> None:
+    """Show the samples that were compared with each other."""
+    groups = shown.drop_duplicates("group_id").set_index("group_id").prompt
+    group = st.selectbox("Group", groups.index, format_func=lambda name: f"{groups[name]}  ({name})", key="group")
+    members = everything[everything.group_id == group]
+    if "advantage" in members:
+        members = members.sort_values("advantage", ascending=False)
+        st.bar_chart(members, x="replica", y=["reward", "advantage"], stack=False, height=300)
+    _grid(run, epoch, members)
+
+
+def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.DataFrame) -> None:
+    """Show one sample: what it is, what it earned, the updates it entered, and its chain."""
+    sample = st.selectbox("Sample", [*dict.fromkeys([*shown.sample_id, *everything.sample_id])], key="sample")
+    row = everything.set_index("sample_id").loc[sample]
+    left, right = st.columns([1, 3])
+    with left:
+        _show(run.images(epoch, [sample])[sample] if row.media_format else None, row.prompt, width=2 * _WIDTH)
+    with right:
+        found = run.trace(epoch, sample)["runs"][run.name]
+        facts = {name: row[name] for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}
+        facts |= {name: row[name] for name in _numbers(row.index)}
+        for name, about in found.get("rewards", {}).items():
+            facts[f"reward.{name}"] = f"{facts[f'reward.{name}']}  {about['note']}"
+        st.table(pd.DataFrame({"value": {name: str(value) for name, value in facts.items()}}))
+        st.markdown("**Updates it entered**")
+        st.dataframe(found.get("updates", []), hide_index=True)
+    _chain(run, epoch, sample, row)
+
+
+def _chain(run: flowmill.Run, epoch: int, sample: str, row: Any) -> None:
+    st.markdown("**Its chain**, each stored state decoded")
+    if not len(row.states):
+        st.info("The rollout stored no latents on the way.")
+        return
+    if not st.toggle("Decode with the autoencoder of the base model", key="decode"):
+        return
+    trained = dict(zip(row.steps, row.log_probs, strict=True))
+    columns = st.columns(min(_COLUMNS, len(row.states)))
+    for number, (step, state) in enumerate(zip(row.states, run.decoded(epoch, sample), strict=True)):
+        about = f"step {step}, sigma {row.sigmas[step]:.3f}"
+        if step in trained:
+            about += f", log_prob {trained[step]:.4f}"
+        with columns[number % len(columns)]:
+            _show(state, about)
+
+
+def _grid(run: flowmill.Run, epoch: int, rows: pd.DataFrame) -> None:
+    images = run.images(epoch, set(rows[rows.media_format != ""].sample_id))
+    columns = st.columns(_COLUMNS)
+    for number, row in enumerate(rows.to_dict("records")):
+        with columns[number % _COLUMNS]:
+            earned = [f"{name} {row[name]:.3f}" for name in ("reward", "advantage") if pd.notna(row.get(name))]
+            _show(images.get(row["sample_id"]), f"{row['prompt']}  \n{', '.join(earned)}")
+            st.button("Open", key=f"open {row['sample_id']}", on_click=_open, args=(row["sample_id"], row["group_id"]))
+
+
+def _open(sample: str, group: str) -> None:
+    st.session_state["view"] = "Sample"
+    st.session_state["sample"] = sample
+    st.session_state["group"] = group
+
+
+def _show(media: Image.Image | Sequence[Image.Image] | None, caption: str, *, width: int = _WIDTH) -> None:
+    """Show an image, or a clip that moves."""
+    if media is None:
+        st.caption(f"no image stored: {caption}")
+    elif isinstance(media, Image.Image):
+        st.image(_enlarged(media, width), caption=caption)
+    else:
+        frames, data = [_enlarged(frame, width) for frame in media], io.BytesIO()
+        frames[0].save(data, "WEBP", save_all=True, append_images=frames[1:], duration=125, loop=0)
+        st.image(data.getvalue(), caption=caption)
+
+
+def _enlarged(image: Image.Image, width: int) -> Image.Image:
+    times = width // image.width
+    return image if times < 2 else image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+
+
+if __name__ == "__main__":
+    given_root, given_run, given_trust = sys.argv[1:]
+    main(given_root, given_run or None, trust_store=given_trust == "trust")

@@ -1,0 +1,322 @@
+"""Stores and runs, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from configs.schema import RunConfig
+from flows.environment import existing_root
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from PIL.Image import Image
+
+    from models.policies.base import Policy
+    from storage.commit import ArtifactStore
+    from storage.layout import ArtifactRef
+    from tasks.context import RunContext
+
+
+def open(root: str | None = None) -> Store:
+    """Return a store that exists.
+
+    Args:
+        root: its folder or s3://bucket/prefix; FLOWMILL_ROOT, else 'flowmill-store', when absent.
+
+    Raises:
+        FlowmillError: there is none.
+    """
+    from storage.commit import ArtifactStore
+
+    return Store(ArtifactStore(existing_root(root)))
+
+
+class Store:
+    """Artifacts and runs below one root."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        """Bind to a store; ``flowmill.open`` finds one."""
+        self._store = store
+
+    @property
+    def root(self) -> str:
+        """Where it is."""
+        return self._store.root.uri
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of its runs."""
+        from storage.lineage import list_runs
+
+        return list_runs(self._store)
+
+    def run(self, name: str, *, trust_store: bool = False) -> Run:
+        """Return a run.
+
+        Args:
+            name: its name.
+            trust_store: let its stages carry out code and commands that only the store's record of the run names.
+
+        Raises:
+            FlowmillError: there is none of this name.
+        """
+        from tasks.runs import open_run
+
+        return Run(open_run(self.root, name, reads=True), trust_store=trust_store)
+
+    def artifacts(self) -> pa.Table:
+        """Return what 'flowmill store ls' lists: artifact, stage, shards, rows, size (bytes), age_s, runs, ..."""
+        import pyarrow as pa
+
+        from storage.verify import list_artifacts
+
+        return pa.Table.from_pylist(list_artifacts(self._store))
+
+    def table(self, artifact: str) -> pa.Table:
+        """Return all rows of an artifact of samples, prompts, rewards or advantages.
+
+        Args:
+            artifact: kind/id; the kind may be left out and the id shortened.
+
+        Raises:
+            FlowmillError: there is none of this name, it has no rows, or a file of it is damaged.
+        """
+        from tasks.reading import artifact_table
+
+        return artifact_table(self._store, self._ref(artifact))
+
+    def images(self, artifact: str, samples: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the images of an artifact of samples by their ids; see ``Run.images``."""
+        return _pictures(self._store, self._ref(artifact), samples)
+
+    def _ref(self, artifact: str) -> ArtifactRef:
+        from storage.verify import find_ref
+
+        return find_ref(self._store, artifact)
+
+
+class Run:
+    """One run: what was made in it, by epoch. Epoch 0 is before training; tables are Arrow's (``.to_pandas()``).
+
+    All methods raise a FlowmillError where what they read was not made yet, or is damaged.
+    """
+
+    def __init__(self, context: RunContext, *, trust_store: bool = False) -> None:
+        """Bind to a run; ``Store.run`` finds one and ``flowmill.start`` makes one."""
+        self._context = context
+        self._trusted = trust_store
+
+    def __repr__(self) -> str:
+        return f"<run '{self.name}' in '{self._context.store.root.uri}'>"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._context.run.name
+
+    @property
+    def store(self) -> Store:
+        """Its store."""
+        return Store(self._context.store)
+
+    @property
+    def config(self) -> RunConfig:
+        """Its config."""
+        return self._context.config
+
+    @property
+    def epochs(self) -> list[int]:
+        """Epochs that were trained."""
+        from tasks.reading import trained_epochs
+
+        return trained_epochs(self._context.chain)
+
+    @property
+    def rollouts(self) -> list[int]:
+        """Epochs that were rolled out."""
+        from tasks.reading import rolled_out_epochs
+
+        return rolled_out_epochs(self._context.chain)
+
+    def samples(self, epoch: int) -> pa.Table:
+        """Return an epoch's samples: prompt, seed, sigmas, log_probs, ..., and what they earned.
+
+        The columns of 'trajectories', 'reward.<label>' of each reward and monitor that was scored, and once advantages
+        are made 'reward', the optimized sum, and 'advantage'.
+        """
+        from tasks.reading import samples_of_epoch
+
+        return samples_of_epoch(self._context.chain, epoch)
+
+    def evaluation(self, epoch: int) -> pa.Table:
+        """Return the samples of the run's evaluation of an epoch, with 'reward.<label>' of each reward and judge."""
+        from tasks.reading import samples_of_evaluation
+
+        return samples_of_evaluation(self._context.chain, epoch)
+
+    def trajectories(self, epoch: int) -> pa.Table:
+        """Return an epoch's samples as the rollout wrote them."""
+        return self._table(epoch, "rollout")
+
+    def rewards(self, epoch: int, slot: str | None = None) -> pa.Table:
+        """Return the scores of an epoch by one reward, named by its label; the first one when absent."""
+        return self._table(epoch, "score", slot or self.config.rewards[0].slot)
+
+    def advantages(self, epoch: int) -> pa.Table:
+        """Return the optimized sums and advantages of an epoch."""
+        return self._table(epoch, "advantage")
+
+    def images(
+        self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+    ) -> dict[str, Image | list[Image]]:
+        """Return images, or the frames of clips, by sample id.
+
+        Args:
+            epoch: the epoch.
+            samples: ids, as in the column 'sample_id'; all when absent.
+            evaluation: those of the run's evaluation of the epoch, not of its rollout.
+        """
+        stage = "evaluate" if evaluation else "rollout"
+        return _pictures(self._context.store, self._made(epoch, stage), samples)
+
+    def arrays(
+        self, epoch: int, name: str = "latents", samples: Collection[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return a stored array of an epoch's samples by their ids.
+
+        Args:
+            epoch: the epoch.
+            name: 'latents', (N, ...) float32 or float16 of the N steps in the column 'states'; 'means', (S, ...);
+                'unconditional', (S, ...); 'final', (...).
+            samples: ids; all when absent.
+        """
+        from tasks.reading import arrays_of
+
+        return arrays_of(self._context.store, self._made(epoch, "rollout"), name, samples)
+
+    def decoded(self, epoch: int, sample: str) -> list[Image | list[Image]]:
+        """Return what each stored state of a sample looks like, by the base model's autoencoder, as in 'states'."""
+        from tasks.reading import decoded_states
+
+        decoded = decoded_states(*self._decoding, self._made(epoch, "rollout"), sample)
+        return [_picture(state) for state in decoded]
+
+    @cached_property
+    def _decoding(self) -> tuple[RunContext, Policy]:
+        from tasks.reading import decoder_of
+        from tasks.runs import open_run
+
+        context = open_run(self.store.root, self.name, trusted=self._trusted)
+        return context, decoder_of(context)
+
+    def lineage(self) -> pa.Table:
+        """Return every stage: epoch, stage, slot, artifact (null: missing), state, why and inputs."""
+        from tasks.reading import lineage_table
+
+        return lineage_table(self._context.chain)
+
+    def figures(self) -> pa.Table:
+        """Return the scores of its evaluations: epoch, list (of prompts), reward, figure (mean, exact, ...), value."""
+        from tasks.reading import figures_table
+
+        return figures_table(self._context.chain)
+
+    def curves(self) -> pa.Table:
+        """Return what MLflow shows as curves: key, step (the epoch; of 'optimize/' the update), value, list."""
+        from tasks.reading import curves_table
+
+        return curves_table(self._context.chain)
+
+    def trace(self, epoch: int, sample: str) -> dict[str, Any]:
+        """Return what made a sample of an epoch, its rewards and advantage, and the optimizer updates it entered."""
+        from tasks.trace import trace_sample
+
+        return trace_sample(self._context.store, self._made(epoch, "rollout"), sample, [self.name])
+
+    def refresh(self) -> None:
+        """Look again at what was made meanwhile; of a run at work tables and lists else stay as they were found."""
+        self._context.refresh()
+
+    # Making
+
+    def prepare(self) -> list[str]:
+        """Make what comes before all epochs: base model, embeddings, prompts, the policy before training.
+
+        Returns:
+            The artifacts, 'kind/id'.
+
+        Raises:
+            FlowmillError: something cannot work; what is committed stays.
+        """
+        return [made for stage in ("base", "encode", "preprocess", "policy") for made in self.stage(stage, 0)]
+
+    def stage(
+        self,
+        name: str,
+        epoch: int | str = "latest",
+        *,
+        slot: str = "",
+        overrides: Collection[str] = (),
+        force: bool = False,
+    ) -> list[str]:
+        """Run one stage, as 'flowmill stage' does; what is committed is not computed again.
+
+        Inside a Prefect flow it is a flow below yours, on your flow's server. Elsewhere a server is started for it.
+
+        Args:
+            name: rollout, score, advantage, optimize, evaluate, judge, export, or one of ``prepare``.
+            epoch: a number, 'next' or 'latest'.
+            slot: of score and judge: one reward; all of them when empty.
+            overrides: settings of this stage alone, 'section.key=value'; the result stands beside the run.
+            force: do the work again, as a new attempt.
+
+        Returns:
+            The artifacts it made or found, 'kind/id'; ``Store.table`` reads them.
+
+        Raises:
+            FlowmillError: something cannot work; what is committed stays.
+        """
+        from flowmill.making import run_stage
+
+        made = run_stage(
+            self._context, name, epoch, slot=slot, overrides=overrides, force=force, trust_store=self._trusted
+        )
+        self.refresh()
+        return made
+
+    def train(self) -> Run:
+        """Do all that its config asks for, as 'flowmill run' does; what is committed is not computed again.
+
+        Raises:
+            FlowmillError: something cannot work; what is committed stays.
+        """
+        from flowmill.making import train
+
+        train(self._context, trust_store=self._trusted)
+        self.refresh()
+        return self
+
+    def _made(self, epoch: int, stage: str, slot: str = "") -> ArtifactRef:
+        return self._context.chain.require(epoch, stage, slot).ref
+
+    def _table(self, epoch: int, stage: str, slot: str = "") -> pa.Table:
+        from tasks.reading import artifact_table
+
+        return artifact_table(self._context.store, self._made(epoch, stage, slot))
+
+
+def _pictures(
+    store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None
+) -> dict[str, Image | list[Image]]:
+    from tasks.reading import media_of
+
+    return {sample: _picture(media) for sample, media in media_of(store, ref, samples).items()}
+
+
+def _picture(media: np.ndarray) -> Image | list[Image]:
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in media] if media.ndim == 4 else Image.fromarray(media)

@@ -1,0 +1,90 @@
+"""``flowmill diff``: two runs beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from flows.cli.console import console, print_json, print_table
+
+if TYPE_CHECKING:
+    from tasks.comparison import Comparison
+    from tasks.figures import Figures
+
+
+def diff_command(first: str, second: str, *, root: str, images: Path | None, as_json: bool) -> None:
+    """Print in what two runs differ, what they share and what came of each.
+
+    Args:
+        first: a run.
+        second: another.
+        root: the store.
+        images: HTML file to write, with their images from the same noise side by side.
+        as_json: print JSON.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    from tasks.comparison import compare
+    from tasks.runs import open_run
+
+    contexts = [open_run(root, name, reads=True) for name in (first, second)]
+    found = compare(*contexts)
+    if as_json:
+        print_json(
+            {
+                "runs": [first, second],
+                "settings": found.settings,
+                "shared": found.shared,
+                "own": found.own,
+                "parts_at": None if found.parts_at is None else str(found.parts_at),
+                "figures": {str(epoch): list(both) for epoch, both in found.figures.items()},
+            }
+        )
+    else:
+        _print(first, second, found)
+    if images is not None:
+        from flows.cli.report import save_report
+        from tasks.report import run_report
+
+        save_report(run_report(*contexts), images)
+
+
+def _print(first: str, second: str, found: Comparison) -> None:
+    settings = Table("setting", first, second, title="Settings", title_justify="left")
+    for key, (one, other) in found.settings.items():
+        settings.add_row(key, str(one), str(other))
+    if found.settings:
+        print_table(settings)
+    else:
+        console.print("Their settings are the same.")
+    artifacts = Table("stage", "shared", f"only {first}", f"only {second}", title="Artifacts", title_justify="left")
+    for stage, shared in found.shared.items():
+        artifacts.add_row(stage, str(shared), *(str(count) for count in found.own[stage]))
+    print_table(artifacts)
+    if found.parts_at is not None:
+        console.print(f"They part at {found.parts_at}.", markup=False)
+    figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations", title_justify="left")
+    for epoch, both in found.figures.items():
+        for row in _rows(*both):
+            figures.add_row(str(epoch), *row)
+    print_table(figures)
+
+
+def _rows(one: Figures, other: Figures) -> list[tuple[str, ...]]:
+    names = {
+        (split, slot, figure): None
+        for figures in (one, other)
+        for split, rewards in figures.items()
+        for slot, values in rewards.items()
+        for figure in values
+    }
+    return [(*name, _value(one, name), _value(other, name)) for name in names]
+
+
+def _value(figures: Figures, name: tuple[str, str, str]) -> str:
+    split, slot, figure = name
+    value = figures.get(split, {}).get(slot, {}).get(figure)
+    return "" if value is None else f"{value:.4g}"

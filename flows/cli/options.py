@@ -1,0 +1,23 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Config = Annotated[Path, typer.Argument(help="Config file; presets are in configs/.", metavar="CONFIG")]
+Root = Annotated[str | None, typer.Option("--root", help="Folder of the artifact store.", metavar="URI")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting: section.key=value.", metavar="KEY=VALUE")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Pool = Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")]
+Kind = Annotated[
+    Literal["process", "docker", "kubernetes"], typer.Option("--type", help="Type of the pool, if it is made.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
+TrustStore = Annotated[
+    bool, typer.Option("--trust-store", help="Carry out code and commands that only the store's record names.")
+]

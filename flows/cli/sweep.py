@@ -1,0 +1,57 @@
+"""``flowmill sweep``: variants of one config, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from flows.cli.console import print_table
+from flows.cli.opening import say
+from flows.cli.progress import display
+from flows.cli.report import save_report
+from flows.cli.run import run_flow
+from flows.environment import prepare_environment
+from flows.requests import SweepRequest
+from flows.server import local_api
+
+if TYPE_CHECKING:
+    from tasks.sweep import Outcome
+
+
+def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> None:
+    """Run a sweep, print its table, and write its report.
+
+    Raises:
+        ConfigError: a variant cannot work.
+        WorkerError: a variant failed.
+    """
+    from configs.load import load_config
+    from tasks.names import check_names
+    from tasks.sweep import variants
+
+    found = variants(request.name, request.grid, request.listed)
+    for variant in found:
+        config = load_config(request.config, [*request.overrides, *variant.overrides])
+        check_names(config, source=Path(request.config), overrides=[*request.overrides, *variant.overrides])
+    prepare_environment(config.execution.threads)
+    say(f"{len(found)} variants", quiet=quiet)
+    with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:
+        from flows import runtime
+        from flows.sweep import sweep
+
+        runtime.use_reporter(shown)
+        outcomes, report = run_flow(sweep, api, request)
+    _print(request.name, outcomes)
+    save_report(report, out or Path(f"{request.name}-report.html"))
+
+
+def _print(name: str, outcomes: Sequence[Outcome]) -> None:
+    figures = list(dict.fromkeys(figure for each in outcomes for figure in each.figures))
+    table = Table("run", "epoch", *figures, title=f"{name}, best first", title_justify="left")
+    for each in outcomes:
+        scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
+        table.add_row(each.variant.name, str(each.epoch), *scores)
+    print_table(table)

@@ -1,0 +1,35 @@
+"""``flowmill track``: a run's curves, images and models, logged again from what is committed."""
+
+from __future__ import annotations
+
+from configs.errors import TrackingError
+from flows.cli.console import console
+from flows.environment import existing_root
+
+
+def track_command(run: str, *, uri: str | None, root: str | None, trust_store: bool = False) -> None:
+    """Log what a tracker lacks of a run, and print where it is.
+
+    Raises:
+        StoreError: there is no such run.
+        TrustError: only the store names the tracker.
+        TrackingError: the tracker cannot be used.
+    """
+    from tasks.runs import open_run
+    from tasks.staleness import is_complete
+    from tasks.tracking.tracker import Tracker, series_of
+    from tasks.trust import check_trusted
+
+    place = existing_root(root)
+    own = open_run(place, run, reads=True)
+    context = own if uri is None else open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True)
+    if not trust_store:
+        check_trusted(own.config, context.config, run=run, only=("tracking.uri",))
+    complete = is_complete(context.chain)
+    tracker = Tracker(context, orchestrator={}, series=series_of(uri, own.config.tracking.uri))
+    if complete:
+        tracker.log_export(context.config.run.epochs)
+    failure = tracker.close("FINISHED" if complete else "KILLED")
+    if failure is not None:
+        raise TrackingError(f"Run '{run}' could not be logged to {tracker.uri}: {failure}")
+    console.print(f"run '{run}' is logged to {tracker.uri}", markup=False)

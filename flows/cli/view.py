@@ -1,0 +1,47 @@
+"""``flowmill view``: the explorer, on the loopback interface only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import NoReturn
+
+from configs.extras import require_extra
+from flows.cli.console import console
+
+_HOST = "127.0.0.1"
+
+
+def view_command(root: str, run: str | None, *, port: int, trust_store: bool) -> NoReturn:
+    """Become Streamlit's server of the explorer's page.
+
+    Raises:
+        ConfigError: Streamlit is not installed.
+        StoreError: there is no such run.
+    """
+    from storage.commit import ArtifactStore
+    from tasks.runs import require_run
+
+    require_extra("view", "streamlit", what="flowmill view")
+    if run is not None:
+        require_run(ArtifactStore(root), run)
+    page = find_spec("flowmill.explorer")
+    assert page is not None
+    settings = {
+        "server.address": _HOST,
+        "server.port": str(port),
+        "server.headless": "true",
+        # Nothing is sent anywhere.
+        "browser.gatherUsageStats": "false",
+        "server.fileWatcherType": "none",
+        "client.toolbarMode": "minimal",
+    }
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    console.print(f"http://{_HOST}:{port}   Ctrl-C stops it.", markup=False)
+    sys.stdout.flush()
+    # The working directory is the user's: what lies there must not hide the server's libraries.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    given = [root, run or "", "trust" if trust_store else ""]
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page.origin), *options, "--", *given])

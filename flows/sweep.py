@@ -1,0 +1,159 @@
+"""A sweep: variants of a run, one after the other in this process, or several beside each other in their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.settings import get_current_settings
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from configs.errors import CancelledError, WorkerError
+from configs.schema import RunConfig
+from flows import runtime
+from flows.cancellation import check_cancelled, signal_behind
+from flows.pipeline import pipeline
+from flows.requests import PipelineRequest, SweepRequest
+from flows.schedules import scheduled
+from tasks.check import check_config
+from tasks.execution.launch import stop_trees
+from tasks.execution.parent import die_with_parent
+from tasks.report import run_report
+from tasks.runs import begin_run
+from tasks.sweep import Variant, best_first, check_varied, outcome, variants
+from tasks.tracking.sweeps import SweepRun
+
+_LOOK_S = 0.5
+#: Lines of a failed process that are shown.
+_TAIL = 5
+
+
+@flow(name="sweep", flow_run_name=runtime.flow_run_name, persist_result=False)
+@scheduled
+def sweep(request: SweepRequest) -> Any:
+    """Run every variant, compare them, and return what became of them, best first, with the report."""
+    found = variants(request.name, request.grid, request.listed)
+    asked = {variant.name: _asked(request, variant) for variant in found}
+    first = begin_run(_config(asked[found[0].name]))
+    tracked = SweepRun(first, request.name)
+    asked = {name: each.below(tracked.run_id) for name, each in asked.items()}
+    failed = _beside(asked, request.parallel) if request.parallel > 1 else _in_turn(asked)
+    contexts = {name: begin_run(_config(each)) for name, each in asked.items()}
+    outcomes = best_first([outcome(contexts[each.name], each) for each in found])
+    report = run_report(*(contexts[each.variant.name] for each in outcomes))
+    tracked.end(outcomes, report, done=not failed)
+    if failed:
+        names = "\n  ".join(f"{name}: {error}" for name, error in failed.items())
+        raise WorkerError(f"{len(failed)} of {len(found)} variants failed; the others are done:\n  {names}")
+    return outcomes, report
+
+
+def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
+    """Return what is asked of the pipeline for a variant.
+
+    Raises:
+        ConfigError: something in its config cannot work.
+    """
+    asked = PipelineRequest(
+        config=request.config,
+        root=request.root,
+        name=variant.name,
+        overrides=[*request.overrides, *variant.overrides],
+        wait_minutes=request.wait_minutes,
+    )
+    check_varied(variant)
+    check_config(_config(asked), rewards=False)
+    return asked
+
+
+def _config(asked: PipelineRequest) -> RunConfig:
+    return runtime.configured(asked.config, asked.root, asked.name, asked.overrides)
+
+
+def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:
+    """Run variants one after the other, and return why some failed."""
+    failed = {}
+    for name, request in asked.items():
+        check_cancelled()
+        runtime.reporter().message(f"variant {name}")
+        state: State[Any] = pipeline(request, return_state=True)  # type: ignore[assignment]
+        if state.is_cancelled():
+            raise CancelledError(state.message or "cancelled")
+        if not state.is_completed():
+            error = state.result(raise_on_failure=False)
+            stop = signal_behind(error) if isinstance(error, BaseException) else None
+            if stop is not None:
+                raise stop
+            failed[name] = str(error) if isinstance(error, BaseException) else str(state.message)
+    return failed
+
+
+def _beside(asked: Mapping[str, PipelineRequest], count: int) -> dict[str, str]:
+    """Run variants in processes of their own, some at a time, and return why some failed."""
+    failed, stop = {}, threading.Event()
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=count)
+    # The event first: the runner waits for what it has begun.
+    with runner, _set_in_the_end(stop):
+        started = {
+            name: runner.submit(
+                run_variant.with_options(task_run_name=name), {"arguments": request.arguments(), "stop": stop}
+            )
+            for name, request in asked.items()
+        }
+        for name, future in started.items():
+            while not future.state.is_final():
+                check_cancelled()
+                future.wait(timeout=_LOOK_S)
+            if not future.state.is_completed():
+                failed[name] = str(future.state.result(raise_on_failure=False))
+            runtime.reporter().message(f"variant {name} {'failed' if name in failed else 'is done'}")
+    return failed
+
+
+@contextlib.contextmanager
+def _set_in_the_end(event: threading.Event) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        event.set()
+
+
+@task(name="variant", cache_policy=NO_CACHE, persist_result=False)
+def run_variant(arguments: Sequence[str], stop: threading.Event) -> None:
+    """Carry out one variant in a process of its own, with this process's Prefect server.
+
+    Args:
+        arguments: of flowmill.
+        stop: set when the sweep is over: the process is then ended, or not begun.
+
+    Raises:
+        WorkerError: it failed, or was stopped.
+    """
+    if stop.is_set():
+        raise WorkerError("the sweep was stopped before it")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *arguments, "--quiet"],
+        env={**os.environ, "PREFECT_API_URL": str(get_current_settings().api.url)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+    )
+    try:
+        while process.poll() is None and not stop.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = process.communicate(timeout=_LOOK_S)
+                if process.returncode:
+                    raise WorkerError("\n".join(said.splitlines()[-_TAIL:]).removeprefix("flowmill: "))
+    finally:
+        stop_trees([process], grace=10)

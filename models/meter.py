@@ -1,0 +1,183 @@
+"""How much denoisers compute and how long that takes, measured while they work: hooks that change nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.stored_weights import on_meta
+
+#: Dense peak of matrix products in half precision by the name of a device, FLOP/s, as their makers state it. The first
+#: that is part of the name counts.
+_PEAKS: Mapping[str, float] = {
+    "B200": 2.25e15,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "H800": 989.4e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165.2e12,
+}
+
+
+#: A module by identity, and the shapes of what it is called with.
+_Call = tuple[int, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What denoisers did for a while."""
+
+    seconds: float
+    """In their forwards and backwards, of one process."""
+    flops: float | None
+    """Of the denoisers: a backward counts twice its forward, once where only adapters are trained; recomputed
+    activations and adapters do not count (PaLM, arXiv 2204.02311, appendix B). None: they cannot be counted."""
+
+
+class Meter:
+    """Counts what some modules compute from now on."""
+
+    def __init__(self, *, adapters: bool, share: float = 1.0) -> None:
+        """Start with nothing.
+
+        Args:
+            adapters: denoisers are frozen but for adapters.
+            share: what of a forward this process computes, where several share its tokens.
+        """
+        self._backward, self._share = 1 if adapters else 2, share
+        self._seconds = 0.0
+        self._calls: Counter[_Call] = Counter()
+        self._with_gradient: Counter[_Call] = Counter()
+        self._seen: dict[_Call, tuple[nn.Module, Any, Any]] = {}
+        self._flops: dict[_Call, float | None] = {}
+        self._started: list[Any] = []
+        self._events: list[tuple[Any, Any]] = []
+        self._cuda = torch.cuda.is_available()
+
+    def watch(self, modules: Mapping[str, nn.Module]) -> None:
+        """Hook into denoisers."""
+        for module in modules.values():
+            module.register_forward_pre_hook(self._begin, with_kwargs=True)
+            module.register_forward_hook(self._end)
+
+    def take(self) -> Computed:
+        """Return what was computed since this was asked for last; what shapes cost is found out here, not at work."""
+        if self._events:
+            torch.cuda.synchronize()
+            self._seconds += sum(first.elapsed_time(last) for first, last in self._events) / 1000
+            self._events.clear()
+        for call, seen in self._seen.items():
+            self._flops[call] = forward_flops(*seen)
+        self._seen.clear()
+        counts = [(times, self._flops[call]) for call, times in self._calls.items()]
+        known = [times * flops for times, flops in counts if flops is not None]
+        found = Computed(self._seconds, sum(known) * self._share if len(known) == len(counts) else None)
+        self._seconds = 0.0
+        self._calls.clear()
+        return found
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time inside as the models'."""
+        self._started.append(self._now())
+        try:
+            yield
+        finally:
+            self._end()
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Count a backward pass through the forwards with gradient since the last one."""
+        with self.timed():
+            yield
+        for call, times in self._with_gradient.items():
+            self._calls[call] += self._backward * times
+        self._with_gradient.clear()
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = (id(module), _shapes(args), _shapes(kwargs))
+        self._calls[call] += 1
+        if torch.is_grad_enabled():
+            self._with_gradient[call] += 1
+        if call not in self._flops and call not in self._seen:
+            self._seen[call] = (module, *tree_map(_shape_only, (args, kwargs)))
+        self._started.append(self._now())
+
+    def _end(self, *_: Any) -> None:
+        start, end = self._started.pop(), self._now()
+        if self._cuda:
+            self._events.append((start, end))
+        else:
+            self._seconds += end - start
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def timed(meter: Meter | None) -> AbstractContextManager[None]:
+    """Count the time inside as the models', where somebody wants to know."""
+    return nullcontext() if meter is None else meter.timed()
+
+
+def backward(meter: Meter | None) -> AbstractContextManager[None]:
+    """Count a backward pass, where somebody wants to know."""
+    return nullcontext() if meter is None else meter.backward()
+
+
+def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
+    """Return the FLOPs of a denoiser's forward, by a twin of its config on tensors that have shapes only.
+
+    None where there can be no twin: it is no model of diffusers, or does what values decide.
+    """
+    # What is sharded has a class of its own, derived from the model's.
+    kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+    if not hasattr(kind, "from_config"):
+        return None
+    twin = on_meta(lambda: kind.from_config(module.config))
+    args, kwargs = tree_map(_shape_only, (args, kwargs))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        try:
+            twin(*args, **kwargs)
+        except RuntimeError:
+            return None
+    return float(counter.get_total_flops())
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return what a device can do at most, FLOP/s of dense matrix products; None where no figure of it is here.
+
+    There is none for float32, which depends on settings of torch.
+    """
+    if device.type != "cuda" or dtype == torch.float32:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in _PEAKS.items() if known in name), None)
+
+
+def _shape_only(leaf: Any) -> Any:
+    return leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf
+
+
+def _shapes(values: Any) -> Any:
+    """Return the shapes of nested tensors, to be compared: this is done before every forward."""
+    if isinstance(values, Tensor):
+        return values.shape
+    if isinstance(values, Mapping):
+        return tuple((name, _shapes(value)) for name, value in values.items())
+    return tuple(map(_shapes, values)) if isinstance(values, list | tuple) else None

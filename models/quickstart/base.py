@@ -1,0 +1,19 @@
+"""What a builder of small base models is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from models.quickstart.pretrain import Report
+
+
+class Builder(Protocol):
+    """Builds and pre-trains a pipeline; its fields are the options of ``model.build``."""
+
+    latents: ClassVar[tuple[int, int]]
+    """Channels of its latents, and how many pixels one of them has to a side."""
+
+    def build(self, folder: Path, report: Report) -> None:
+        """Write a diffusers folder; ``report`` is told what is going on, steps done and steps in all."""
+        ...

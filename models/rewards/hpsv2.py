@@ -1,0 +1,87 @@
+"""HPS v2 and v2.1, from a safetensors copy of the published file, whose names are open_clip's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from models.rewards.base import Scores
+from models.rewards.clip import ClipEmbeddings
+from models.rewards.pretrained import load_pretrained
+from models.rewards.weights import WeightsFile
+
+#: Names in open_clip's models and in transformers' CLIPModel, first match first.
+_CLIP_NAMES = (
+    (r"visual\.class_embedding", "vision_model.embeddings.class_embedding"),
+    (r"visual\.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
+    (r"visual\.conv1\.", "vision_model.embeddings.patch_embedding."),
+    (r"visual\.ln_pre\.", "vision_model.pre_layrnorm."),
+    (r"visual\.ln_post\.", "vision_model.post_layernorm."),
+    (r"visual\.transformer\.resblocks\.", "vision_model.encoder.layers."),
+    (r"token_embedding\.", "text_model.embeddings.token_embedding."),
+    (r"positional_embedding", "text_model.embeddings.position_embedding.weight"),
+    (r"ln_final\.", "text_model.final_layer_norm."),
+    (r"transformer\.resblocks\.", "text_model.encoder.layers."),
+)
+_CLIP_PARTS = {
+    ".ln_1.": ".layer_norm1.",
+    ".ln_2.": ".layer_norm2.",
+    ".attn.out_proj.": ".self_attn.out_proj.",
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
+}
+
+
+@dataclass(kw_only=True)
+class Hps(ClipEmbeddings):
+    """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt, by a CLIP ViT-H/14 of raters.
+
+    The cosine as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers tell it.
+    """
+
+    name: ClassVar[str] = "hpsv2"
+
+    model: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    """Folder or hub id of the CLIP model it was trained from, for its sizes and its processor."""
+    weights: str
+    """Safetensors copy of ``HPS_v2.1_compressed.pt`` or ``HPS_v2_compressed.pt`` (xswu/HPSv2)."""
+    convention: Literal["cosine", "percent"] = "cosine"
+    """The scale, as above."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        values = self._cosines(media, prompts)
+        return Scores(values * np.float32(100) if self.convention == "percent" else values)
+
+    def _load(self) -> Any:
+        from transformers import CLIPModel
+
+        model = CLIPModel(load_pretrained("CLIPConfig", self.model, self.revision, reward=self.name))
+        given = WeightsFile(reward=self.name, file=self.weights)
+        given.fill(model, given.read(), clip_names)
+        return model
+
+
+def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """Return what a tensor of open_clip's is in CLIPModel (``convert_clip_original_pytorch_to_hf.py``)."""
+    if name == "logit_scale":
+        return {name: tensor}
+    if name in ("visual.proj", "text_projection"):
+        return {("visual" if name == "visual.proj" else "text") + "_projection.weight": tensor.T}
+    for pattern, inner in _CLIP_NAMES:
+        found = re.match(pattern, name)
+        if found:
+            name = inner + name[found.end() :]
+            break
+    for outer, inner in _CLIP_PARTS.items():
+        name = name.replace(outer, inner)
+    fused = re.fullmatch(r"(.*)\.attn\.in_proj_(weight|bias)", name)
+    if fused is None:
+        return {name: tensor}
+    parts = zip("qkv", tensor.chunk(3), strict=True)
+    return {f"{fused[1]}.self_attn.{letter}_proj.{fused[2]}": part for letter, part in parts}

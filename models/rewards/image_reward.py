@@ -1,0 +1,153 @@
+"""ImageReward, from a safetensors copy of the published file, whose names are BLIP's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import load_pretrained
+from models.rewards.weights import WeightsFile
+
+#: Of ImageReward's scores over its own data (``ImageReward.py``).
+_MEAN, _STD = 0.16717362830052426, 1.0333394966054072
+#: Most text tokens ImageReward was trained with.
+_TOKENS = 35
+#: Width of an attention head of BLIP's encoders, of images and of text.
+_HEAD = 64
+#: Names in BLIP's ViT and in transformers' BlipVisionModel.
+_VISION_PARTS = {
+    "cls_token": "embeddings.class_embedding",
+    "pos_embed": "embeddings.position_embedding",
+    "patch_embed.proj.": "embeddings.patch_embedding.",
+    "blocks.": "encoder.layers.",
+    ".attn.qkv.": ".self_attn.qkv.",
+    ".attn.proj.": ".self_attn.projection.",
+    ".norm1.": ".layer_norm1.",
+    ".norm2.": ".layer_norm2.",
+    "norm.": "post_layernorm.",
+}
+
+
+@dataclass(kw_only=True)
+class ImageReward:
+    """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized; BLIP's text encoder looks at the image."""
+
+    name: ClassVar[str] = "imagereward"
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
+
+    weights: str
+    """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""
+    tokenizer: str = "google-bert/bert-base-uncased"
+    """Folder or hub id of the tokenizer."""
+    tokenizer_revision: str | None = None
+    """Commit, tag or branch of the tokenizer."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    _vision: Any = field(init=False, repr=False)
+    _text: Any = field(init=False, repr=False)
+    _head: nn.Sequential = field(init=False, repr=False)
+    _tokenizer: Any = field(init=False, repr=False)
+    _images: Any = field(init=False, repr=False)
+    _device: torch.device = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load both encoders and the perceptron on them.
+
+        Raises:
+            ConfigError: one cannot be loaded.
+        """
+        from transformers import BlipTextConfig, BlipVisionConfig, CLIPImageProcessor
+        from transformers.models.blip.modeling_blip import BlipVisionModel
+        from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+        self._device = chosen_device(self.device, local_rank(), what="device of reward 'imagereward'")
+        given = WeightsFile(reward=self.name, file=self.weights)
+        stored = given.read()
+        vision, text, head = (_below(stored, part) for part in ("blip.visual_encoder.", "blip.text_encoder.", "mlp."))
+        try:
+            sizes = _vision_sizes(vision)
+            made = BlipVisionModel(BlipVisionConfig(**sizes, layer_norm_eps=1e-6, hidden_act="gelu"))
+            asking = BlipTextModel(BlipTextConfig(**_text_sizes(text), hidden_act="gelu"), add_pooling_layer=False)
+        except (KeyError, ValueError) as error:
+            raise given.unusable(f"it lacks {error}") from None
+        given.fill(made, vision, _vision_names)
+        given.fill(asking, text, _but_positions)
+        self._vision, self._text = (each.to(self._device).eval().requires_grad_(False) for each in (made, asking))
+        self._head = given.perceptron(head, asking.config.hidden_size).to(self._device)
+        self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
+        side = sizes["image_size"]
+        square = {"height": side, "width": side}
+        self._images = CLIPImageProcessor(size={"shortest_edge": side}, crop_size=square)
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        tokens = self._tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
+        ).to(self._device)
+        pixels = self._images(list(media), return_tensors="pt")["pixel_values"].to(self._device)
+        seen = self._vision(pixel_values=pixels).last_hidden_state
+        read = self._text(
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self._device),
+        ).last_hidden_state
+        values: np.ndarray = self._head(read[:, 0].float()).squeeze(-1).cpu().numpy()
+        return Scores((values - np.float32(_MEAN)) / np.float32(_STD))
+
+
+def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    return {} if name.endswith("position_ids") else {name: tensor}
+
+
+def _vision_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """Return what a tensor of BLIP's ViT is in BlipVisionModel (``convert_blip_original_pytorch_to_hf.py``)."""
+    for outer, inner in _VISION_PARTS.items():
+        if outer == "norm." and not name.startswith(outer):
+            continue
+        name = name.replace(outer, inner)
+    return {name: tensor}
+
+
+def _below(stored: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
+
+
+def _layers(stored: Mapping[str, Tensor], pattern: str) -> int:
+    return 1 + max((int(found[1]) for found in (re.match(pattern, name) for name in stored) if found), default=-1)
+
+
+def _vision_sizes(stored: Mapping[str, Tensor]) -> dict[str, int]:
+    patch = stored["patch_embed.proj.weight"]
+    side = round((stored["pos_embed"].shape[1] - 1) ** 0.5)
+    return {
+        "hidden_size": patch.shape[0],
+        "intermediate_size": stored["blocks.0.mlp.fc1.weight"].shape[0],
+        "num_hidden_layers": _layers(stored, r"blocks\.(\d+)\."),
+        "num_attention_heads": patch.shape[0] // _HEAD,
+        "patch_size": patch.shape[-1],
+        "image_size": side * patch.shape[-1],
+    }
+
+
+def _text_sizes(stored: Mapping[str, Tensor]) -> dict[str, Any]:
+    words = stored["embeddings.word_embeddings.weight"]
+    return {
+        "vocab_size": words.shape[0],
+        "hidden_size": words.shape[1],
+        "encoder_hidden_size": stored["encoder.layer.0.crossattention.self.key.weight"].shape[1],
+        "intermediate_size": stored["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        "num_hidden_layers": _layers(stored, r"encoder\.layer\.(\d+)\."),
+        "num_attention_heads": words.shape[1] // _HEAD,
+        "max_position_embeddings": stored["embeddings.position_embeddings.weight"].shape[0],
+        "layer_norm_eps": 1e-12,
+    }

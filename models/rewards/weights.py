@@ -1,0 +1,103 @@
+"""Weights that an option of a reward names: read from safetensors alone, and every one of them must fit.
+
+Reward models published as pickles are used from a copy that keeps their names. Make one where you trust the file:
+``safetensors.torch.save_file(torch.load(FILE, weights_only=True), "copy.safetensors")`` (of HPSv2 and v2.1,
+``torch.load(...)["state_dict"]``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from configs.errors import ConfigError
+
+#: What tensors of a published name are in a model, by name.
+Names = Callable[[str, Tensor], Mapping[str, Tensor]]
+_COPY = "It must be a safetensors copy of the published file with its names kept; docs/rewards.md says how to make one."
+
+
+def as_stored(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+    """Names of models that are published as they are used."""
+    return {name: tensor}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFile:
+    """A safetensors file, and who asks for it."""
+
+    reward: str
+    """Name of the reward."""
+    file: str
+    """Path of the file."""
+    option: str = "weights"
+    """Option that names it."""
+    remedy: str = _COPY
+    """What the file must be."""
+
+    def read(self) -> dict[str, Tensor]:
+        """Return its tensors.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            stored: dict[str, Tensor] = load_file(self.file)
+        except (OSError, SafetensorError) as error:
+            raise self.unusable(str(error).splitlines()[0]) from None
+        return stored
+
+    def fill(
+        self, model: nn.Module, stored: Mapping[str, Tensor], names: Names = as_stored, *, assign: bool = False
+    ) -> None:
+        """Give a model all its parameters.
+
+        Args:
+            model: the model; of one without weights, with ``assign``, they become the stored ones.
+            stored: tensors by their published names.
+            names: what each is in the model.
+            assign: take the stored tensors instead of copying them.
+
+        Raises:
+            ConfigError: one is missing, left over or of another shape.
+        """
+        named = {key: value for name, tensor in stored.items() for key, value in names(name, tensor).items()}
+        try:
+            missing, unexpected = model.load_state_dict(named, strict=False, assign=assign)
+        except RuntimeError as error:
+            raise self.unusable(str(error).splitlines()[1].strip()) from None
+        wrong = [*(name for name in missing if not name.endswith("position_ids")), *unexpected]
+        if wrong:
+            raise self.unusable(f"{len(wrong)} tensors do not fit the model, {wrong[0]} first")
+
+    def perceptron(self, stored: Mapping[str, Tensor], width: int) -> nn.Sequential:
+        """Return the layers of LAION's aesthetic predictor, which ImageReward has too: widths 1024, 128, 64, 16, 1.
+
+        There is dropout between them and no activation.
+
+        Args:
+            stored: ``layers.0.weight`` and so on.
+            width: of what they read.
+
+        Raises:
+            ConfigError: the layers are others.
+        """
+        widths = (width, 1024, 128, 64, 16, 1)
+        # The numbers of its linear layers among dropouts in the published file.
+        places = (0, 2, 4, 6, 7)
+        layers = [nn.Linear(inputs, outputs) for inputs, outputs in pairwise(widths)]
+        named = nn.ModuleDict({str(place): layer for place, layer in zip(places, layers, strict=True)})
+        self.fill(named, {name.removeprefix("layers."): tensor for name, tensor in stored.items()})
+        return nn.Sequential(*layers).eval().requires_grad_(False)
+
+    def unusable(self, why: str) -> ConfigError:
+        """Return the error that says so."""
+        return ConfigError(
+            f"reward '{self.reward}': option '{self.option}': '{self.file}' cannot be used: {why}. {self.remedy}"
+        )

@@ -1,0 +1,120 @@
+"""Connections to S3: endpoint and credentials come from the usual AWS variables and files, and are tried at once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from configs.errors import StoreError
+
+try:
+    import s3fs
+    import tenacity
+    from aiohttp import ClientError as HttpError
+    from botocore.exceptions import (
+        ClientError,
+        CredentialRetrievalError,
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+        SSLError,
+    )
+    from botocore.exceptions import ConnectionError as EndpointError
+except ModuleNotFoundError as error:
+    raise StoreError(
+        f"store.root: stores on S3 need '{error.name}'. Install flowmill with its extra 's3': "
+        "pip install 'flowmill[s3]'."
+    ) from None
+
+#: What is raised where a server does not answer, and where it, or the client's own keys, say no.
+UNREACHED = (HttpError, HTTPClientError, EndpointError)
+DENIED = (PermissionError, NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
+#: Seconds within which a server must have answered for a store to be opened, and those of each try.
+_OPENED_S, _TRY_S = 8.0, 4
+_ENDPOINT = "AWS_ENDPOINT_URL"
+
+
+def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
+    """Return a file system of s3fs.
+
+    Args:
+        attempts: of the client itself, per request.
+        connect_s: seconds a connection may take.
+        read_s: seconds without a byte.
+    """
+    return s3fs.S3FileSystem(
+        use_listings_cache=False,
+        # Named, as one process may speak to several: connections are shared by what they are made with.
+        endpoint_url=os.environ.get(_ENDPOINT),
+        config_kwargs={
+            "retries": {"mode": "standard", "total_max_attempts": attempts},
+            "connect_timeout": connect_s,
+            "read_timeout": read_s,
+            # Several servers send checksums their own way; every byte is checked against its commit record instead.
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+        },
+    )
+
+
+def check_bucket(uri: str, bucket: str) -> None:
+    """Ask for a bucket, within some 15 seconds whatever happens.
+
+    Raises:
+        StoreError: it is not there, its server does not answer, or credentials are missing or refused.
+    """
+    endpoint = _endpoint()
+    impatient = connection(attempts=1, connect_s=_TRY_S, read_s=_TRY_S)
+    impatient.retries = 1
+    retrying = tenacity.Retrying(
+        # What a certificate or a protocol says does not change by asking again.
+        retry=tenacity.retry_if_exception(lambda error: not isinstance(error, (SSLError, FileNotFoundError, *DENIED))),
+        stop=tenacity.stop_after_delay(_OPENED_S),
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=1),
+        reraise=True,
+    )
+    try:
+        retrying(impatient.call_s3, "head_bucket", Bucket=bucket)
+    except FileNotFoundError:
+        raise StoreError(f"'{uri}': there is no bucket '{bucket}' at {endpoint}. Create it first.") from None
+    except DENIED as error:
+        raise refusal(uri, bucket, error) from None
+    except (OSError, *UNREACHED) as error:
+        hint = " Write http:// where it speaks no TLS." if isinstance(error, SSLError) else ""
+        raise StoreError(
+            f"'{uri}': {endpoint} does not answer ({error}). Check {_ENDPOINT} and the network.{hint}"
+        ) from None
+
+
+def refusal(uri: str, bucket: str, error: Exception) -> StoreError:
+    """Return the error of credentials that are missing, expired or refused."""
+    return StoreError(
+        f"'{uri}': access to bucket '{bucket}' at {os.environ.get(_ENDPOINT, 'AWS')} is refused ({error}). Set "
+        "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to keys that may read and write there. What is "
+        "committed stays: the same command goes on."
+    )
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status behind an error; 0 where there is none."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    response = getattr(cause, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _endpoint() -> str:
+    """Return the server's address, for messages.
+
+    Raises:
+        StoreError: the variable holds none.
+    """
+    endpoint = os.environ.get(_ENDPOINT)
+    if endpoint is None:
+        return "AWS"
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise StoreError(
+            f"{_ENDPOINT} is '{endpoint}', which is no address. Write it as http://HOST:PORT or https://HOST."
+        )
+    return endpoint

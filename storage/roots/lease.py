@@ -1,0 +1,97 @@
+"""A lease on S3: an object that names who holds it, renewed while the holder lives."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+
+from configs.errors import RunConflictError
+from storage.roots.bucket import Bucket
+from storage.roots.processes import is_gone, tag, told
+
+#: Seconds of the server's clock after which a lease that was not renewed is anybody's.
+LEASE_S = 60.0
+
+
+class Lease:
+    """One lease of this process."""
+
+    def __init__(self, bucket: Bucket, path: str, what: str, create: Callable[[str, bytes], bool]) -> None:
+        """Bind to a lease; it is not held yet.
+
+        Args:
+            bucket: where it is.
+            path: its object.
+            what: what it is on, for messages.
+            create: puts an object if there is none.
+        """
+        self._bucket, self._path, self._what, self._create = bucket, path, what, create
+        self._holder = tag()
+        self._body = json.dumps({"holder": self._holder}).encode()
+        self._version = ""
+        self._lost = False
+        self._stop = threading.Event()
+        self._keeper = threading.Thread(target=self._renew, daemon=True, name="lease")
+
+    def take(self) -> None:
+        """Take the lease, and keep it until it is given back.
+
+        Raises:
+            RunConflictError: a process that may live holds it.
+        """
+        for _ in range(3):
+            version = self._taken()
+            if version is not None:
+                self._version = version
+                self._keeper.start()
+                return
+        raise RunConflictError(f"{self._what}: other processes keep taking its lease. Try again.")
+
+    def check(self) -> None:
+        """Check that the lease is still this process's.
+
+        Raises:
+            RunConflictError: another process has taken it.
+        """
+        if self._lost:
+            raise RunConflictError(
+                f"{self._what} was taken over by another process while this one could not renew its lease. What is "
+                "committed stays, and the other goes on with it."
+            )
+
+    def give_back(self) -> None:
+        """Let others take it."""
+        self._stop.set()
+        self._keeper.join()
+        found = self._bucket.about(self._path)
+        if not self._lost and found is not None and found.version == self._version:
+            self._bucket.delete(self._path)
+
+    def _taken(self) -> str | None:
+        """Take it if nobody alive has it; return the version of its object, None where another was faster."""
+        if self._create(self._path, self._body):
+            found = self._bucket.about(self._path)
+            return None if found is None else found.version
+        found, data = self._bucket.about(self._path), self._bucket.get(self._path)
+        if found is None or data is None:
+            return None
+        holder = str(json.loads(data)["holder"])
+        if not is_gone(holder) and found.age_s < LEASE_S:
+            raise RunConflictError(
+                f"{self._what} is being executed by another process ({told(holder)}). "
+                "Wait for it, stop it, or choose another name with --name."
+            )
+        return self._bucket.replace(self._path, self._body, found.version)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(LEASE_S / 4):
+            try:
+                version = self._bucket.replace(self._path, self._body, self._version)
+            except OSError:
+                # The server does not answer; it is tried again, and another may take the lease meanwhile.
+                continue
+            if version is None:
+                self._lost = True
+                return
+            self._version = version

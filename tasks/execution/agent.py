@@ -1,0 +1,18 @@
+"""torchrun, meeting the other agents on one address alone: ``python agent.py HOST TORCHRUN-ARGUMENTS``."""
+
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+sys.path.insert(0, _ROOT)
+from tasks.execution.meeting import BACKEND, make_meeting, stay_on_interface  # noqa: E402
+
+sys.path.remove(_ROOT)
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+    from torch.distributed.run import main
+
+    stay_on_interface(sys.argv[1])
+    rendezvous_handler_registry.register(BACKEND, make_meeting)
+    main([f"--rdzv-backend={BACKEND}", *sys.argv[2:]])

@@ -1,0 +1,26 @@
+"""Reports beside a run's curves in MLflow."""
+
+from __future__ import annotations
+
+from configs.errors import TrackingError
+from tasks.context import RunContext
+from tasks.tracking.places import REPORT, tracking_uri
+from tasks.tracking.tracker import SERIES
+
+
+def log_report(context: RunContext, html: str) -> str:
+    """Log a report to a run's MLflow run, in the place of an earlier one, and return where that is.
+
+    Raises:
+        TrackingError: the run has no MLflow run, or the tracker cannot be reached.
+    """
+    from tasks.tracking.client import open_client, reaching
+
+    uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
+    note = context.run.newest(SERIES)
+    if note is None:
+        raise TrackingError(f"Run '{context.run.name}' is not in MLflow yet. Log it: flowmill track {context.run.name}")
+    with reaching(uri, "The report"):
+        client = open_client(context.store.root.uri, context.config.tracking.uri)
+        client.log_text(str(note["mlflow_run_id"]), html, REPORT)
+    return f"{uri}, run {note['mlflow_run_id']}"

@@ -1,0 +1,64 @@
+"""Sweeps in MLflow: one run that those of its variants are shown below."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tasks.context import RunContext
+from tasks.sweep import Outcome
+from tasks.tracking.about import experiment
+from tasks.tracking.client import open_client, reaching
+from tasks.tracking.places import REPORT, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SWEEP = "flowmill.sweep"
+#: The table of variants, best first.
+TABLE = "variants.csv"
+
+
+class SweepRun:
+    """The MLflow run of a sweep; one of its name that is there already is gone on with."""
+
+    def __init__(self, context: RunContext, name: str) -> None:
+        """Find or begin it.
+
+        Args:
+            context: of one of its runs; all have the same tracker.
+            name: of the sweep.
+
+        Raises:
+            TrackingError: the tracker cannot be reached.
+        """
+        self._uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
+        with reaching(self._uri, "The sweep"):
+            self._client: MlflowClient = open_client(context.store.root.uri, context.config.tracking.uri)
+            where = experiment(self._client, context)
+            found = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'", max_results=1)
+            run = found[0] if found else self._client.create_run(where, run_name=name, tags={_SWEEP: name})
+            self.run_id = str(run.info.run_id)
+            self._client.update_run(self.run_id, status="RUNNING")
+
+    def end(self, outcomes: Sequence[Outcome], report: str, *, done: bool) -> None:
+        """Log the table and the report, and end the run.
+
+        Raises:
+            TrackingError: the tracker cannot be reached.
+        """
+        keys = list(dict.fromkeys(key for each in outcomes for key in each.variant.settings))
+        figures = list(dict.fromkeys(name for each in outcomes for name in each.figures))
+        text = io.StringIO()
+        table = csv.writer(text)
+        table.writerow(["run", *keys, "epoch", "reward", *figures])
+        for each in outcomes:
+            settings = [each.variant.settings.get(key, "") for key in keys]
+            scores = [each.figures.get(name, "") for name in figures]
+            table.writerow([each.variant.name, *settings, each.epoch, each.reward, *scores])
+        with reaching(self._uri, "The sweep"):
+            self._client.log_text(self.run_id, text.getvalue(), TABLE)
+            self._client.log_text(self.run_id, report, REPORT)
+            self._client.set_terminated(self.run_id, "FINISHED" if done else "FAILED")

@@ -1,0 +1,264 @@
+"""Kills runs of every shape from their first second on, continues them, and compares digest and MLflow's curves.
+
+``python -m tests.chaos.campaign --kills 500 --seed 0`` prints one table. A run is killed as a whole (its process
+group), or its parent, its Prefect server, torchrun's agent or a rank alone; after each kill nothing of it may be alive
+20 seconds later. After some kills a run may finish, and is compared with one that nobody killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flows.environment import prepare_environment
+from tests.chaos.kills import digest, orphans, start, victims
+from tests.small import small_data, write_small
+
+_AVERAGE = "optimize.ema={decay: 0.9}"
+SHAPES: Mapping[str, Sequence[str]] = {
+    "grpo": (),
+    "checkpoints": ("optimize.updates_per_epoch=4", "execution.checkpoint_every=1"),
+    "branch": (
+        "rollout.plan={name: branch, options: {branches: 2}}",
+        "optimize.algorithm={name: tempflow, options: {clip_range: 0.002}}",
+    ),
+    "nft, average": ("rollout.plan={name: final}", "optimize.algorithm={name: nft}", _AVERAGE),
+    "replay": ("optimize.replay={epochs: 1}",),
+    "parquet": ("rollout.store=parquet",),
+    "lora": ("model.lora={rank: 2, alpha: 4}",),
+    "two ranks": ("execution.processes=2", "optimize.updates_per_epoch=2", "execution.checkpoint_every=1"),
+    "video": ("VIDEO",),
+    "s3": ("S3",),
+}
+#: Kills after which a run may finish.
+_LIVES = 5
+#: Seconds after which nothing of a killed run may be alive.
+_GONE_S = 20.0
+RUN = "small"
+_LINE = "{:13} {:>5}  {:50} {:>4}  {}\n"
+
+
+@dataclass
+class Outcome:
+    """What became of the runs of one shape."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By what was killed."""
+    finished: int = 0
+    """Runs that went on to the end."""
+    wrong: list[str] = field(default_factory=list)
+    """What was not as it should be."""
+
+    @property
+    def total(self) -> int:
+        """Kills in all."""
+        return sum(self.kills.values())
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an uninterrupted run comes to."""
+
+    digest: str
+    curves: Any
+    seconds: float
+
+
+class Campaign:
+    """Runs of one shape."""
+
+    def __init__(self, name: str, folder: Path, base: Path, rng: random.Random, environment: Mapping[str, str]) -> None:
+        """Write the config of a shape.
+
+        Args:
+            name: the shape.
+            folder: for its config and stores.
+            base: pipeline of the tiny model.
+            rng: draws moments and victims.
+            environment: of the runs.
+        """
+        self._folder, self._rng = folder, rng
+        self._environment = {**environment, "FLOWMILL_TEST": str(folder)}
+        self._bucket = name == "s3"
+        self.config = str(_write(name, folder, base))
+
+    def expected(self) -> Expected:
+        """Run to the end without a kill."""
+        begun = time.monotonic()
+        root = self._root("whole")
+        self._finish(root)
+        return Expected(digest(root, RUN, self._environment), self._curves(root), time.monotonic() - begun)
+
+    def kill(self, expected: Expected, kills: int) -> Outcome:
+        """Kill so many times, let runs finish in between, and compare them."""
+        outcome, number = Outcome(), 0
+        while outcome.total < kills:
+            number += 1
+            root, wanted = self._root(f"killed-{number}"), min(kills, outcome.total + _LIVES)
+            while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
+                pass
+            self._finish(root)
+            outcome.finished += 1
+            if digest(root, RUN, self._environment) != expected.digest:
+                outcome.wrong.append(f"digest of run {number}")
+            if self._curves(root) != expected.curves:
+                outcome.wrong.append(f"curves of run {number}")
+        return outcome
+
+    def _killed_once(self, root: str, seconds: float, outcome: Outcome) -> bool:
+        """Start the run and kill something of it at a random moment; False if it was finished before."""
+        process = start(["run", self.config, "--root", root, "--quiet"], self._environment)
+        try:
+            process.wait(self._rng.random() * seconds)
+        except subprocess.TimeoutExpired:
+            found = victims(process.pid)
+            kind = self._rng.choice(list(found))
+            # All of a group, one of the others.
+            for victim in found[kind] if kind == "group" else [self._rng.choice(found[kind])]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.send_signal(signal.SIGKILL)
+            outcome.kills[kind] += 1
+            if kind in ("agent", "rank"):
+                # It is started again by the run itself.
+                return True if _ended(process) == 0 else bool(outcome.wrong.append(f"a killed {kind} ended the run"))
+            if kind == "server" and not _stops(process):
+                outcome.wrong.append(f"a run whose server was killed ended after more than {_GONE_S:g} s")
+            _ended(process)
+            if not self._gone():
+                outcome.wrong.append(f"processes of a killed {kind} after {_GONE_S:g} s")
+            return True
+        return False
+
+    def _gone(self) -> bool:
+        """Return whether nothing of the runs lives, within some seconds."""
+        deadline = time.monotonic() + _GONE_S
+        while orphans(self._environment["FLOWMILL_TEST"]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _finish(self, root: str) -> None:
+        process = start(["run", self.config, "--root", root, "--quiet"], self._environment)
+        said = process.communicate(timeout=1200)[0].decode()
+        if process.returncode:
+            raise SystemExit(f"{self.config} could not be continued:\n{said}")
+
+    def _root(self, name: str) -> str:
+        if not self._bucket:
+            return str(self._folder / name)
+        return f"s3://{self._environment['FLOWMILL_TEST_BUCKET']}/{name}"
+
+    def _curves(self, root: str) -> Any:
+        """Return every point of every metric that does not measure time, in order: a double would be seen."""
+        from tasks.runs import open_run
+        from tasks.tracking.client import open_client
+
+        note = open_run(root, RUN, reads=True).run.newest("tracking")
+        assert note is not None
+        client = open_client(root, None)
+        names = client.get_run(note["mlflow_run_id"]).data.metrics
+        histories = {name: client.get_metric_history(note["mlflow_run_id"], name) for name in names}
+        return {
+            name: sorted((point.step, point.value) for point in points)
+            for name, points in sorted(histories.items())
+            if not name.startswith(("time/", "system/"))
+        }
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    process.communicate(timeout=1200)
+    return process.returncode
+
+
+def _stops(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a run whose server is gone ends within some seconds, or else goes on to its end."""
+    try:
+        process.communicate(timeout=_GONE_S)
+    except subprocess.TimeoutExpired:
+        return _ended(process) == 0
+    return True
+
+
+def _write(name: str, folder: Path, base: Path) -> Path:
+    """Write the config of a shape, and its prompts."""
+    from configs.load import dump_yaml, load_config
+
+    settings = ["run.epochs=3", f"run.name={RUN}"]
+    if name == "video":
+        config = load_config(Path("configs/tiny_wan21.yaml"), [*settings, "evaluate.every=1"])
+    else:
+        source = write_small(folder, small_data(folder, base))
+        given = [each for each in SHAPES[name] if each != "S3"]
+        config = load_config(source, [*settings, *given])
+    path = folder / f"{RUN}.yaml"
+    path.write_text(dump_yaml(config))
+    return path
+
+
+@contextlib.contextmanager
+def _environment(shapes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Give the environment of all runs: with a bucket, where a shape wants one."""
+    variables = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    if "s3" not in shapes:
+        yield variables
+        return
+    from tests.s3 import make_bucket, named_or_moto
+
+    with named_or_moto() as server:
+        os.environ.update(server.variables())
+        yield {**variables, **server.variables(), "FLOWMILL_TEST_BUCKET": make_bucket()}
+
+
+def main() -> None:
+    """Carry out the campaign and print its table; exit with 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="in all, shared out among the shapes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="only this one; may be given again")
+    options = parser.parse_args()
+    prepare_environment()
+    from models.quickstart.build import DigitsBuilder
+
+    shapes = options.shape or list(SHAPES)
+    wrong = False
+    with tempfile.TemporaryDirectory(prefix="flowmill-chaos-") as folder, _environment(shapes) as environment:
+        for name in ("XDG_STATE_HOME", "PREFECT_HOME"):
+            environment[name] = f"{folder}/{name.lower()}"
+        base = Path(folder) / "base"
+        DigitsBuilder(steps=20, vae_steps=20, images=500).build(base, lambda what, done, total: None)
+        sys.stdout.write(
+            "shape         kills  (by what)                              runs  digests, curves, processes\n"
+        )
+        for number, name in enumerate(shapes):
+            own = Path(folder) / name.replace(", ", "-").replace(" ", "-")
+            own.mkdir()
+            kills = (options.kills + number) // len(shapes)
+            if not kills:
+                continue
+            campaign = Campaign(name, own, base, random.Random(f"{options.seed}/{name}"), environment)
+            outcome = campaign.kill(campaign.expected(), kills)
+            by = ", ".join(f"{kind} {count}" for kind, count in sorted(outcome.kills.items()))
+            verdict = "; ".join(outcome.wrong) or "equal, complete, none left"
+            sys.stdout.write(_LINE.format(name, outcome.total, by, outcome.finished, verdict))
+            sys.stdout.flush()
+            wrong |= bool(outcome.wrong)
+    sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()
