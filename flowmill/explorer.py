@@ -32,7 +32,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
     st.session_state.setdefault("view", _VIEWS[0])
     try:
         run, epoch = _choose(root, run_name, trust_store=trust_store)
-        everything = _samples(root, run.name, epoch)
+        everything = _samples(root, run.name, epoch, trust_store=trust_store)
         shown = _filtered(everything)
         st.subheader(f"{run.name}, epoch {epoch}: {len(shown)} of {len(everything)} samples")
         view = st.segmented_control("View", _VIEWS, key="view", label_visibility="collapsed")
@@ -56,8 +56,8 @@ def _run(root: str, name: str, *, trust_store: bool) -> flowmill.Run:
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
-def _samples(root: str, name: str, epoch: int) -> pd.DataFrame:
-    table = flowmill.open(root).run(name).samples(epoch).to_pandas()
+def _samples(root: str, name: str, epoch: int, *, trust_store: bool) -> pd.DataFrame:
+    table = _run(root, name, trust_store=trust_store).samples(epoch).to_pandas()
     return table.astype({"prompt": str})
 
 

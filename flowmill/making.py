@@ -23,7 +23,7 @@ def start(
 
     Args:
         config: a preset, such as 'digits', or a config file.
-        root: folder or s3://bucket/prefix of the store; the config's when absent.
+        root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
         name: name of the run; the config's, else the file's, when absent.
         overrides: settings laid over the config, 'section.key=value' each.
 
@@ -31,14 +31,16 @@ def start(
         FlowmillError: something in the config cannot work, or a run of this name has other settings.
     """
     from configs.load import load_config
-    from flows.environment import prepare_environment
+    from flows.environment import as_overrides, prepare_environment
 
-    prepare_environment(load_config(config, [*overrides]).execution.threads)
-    from flows.runtime import begin, configured
+    given = load_config(config, [*overrides, *as_overrides(root, name)])
+    prepare_environment(given.execution.threads)
+    from flows.runtime import begin
     from tasks.check import check_config
+    from tasks.trust import remember
 
-    given = configured(str(config), root, name, [*overrides])
     check_config(given, rewards=False)
+    remember(given)
     return Run(begin(given))
 
 

@@ -237,8 +237,10 @@ class Run:
         return trace_sample(self._context.store, self._made(epoch, "rollout"), sample, [self.name])
 
     def refresh(self) -> None:
-        """Look again at what was made meanwhile; of a run at work tables and lists else stay as they were found."""
-        self._context.refresh()
+        """Look again at what was made meanwhile, and how far it is to go; until then all stays as it was found."""
+        from tasks.runs import open_run
+
+        self._context = open_run(self.store.root, self.name, reads=True)
 
     # Making
 

@@ -45,6 +45,16 @@ def default_root(root: str | None) -> str:
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
+def as_overrides(root: str | None, name: str | None) -> list[str]:
+    """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
+    chosen = []
+    if root is not None or "FLOWMILL_ROOT" in os.environ:
+        chosen.append(f"store.root={default_root(root)}")
+    if name is not None:
+        chosen.append(f"run.name={name}")
+    return chosen
+
+
 def existing_root(root: str | None) -> str:
     """Return where a store is that must exist; commands that only read make no folder.
 

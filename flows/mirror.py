@@ -12,15 +12,8 @@ from tasks.chain import Node
 from tasks.stage import StageRun
 
 
-def finish(run: StageRun) -> None:
-    """Complete the artifact of a stage; with ``tracking.assets`` tell Prefect what was made."""
-    found = run.found
-    manifest = run.finish()
-    if manifest is not None and not found and run.stage.config.tracking.assets:
-        _tell(run, manifest)
-
-
-def _tell(run: StageRun, manifest: Manifest) -> None:
+def tell(run: StageRun, manifest: Manifest) -> None:
+    """Tell Prefect what a stage has made."""
     stage, context = run.stage, run.stage.context
     key = _key(run, stage.node)
     about = f"{stage.name} of run {context.run.name}, in {context.store.root.uri}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flows.cancellation import check_cancelled
-from flows.mirror import finish
-from flows.stages import Future, await_shards, is_elsewhere, is_spread, submit, work
+from flows.stages import Future, await_shards, finish, is_elsewhere, is_spread, submit, work
 from tasks.chain import rolled_out_by
 from tasks.context import RunContext
 from tasks.stage import Shard, StageRun

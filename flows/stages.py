@@ -16,7 +16,7 @@ from prefect.tasks import Task, exponential_backoff
 from configs.errors import FlowmillError, StoreError
 from flows import runtime
 from flows.cancellation import check_cancelled
-from flows.mirror import finish
+from flows.mirror import tell
 from flows.requests import StageRequest
 from flows.schedules import scheduled, turn
 from storage.layout import ArtifactRef
@@ -76,6 +76,14 @@ def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
     work(run, run.pending())
     finish(run)
     return run.ref
+
+
+def finish(run: StageRun) -> None:
+    """Complete the artifact of a stage; with ``tracking.assets`` tell Prefect what was made."""
+    found = run.found
+    manifest = run.finish()
+    if manifest is not None and not found and run.stage.config.tracking.assets:
+        tell(run, manifest)
 
 
 def work(run: StageRun, due: Sequence[Shard], *, on_commit: Callable[[str], None] = lambda shard: None) -> None:

@@ -23,11 +23,11 @@ from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.tables import read_rows
 from tasks.algorithms.resampling import Estimate, chance_of_difference, mean_with_interval
 from tasks.chain import OF
 from tasks.check_rewards import check_rewards
 from tasks.describe import BENCHMARK
-from tasks.earnings import read_rewards
 from tasks.model_settings import check_model
 from tasks.progress import Reporter
 from tasks.prompts import source_prompts
@@ -212,7 +212,7 @@ def _made(stage: Stage) -> ArtifactRef:
 
 def _by_prompt(store: ArtifactStore, ref: ArtifactRef, prompts: Sequence[str]) -> list[float]:
     """Return the mean score of each prompt's images, in order."""
-    table = read_rewards(store, ref)
+    table = read_rows(store, ref)
     scores: dict[str, list[float]] = {prompt: [] for prompt in prompts}
     for prompt, value in zip(table.column("prompt_id").to_pylist(), table.column("reward").to_pylist(), strict=True):
         scores[prompt].append(value)

@@ -13,7 +13,7 @@ from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
-from storage.schema import PROMPTS, read_table
+from storage.tables import read_rows
 from tasks.chain import policy_after
 from tasks.progress import Ledger, Reporter, Silent
 from tasks.prompts import Prompt, StoredPrompt, prompts_fingerprint, source_prompts
@@ -113,10 +113,9 @@ class RunContext:
 
         ref = self.chain.require(0, "preprocess").ref
         splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
-        for record in self.store.shards(ref):
-            for row in read_table(self.store.files(ref, record), "prompts.parquet", PROMPTS).to_pylist():
-                prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
-                splits[row["split"]].append(prompt)
+        for row in read_rows(self.store, ref).to_pylist():
+            prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
+            splits[row["split"]].append(prompt)
         return splits
 
     # Models

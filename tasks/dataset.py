@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from configs.errors import ConfigError, StoreError
 from configs.extras import require_extra
 from storage.lineage import LineageEntry
+from storage.tables import read_rows
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.earnings import read_advantages, read_rewards
 
 FORMATS = ("parquet", "datasets", "delta")
 _PLAIN = ("sample_id", "prompt_id", "group_id", "prompt", "metadata", "epoch", "replica", "seed", "policy")
@@ -84,10 +84,10 @@ def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:
         if entry.epoch != epoch or store.manifest(entry.ref) is None:
             continue
         if entry.stage == "score":
-            table = read_rewards(store, entry.ref)
+            table = read_rows(store, entry.ref)
             found[f"reward_{entry.slot}"] = _by_sample(table, "reward")
         elif entry.stage == "advantage":
-            found["advantage"] = _by_sample(read_advantages(store, entry.ref), "advantage")
+            found["advantage"] = _by_sample(read_rows(store, entry.ref), "advantage")
     return found
 
 

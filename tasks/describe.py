@@ -41,7 +41,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "rewards": _rewards(chain, entries),
         "warnings": [found.text() for found in suspicions(chain)],
         "advantages": _advantages(chain, entries),
-        "speed": {"epoch": finished, **epoch_speeds(chain, finished)} if finished else None,
+        "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
             for e in entries

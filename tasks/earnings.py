@@ -9,23 +9,8 @@ import torch
 from torch import Tensor
 
 from configs.rewards import RewardSection
-from storage.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.schema import ADVANTAGES, REWARDS, read_table
 from tasks.algorithms.advantages import composed
 from tasks.chain import Chain
-
-
-def read_rewards(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of a rewards artifact, in shard order."""
-    shards = [store.files(ref, record) for record in store.shards(ref)]
-    return pa.concat_tables([read_table(files, "rewards.parquet", REWARDS) for files in shards])
-
-
-def read_advantages(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of an advantages artifact."""
-    shards = [store.files(ref, record) for record in store.shards(ref)]
-    return pa.concat_tables([read_table(files, "advantages.parquet", ADVANTAGES) for files in shards])
 
 
 def earned(chain: Chain, epoch: int) -> str:

@@ -14,23 +14,17 @@ from models.policies.base import Part, Policy
 from models.sampling import decode_in_slices
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.schema import ADVANTAGES, PROMPTS, REWARDS, read_table
+from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.chain import Chain
 from tasks.components import decode_rows, open_trajectory_store
 from tasks.context import RunContext
-from tasks.earnings import read_advantages, read_rewards
 from tasks.figures import evaluated_epochs, evaluation_figures
 from tasks.staleness import standings
 from tasks.tracking.content import Point, epoch_content, evaluation_content
 
 #: Columns of samples that say where payloads are, rather than what a sample is.
 _PLACES = ("arrays", "media_offset", "media_size")
-_TABLES = {
-    "prompts": ("prompts.parquet", PROMPTS),
-    "rewards": ("rewards.parquet", REWARDS),
-    "advantages": ("advantages.parquet", ADVANTAGES),
-}
 
 
 def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:
@@ -49,6 +43,25 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
         yield opener.open(store.files(ref, record))
 
 
+def rows_of(
+    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
+) -> Iterator[tuple[str, TrajectoryShard, int]]:
+    """Yield id, opened shard and row of samples by their ids, all when None, in shard order.
+
+    Raises:
+        StoreError: the artifact lacks a wanted sample, or holds none.
+        CorruptError: a table is damaged.
+    """
+    left: set[str] | None = None if wanted is None else set(wanted)
+    for shard in shards_of(store, ref):
+        for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
+            if left is None or sample in left:
+                yield sample, shard, row
+        left = None if left is None else left - set(shard.table.column("sample_id").to_pylist())
+    if left:
+        raise StoreError(f"{ref} has no sample '{min(left)}'.")
+
+
 def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """Return all rows of an artifact of samples, prompts, rewards or advantages, in shard order.
 
@@ -59,11 +72,10 @@ def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
     """
     if ref.kind in ("trajectories", "evaluations"):
         return pa.concat_tables([shard.table.drop_columns([*_PLACES]) for shard in shards_of(store, ref)])
-    if ref.kind not in _TABLES:
-        raise StoreError(f"{ref} has no table of rows; {', '.join(_TABLES)}, trajectories and evaluations have.")
-    name, schema = _TABLES[ref.kind]
+    if ref.kind not in TABLES:
+        raise StoreError(f"{ref} has no table of rows; {', '.join(TABLES)}, trajectories and evaluations have.")
     store.require(ref)
-    return pa.concat_tables([read_table(store.files(ref, record), name, schema) for record in store.shards(ref)])
+    return read_rows(store, ref)
 
 
 def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
@@ -81,10 +93,10 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     for section in chain.context.config.scored:
         entry = chain.find(epoch, "score", section.slot)
         if entry is not None:
-            table = _beside(table, read_rewards(store, entry.ref), {"reward": f"reward.{section.slot}"})
+            table = _beside(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
     entry = chain.find(epoch, "advantage")
     if entry is not None:
-        table = _beside(table, read_advantages(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
+        table = _beside(table, read_rows(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
     return table
 
 
@@ -100,7 +112,7 @@ def samples_of_evaluation(chain: Chain, epoch: int) -> pa.Table:
     for section in (*config.rewards, *config.evaluate.judges):
         entry = chain.find(epoch, "judge", section.slot)
         if entry is not None:
-            table = _beside(table, read_rewards(store, entry.ref), {"reward": f"reward.{section.slot}"})
+            table = _beside(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
     return table
 
 
@@ -111,7 +123,7 @@ def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | N
         StoreError: the artifact lacks a wanted sample, or holds no media.
         CorruptError: a file is damaged.
     """
-    return {sample: shard.media(row) for sample, shard, row in _rows(store, ref, wanted)}
+    return {sample: shard.media(row) for sample, shard, row in rows_of(store, ref, wanted)}
 
 
 def arrays_of(
@@ -123,7 +135,7 @@ def arrays_of(
         StoreError: the artifact lacks a wanted sample.
         CorruptError: none is stored, or a file is damaged.
     """
-    return {sample: shard.array(name, row).copy() for sample, shard, row in _rows(store, ref, wanted)}
+    return {sample: shard.array(name, row).copy() for sample, shard, row in rows_of(store, ref, wanted)}
 
 
 def decoder_of(context: RunContext) -> Policy:
@@ -247,16 +259,3 @@ def _beside(table: pa.Table, other: pa.Table, columns: dict[str, str]) -> pa.Tab
     for column, name in columns.items():
         table = table.append_column(name, other.column(column).take(places))
     return table
-
-
-def _rows(
-    store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None
-) -> Iterator[tuple[str, TrajectoryShard, int]]:
-    left: set[str] | None = None if wanted is None else set(wanted)
-    for shard in shards_of(store, ref):
-        for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
-            if left is None or sample in left:
-                yield sample, shard, row
-        left = None if left is None else left - set(shard.table.column("sample_id").to_pylist())
-    if left:
-        raise StoreError(f"{ref} has no sample '{min(left)}'.")

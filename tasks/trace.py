@@ -12,9 +12,9 @@ from configs.errors import StoreError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from storage.tables import read_rows
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.earnings import read_advantages, read_rewards
 from tasks.runs import open_run
 from tasks.stages.optimize import OptimizeStage
 
@@ -51,7 +51,7 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
         return {"note": "a side result of this run: nothing was trained on it"}
     of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
     rewards = {
-        slot: _row(read_rewards(context.store, entry.ref), sample_id)
+        slot: _row(read_rows(context.store, entry.ref), sample_id)
         for (stage, slot), entry in of_epoch.items()
         if stage == "score"
     }
@@ -65,7 +65,7 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
 
 
 def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
-    row = None if entry is None else _row(read_advantages(store, entry.ref), sample_id)
+    row = None if entry is None else _row(read_rows(store, entry.ref), sample_id)
     return None if row is None or row["advantage"] is None else float(row["advantage"])
 
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from configs.errors import CorruptError
+from storage.tables import read_rows
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.chain import Chain
-from tasks.earnings import group_numbers, optimized_parts, read_advantages, read_rewards
+from tasks.earnings import group_numbers, optimized_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +74,12 @@ def correlations(chain: Chain, epoch: int) -> dict[str, float]:
     if advantage is None or not monitors:
         return {}
     store, found = chain.context.store, {}
-    optimized = read_advantages(store, advantage.ref)
+    optimized = read_rows(store, advantage.ref)
     for section in monitors:
         scored = chain.find(epoch, "score", section.slot)
         if scored is None:
             continue
-        monitored = read_rewards(store, scored.ref)
+        monitored = read_rows(store, scored.ref)
         if optimized.column("sample_id") != monitored.column("sample_id"):
             raise CorruptError(f"{scored.ref} scores other samples than {advantage.ref} is of.")
         both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
@@ -94,7 +95,7 @@ def shares(chain: Chain, epoch: int) -> dict[str, float]:
     config, store = chain.context.config, chain.context.store
     if len(config.rewards) < 2:
         return {}
-    tables = [read_rewards(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
+    tables = [read_rows(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
     groups, _ = group_numbers(tables[0])
     parts = [
         section.weight * part

@@ -31,12 +31,12 @@ from models import schedules
 from models.adapters import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from models.transitions import KERNELS
+from storage.tables import read_rows
 from tasks import algorithms
 from tasks.chain import Chain
 from tasks.check import check_config
 from tasks.components import make_algorithm
 from tasks.context import RunContext
-from tasks.earnings import read_advantages
 from tasks.runs import begin_run
 from tasks.sources import Weights
 from tasks.stage import Shard, StageRun
@@ -216,7 +216,7 @@ class Bench:
             context.chain = Chain(context)
             stage = StageRun(make_stage(context, "advantage", 1))
             stage.execute()
-            values = read_advantages(context.store, stage.ref).column("advantage").to_numpy()
+            values = read_rows(context.store, stage.ref).column("advantage").to_numpy()
             self._live[name, case.advantage] = bool((values != 0).any())
             self._current[name] = case.advantage
         return context, self._live[name, case.advantage]

@@ -91,6 +91,24 @@ def test_a_group_is_shown_side_by_side(page: Any, run: flowmill.Run) -> None:
     assert opened == {f"open {sample}" for sample in members.sample_id}
 
 
+def test_what_was_chosen_in_one_epoch_does_not_break_another(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("rollout.prompts_per_epoch=8", "rollout.group_size=4")
+    context = prepare(config)
+    run_epoch(context, 1)
+    run_epoch(context, 2)
+    monkeypatch.setattr(sys, "argv", [PAGE, str(config.store.root), "small", ""])
+    page = AppTest.from_file(PAGE, default_timeout=60).run()
+    page.number_input(key="page").set_value(2).run()
+    reward = widget(page, "slider", "reward")
+    reward.set_range((reward.min + reward.max) / 2, reward.max).run()
+    page.selectbox(key="epoch").set_value(1).run()
+    assert "small, epoch 1: " in page.subheader[0].value
+    next(button for button in page.button if button.label == "Open").click().run()
+    page.selectbox(key="epoch").set_value(2).run()
+    assert page.selectbox(key="sample").value.startswith("e00002")
+    assert not page.exception
+
+
 def test_what_cannot_be_shown_is_a_message(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     prepare(config)

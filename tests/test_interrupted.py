@@ -16,7 +16,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows.calls import stop_if_interrupted
-from flows.cli.opening import terminable
+from flows.cli.stopping import terminable
 from flows.requests import PipelineRequest
 
 

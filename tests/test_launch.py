@@ -18,9 +18,9 @@ import torch
 
 from configs.errors import ConfigError, LostRankError, WorkerError
 from configs.schema import RunConfig
+from storage.tables import read_rows
 from tasks.check import check_config
 from tasks.context import RunContext
-from tasks.earnings import read_rewards
 from tasks.execution.board import Board
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
@@ -357,7 +357,7 @@ def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Call
     execute(context, "rollout", 1)
     scored = execute(context, "score", 1, "bright")
     context.close()
-    rows = read_rewards(context.store, scored.stage.ref).to_pylist()
+    rows = read_rows(context.store, scored.stage.ref).to_pylist()
     assert {row["note"] for row in rows} == {"0", "1"}
     made = trajectories(context)
     assert len(rows) == len(made) == 16

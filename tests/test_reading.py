@@ -80,10 +80,12 @@ def test_a_run_is_described_as_elsewhere(run: flowmill.Run) -> None:
 
 def test_another_process_s_work_is_seen_after_a_look(run: flowmill.Run, make_config: Make) -> None:
     assert run.epochs == [1]
-    run_epoch(prepare(make_config("monitors=[{name: jpeg_incompressibility}]", "evaluate.every=1")), 2)
-    assert run.epochs == [1]
+    asked = run.config.run.epochs
+    longer = ("monitors=[{name: jpeg_incompressibility}]", "evaluate.every=1", f"run.epochs={asked + 3}")
+    run_epoch(prepare(make_config(*longer)), 2)
+    assert (run.epochs, run.config.run.epochs) == ([1], asked)
     run.refresh()
-    assert run.epochs == [1, 2]
+    assert (run.epochs, run.config.run.epochs) == ([1, 2], asked + 3)
 
 
 def test_a_mistake_in_a_config_is_said_before_anything_is_made() -> None:

@@ -21,10 +21,10 @@ from models.rewards.call import Handling, score
 from models.rewards.make import make_reward
 from models.rewards.wrappers import mean_ranks
 from storage.layout import ArtifactRef
+from storage.tables import read_rows
 from tasks.algorithms.advantages import composed
 from tasks.check import check_config
 from tasks.context import RunContext
-from tasks.earnings import read_advantages, read_rewards
 from tasks.stage import StageRun
 from tasks.stages import make_stage
 from tasks.stages.rollout import RolloutStage
@@ -75,11 +75,11 @@ def made(context: RunContext, name: str, slot: str = "") -> ArtifactRef:
 
 
 def rewards_of(context: RunContext, slot: str) -> pa.Table:
-    return read_rewards(context.store, made(context, "score", slot))
+    return read_rows(context.store, made(context, "score", slot))
 
 
 def advantages_of(context: RunContext) -> dict[str, Any]:
-    return read_advantages(context.store, made(context, "advantage")).to_pydict()  # type: ignore[no-any-return]
+    return read_rows(context.store, made(context, "advantage")).to_pydict()  # type: ignore[no-any-return]
 
 
 def excluding(policy: str, *bad: str) -> str:
@@ -88,7 +88,7 @@ def excluding(policy: str, *bad: str) -> str:
 
 
 def prompts_of(context: RunContext) -> list[str]:
-    table = read_rewards(context.store, made(context, "score", "mine"))
+    table = read_rows(context.store, made(context, "score", "mine"))
     by_id = context.prompts_by_id
     return [by_id[prompt].text for prompt in table.column("prompt_id").to_pylist()]
 
@@ -409,5 +409,5 @@ def _scores(config: RunConfig) -> list[dict[str, Any]]:
     for epoch in (1, 2):
         entry = context.chain.find(epoch, "score", "jpeg_compressibility")
         assert entry is not None
-        found.append(read_rewards(context.store, entry.ref).to_pydict())
+        found.append(read_rows(context.store, entry.ref).to_pydict())
     return found

@@ -14,8 +14,8 @@ import yaml
 from configs.errors import ConfigError, PromptError
 from configs.load import load_config
 from configs.schema import RunConfig
+from storage.tables import read_rows
 from tasks.check import check_config
-from tasks.earnings import read_advantages, read_rewards
 from tasks.figures import evaluation_figures, weighted_reward
 from tasks.prompts import SOURCE, source_prompts
 from tasks.seeds import mixed_prompts, most_of_each
@@ -77,14 +77,14 @@ def test_each_reward_scores_the_samples_of_its_sources(mixed: Make) -> None:
     for slot, wanted in (("digits", {"digits"}), ("jpeg", {"colors"}), ("bright", {"digits", "colors"})):
         entry = context.chain.find(1, "score", slot)
         assert entry is not None
-        table = read_rewards(context.store, entry.ref).to_pydict()
+        table = read_rows(context.store, entry.ref).to_pydict()
         scored = [value is not None for value in table["reward"]]
         assert scored == [of_prompt[prompt] in wanted for prompt in table["prompt_id"]]
         assert all(scored[row] or not table["note"][row] for row in range(len(scored)))
         parts[slot] = [value or 0.0 for value in table["reward"]]
     entry = context.chain.find(1, "advantage")
     assert entry is not None
-    found = read_advantages(context.store, entry.ref).to_pydict()
+    found = read_rows(context.store, entry.ref).to_pydict()
     expected = [d + 2.0 * j + 0.1 * b for d, j, b in zip(*parts.values(), strict=True)]
     np.testing.assert_allclose(found["reward"], expected, rtol=1e-5)
     assert None not in found["advantage"]

@@ -18,12 +18,12 @@ from models.tensor_files import TensorFiles
 from storage.embeddings import Rows
 from storage.layout import ArtifactRef
 from storage.schema import ADVANTAGES, read_table
+from storage.tables import read_rows
 from tasks.algorithms import ALGORITHMS
 from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.describe import describe_run
-from tasks.earnings import read_advantages, read_rewards
 from tasks.prompts import StoredPrompt
 from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder, tensor_files
@@ -396,7 +396,7 @@ def test_running_statistics_are_of_penalized_rewards(make_config: Make) -> None:
     for epoch in (1, 2, 3):
         run_epoch(context, epoch)
         ref = context.chain.require(epoch, "advantage").ref
-        table = read_advantages(context.store, ref)
+        table = read_rows(context.store, ref)
         for row in table.to_pylist():
             penalized.setdefault(row["group_id"], []).append(row["reward"])
     inputs = context.store.require(ref).inputs
@@ -415,8 +415,8 @@ def test_gdpo_takes_the_kl_off_every_reward(make_config: Make) -> None:
     for epoch in (1, 2):
         run_epoch(context, epoch)
     refs = [context.chain.require(2, "score", section.slot).ref for section in context.config.rewards]
-    scores = [read_rewards(context.store, ref).column("reward").to_pylist() for ref in refs]
-    table = read_advantages(context.store, context.chain.require(2, "advantage").ref).to_pandas()
+    scores = [read_rows(context.store, ref).column("reward").to_pylist() for ref in refs]
+    table = read_rows(context.store, context.chain.require(2, "advantage").ref).to_pandas()
     penalty = 0.5 * np.array(scores[0]) + 0.1 * np.array(scores[1]) - table.reward.to_numpy()
     assert penalty.min() > 0
     divisor: dict[str, Any] = {"epsilon": 1e-6, "floor": "max", "unbiased": False}

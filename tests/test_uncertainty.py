@@ -14,9 +14,9 @@ from configs.schema import RunConfig
 from models.rewards.base import Batch
 from models.rewards.call import score
 from models.rewards.diversity import PixelDiversity, mean_to_others
+from storage.tables import read_rows
 from tasks.algorithms.uncertainty import uncertain, win_rates
 from tasks.check import check_config
-from tasks.earnings import read_advantages, read_rewards
 from tests.conftest import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -56,9 +56,9 @@ def test_the_kl_is_subtracted_from_uncertain_samples_alone(make_config: Make) ->
             run_epoch(context, epoch)
         found = context.chain.find(2, "advantage")
         assert found is not None
-        rewards[name] = read_advantages(context.store, found.ref).to_pydict()["reward"]
+        rewards[name] = read_rows(context.store, found.ref).to_pydict()["reward"]
     scores = {
-        section.slot: torch.tensor(read_rewards(context.store, entry.ref).column("reward").to_numpy())
+        section.slot: torch.tensor(read_rows(context.store, entry.ref).column("reward").to_numpy())
         for section in context.config.scored
         if (entry := context.chain.find(2, "score", section.slot)) is not None
     }

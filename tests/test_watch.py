@@ -12,12 +12,12 @@ from mlflow import MlflowClient
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
+from storage.tables import read_rows
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.chain import Node, run_nodes
 from tasks.check import check_config
 from tasks.describe import describe_run
-from tasks.earnings import read_advantages, read_rewards
 from tasks.stage import StageRun
 from tasks.watch import correlations, shares
 from tests.conftest import FlowmillCommand, prepare
@@ -71,8 +71,8 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     same = ("rollout", "advantage", "optimize")
     assert [plain.chain.ref(Node(1, stage)) for stage in same] == [watched.chain.ref(Node(1, stage)) for stage in same]
     store = watched.store
-    total = read_advantages(store, watched.chain.require(1, "advantage").ref).column("reward").to_numpy()
-    bright = read_rewards(store, watched.chain.require(1, "score", "bright").ref).column("reward").to_numpy()
+    total = read_rows(store, watched.chain.require(1, "advantage").ref).column("reward").to_numpy()
+    bright = read_rows(store, watched.chain.require(1, "score", "bright").ref).column("reward").to_numpy()
     expected = float(np.corrcoef(total, bright)[0, 1])
     assert correlations(watched.chain, 1) == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
     assert describe_run(watched)["warnings"] == []

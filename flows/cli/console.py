@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from configs.amounts import duration as duration
 from configs.amounts import size as size
+from flows.environment import as_overrides as as_overrides
 from flows.environment import default_root as default_root
 
 console = Console(highlight=False, soft_wrap=True)
@@ -26,16 +26,6 @@ def print_table(table: Table) -> None:
         column.no_wrap = True
     # A console of its own: rich cuts what is wider than the terminal, whatever it is told.
     Console(highlight=False, soft_wrap=True, width=width, file=console.file).print(table, width=None, crop=False)
-
-
-def as_overrides(root: str | None, name: str | None) -> list[str]:
-    """Return --root, or FLOWMILL_ROOT, and --name as overrides of a config."""
-    chosen = []
-    if root is not None or "FLOWMILL_ROOT" in os.environ:
-        chosen.append(f"store.root={default_root(root)}")
-    if name is not None:
-        chosen.append(f"run.name={name}")
-    return chosen
 
 
 def print_json(data: Any) -> None:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import signal
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 from configs.errors import FlowmillError
+from flows.cli.stopping import STOPPED, terminable
 from flows.environment import wants_traceback
-
-#: Exit codes of the signals that stop a command in an orderly way, and what sends them.
-STOPPED = {128 + signal.SIGINT: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
-#: How long an import may hold up a signal; a library takes seconds, a module of the user's may do anything.
-_PATIENCE_S = 10.0
-#: When each signal first came.
-_waiting: dict[int, float] = {}
 
 
 def say(text: str, *, quiet: bool = False) -> None:
@@ -30,71 +19,6 @@ def say(text: str, *, quiet: bool = False) -> None:
     if not quiet:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
-
-
-def notes(error: BaseException) -> list[str]:
-    """Return the notes of an error and of what it came from."""
-    return [*getattr(error, "__notes__", [])]
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into an orderly exit, which carries what there is to say about it.
-
-    Ctrl-C too, as Python's own exception for it is told apart by more than who catches it: click takes it for a wish to
-    abort, and once it passed a string of code that is executed, as in the making of a dataclass, the interpreter ends
-    as if nobody had caught it.
-    """
-    # A signal that is ignored, as shells have it for what they start in the background, stays ignored.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, _stop) for number in numbers}
-    hook, sys.unraisablehook = sys.unraisablehook, _not_lost(sys.unraisablehook)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Exit, but not in the middle of an import: libraries in C++ abort when their start meets an exception."""
-    began = _waiting.setdefault(number, time.monotonic())
-    if _imports(frame) and time.monotonic() - began < _PATIENCE_S:
-        _send_again(number)
-        return
-    sys.exit(128 + number)
-
-
-def _not_lost(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a hook that has a signal sent again whose exit was raised where Python drops exceptions.
-
-    In callbacks of the garbage collector, say: a signal that comes while it works is handled in the first of them.
-    """
-
-    def look(unraisable: Any) -> None:
-        end = unraisable.exc_value
-        if isinstance(end, SystemExit) and end.code in STOPPED:
-            _send_again(int(end.code or 0) - 128)
-        else:
-            hook(unraisable)
-
-    return look
-
-
-def _send_again(number: int) -> None:
-    """Send a signal to this process once it has gone on a little."""
-    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
-
-
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextlib.contextmanager
@@ -118,7 +42,7 @@ def _stopped(end: SystemExit) -> NoReturn:
     """Say what a stopped command leaves and how to go on, and exit."""
     arguments = sys.argv[1:]
     works = arguments[:1] in (["run"], ["stage"], ["store"])
-    lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *notes(end)]
+    lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *getattr(end, "__notes__", [])]
     if works:
         lines.append("What is committed stays. To go on, give the same command again:")
         lines.append(f"  {shlex.join(['flowmill', *arguments])}")

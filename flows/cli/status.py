@@ -107,8 +107,8 @@ def _print_run(run: dict[str, Any]) -> None:
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", markup=False, style="yellow")
     _print_evaluations(run)
-    for stage, speed in (run["speed"] or {}).items():
-        if stage != "epoch":
+    if run["speed"]:
+        for stage, speed in run["speed"]["stages"].items():
             console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}", markup=False)
     _print_side_results(run)
     artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")

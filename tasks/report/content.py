@@ -13,15 +13,13 @@ import pyarrow as pa
 from PIL import Image
 
 from configs.load import asks_for, dump_yaml
-from storage.layout import ArtifactRef
+from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.chain import Chain, Node
-from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.earnings import read_advantages
 from tasks.figures import Figures, evaluated_epochs, evaluation_figures, evaluation_grids
 from tasks.pictures import strip
-from tasks.reading import curve_points, trained_epochs
+from tasks.reading import curve_points, rows_of, trained_epochs
 from tasks.speed import epoch_speeds, in_words, seconds_of
 from tasks.staleness import standings
 from tasks.tracking.content import description
@@ -118,7 +116,7 @@ def read_run(context: RunContext) -> RunReport:
     evaluated = evaluated_epochs(chain)
     last = evaluated[-1] if evaluated else 0
     of_epochs = [trained[0], trained[-1]] if trained else []
-    tables = {epoch: read_advantages(context.store, chain.require(epoch, "advantage").ref) for epoch in of_epochs}
+    tables = {epoch: read_rows(context.store, chain.require(epoch, "advantage").ref) for epoch in of_epochs}
     best, worst = _shots(chain, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
     found = standings(chain)
     return RunReport(
@@ -162,7 +160,9 @@ def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[
     # One of each prompt: an easy or a hard one would take all places.
     worst = _first_of_each(rows)
     best = _first_of_each(rows[::-1])
-    places = _places(chain, chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)})
+    rollout, wanted = chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
+    found = rows_of(chain.context.store, rollout, wanted)
+    places = {sample: (shard, row) for sample, shard, row in found if shard.media_format(row)}
     return [_shot(row, places) for row in best if row["sample_id"] in places], [
         _shot(row, places) for row in worst if row["sample_id"] in places
     ]
@@ -174,18 +174,6 @@ def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     for row in rows:
         found.setdefault(row["prompt_id"], row)
     return list(found.values())[:_SHOWN]
-
-
-def _places(chain: Chain, ref: ArtifactRef, wanted: set[str]) -> dict[str, tuple[TrajectoryShard, int]]:
-    """Return shard and row of samples that have media."""
-    store, opener = chain.context.store, open_trajectory_store(chain.context.config.rollout.store)
-    found = {}
-    for record in store.shards(ref):
-        shard = opener.open(store.files(ref, record))
-        for row, sample in enumerate(shard.table.column("sample_id").to_pylist()):
-            if sample in wanted and shard.media_format(row):
-                found[sample] = (shard, row)
-    return found
 
 
 def _shot(row: Mapping[str, Any], places: Mapping[str, tuple[TrajectoryShard, int]]) -> Shot:

@@ -18,6 +18,7 @@ from configs.rewards import RewardSection
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.schema import ADVANTAGES, write_table
+from storage.tables import read_rows
 from tasks.algorithms.advantages import (
     Normalizer,
     damp_below,
@@ -32,7 +33,7 @@ from tasks.algorithms.checks import check_advantage
 from tasks.algorithms.uncertainty import uncertain
 from tasks.chain import Node
 from tasks.components import open_trajectory_store
-from tasks.earnings import group_numbers, optimized_parts, read_rewards
+from tasks.earnings import group_numbers, optimized_parts
 from tasks.stage import Output, Shard, Stage
 
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
@@ -201,7 +202,7 @@ class AdvantageStage(Stage):
 
     def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:
         """Return the rewards of one epoch, checked to be of the same samples."""
-        tables = [read_rewards(self.context.store, ref) for ref in scored]
+        tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
         for ref, table in zip(scored, tables, strict=True):
             if table.column("sample_id") != ids:

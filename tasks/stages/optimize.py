@@ -23,11 +23,11 @@ from models.sharding import between
 from storage.checkpoints import clear_checkpoints, latest_checkpoint
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
+from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, Models, Requirements
 from tasks.chain import Node, policy_after
 from tasks.components import make_algorithm, make_kernel, open_trajectory_store
-from tasks.earnings import read_advantages
 from tasks.execution.ranks import Ranks
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.checkpoints import Checkpoints
@@ -181,7 +181,7 @@ class OptimizeStage(Stage):
         tables: list[pa.Table] = []
         for trajectories, rated in zip(self.inputs()[1::2], self.inputs()[2::2], strict=True):
             shards += self._open(trajectories)
-            tables.append(read_advantages(self.context.store, rated))
+            tables.append(read_rows(self.context.store, rated))
         advantages, ahead = pa.concat_tables(tables), self.config.execution.ahead
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)

@@ -85,13 +85,9 @@ class EvaluationContent:
 
 def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     """Return what is logged of an epoch; None while its training does not count or is not complete."""
-    store, config = chain.context.store, chain.context.config
-    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in config.scored)]
-    nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
-    found = [chain.find(*node) for node in nodes]
-    if any(entry is None for entry in found):
+    made = _made(chain, epoch)
+    if made is None:
         return None
-    made = {entry.key: store.require(entry.ref) for entry in found if entry is not None}
     points = [Point(key=key, value=value, step=epoch) for key, value in _epoch_figures(chain, made).items()]
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
@@ -109,11 +105,10 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
     """Return the figures of a trained epoch that fit into a table: rewards, monitors, seconds of work."""
-    content = epoch_content(chain, epoch)
-    points = {point.key: point.value for point in content.points} if content is not None else {}
-    means = [key for key in points if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
-    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in points]
-    return {"epoch": epoch, **{key: round(points[key], 4) for key in shown}}
+    figures = _epoch_figures(chain, _made(chain, epoch) or {})
+    means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
+    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
+    return {"epoch": epoch, **{key: round(figures[key], 4) for key in shown}}
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
@@ -238,6 +233,16 @@ def _evaluation(
         clips={split: folder for split, folder in folders.items() if folder.exists()},
         reward=weighted_reward(chain.context.config, figures) if not name else 0.0,
     )
+
+
+def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
+    """Return what an epoch's training made, by stage; None while it does not count or is not complete."""
+    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in chain.context.config.scored)]
+    nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
+    found = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in found):
+        return None
+    return {entry.key: chain.context.store.require(entry.ref) for entry in found if entry is not None}
 
 
 def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
