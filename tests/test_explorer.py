@@ -91,7 +91,7 @@ def test_a_group_is_shown_side_by_side(page: Any, run: flowmill.Run) -> None:
     assert opened == {f"open {sample}" for sample in members.sample_id}
 
 
-def test_what_was_chosen_in_one_epoch_does_not_break_another(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_in_one_epoch_breaks_no_other(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("rollout.prompts_per_epoch=8", "rollout.group_size=4")
     context = prepare(config)
     run_epoch(context, 1)
