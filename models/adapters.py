@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from configs.errors import CorruptError
 from models.lora import LoraSpec, add_lora
+from models.merging import Merged
 from models.meter import Meter
 from models.policies.base import Conditioning, Policy
 from models.sharding import Sharding, exchange, gather, local, scatter, whole
@@ -44,6 +45,8 @@ class Trainable:
                 add_lora(name, module, lora, seed=seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
+        if lora is not None and policy.settings.dtype == torch.float32:
+            policy.merged = Merged(policy.denoisers.values())
 
     @property
     def sharded(self) -> bool:
@@ -60,7 +63,7 @@ class Trainable:
 
         A policy that was made empty reads this rank's part of its weights now.
         """
-        self._sharding = sharding
+        self._sharding, self.policy.merged = sharding, None
         _spread(self.policy, sharding)
         self.policy.lockstep = True
 
@@ -216,12 +219,16 @@ class Trainable:
             return
         own = [parameter.data for parameter in parameters]
         try:
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.data = value
+            self._exchange(parameters, values)
             yield
         finally:
-            for parameter, value in zip(parameters, own, strict=True):
-                parameter.data = value
+            self._exchange(parameters, own)
+
+    def _exchange(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data = value
+        if self.policy.merged is not None:
+            self.policy.merged.forget()
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:

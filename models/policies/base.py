@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.merging import Merged
 from models.meter import Meter
 from models.stored_weights import StoredWeights
 
@@ -139,6 +140,8 @@ class Policy(ABC):
         """Where the denoisers' weights are, by the name they have in the pipeline."""
         self.meter: Meter | None = None
         """Counts what the models compute, where somebody wants to know."""
+        self.merged: Merged | None = None
+        """The denoisers with their adapters added in, for forwards without gradient."""
         self.lockstep = False
         """Every call must run every denoiser, rows for it or not: the other ranks wait for this one's part of it."""
 

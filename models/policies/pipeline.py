@@ -24,6 +24,7 @@ from configs.registry import build, option_names
 from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
+from models.merging import merged_where_possible
 from models.policies.base import Conditioning, Part, PipelineCall, Policy, PolicySettings
 from models.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
 
@@ -286,7 +287,8 @@ class PipelinePolicy(Policy):
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype
         # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
-        with torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32):
+        autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
+        with autocast, merged_where_possible(self.merged, modules):
             return self.call(modules, latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:

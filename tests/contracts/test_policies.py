@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -333,6 +334,47 @@ def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
             parameter.add_(0.1)
     assert not torch.equal(policy.velocity(latents, sigma, cond).detach(), base)
     assert torch.equal(trainable.reference_velocity(latents, sigma, cond), base)
+
+
+def test_forwards_without_gradient_merge_the_adapters_as_they_are(load: Load) -> None:
+    policy = load(4.5)
+    trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+    inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, True))
+    weights = {name: value.clone() for name, value in next(iter(policy.denoisers.values())).state_dict().items()}
+
+    def check() -> torch.Tensor:
+        with_gradient = policy.velocity(*inputs).detach()
+        with torch.no_grad():
+            assert policy.merged is not None
+            merged = policy.velocity(*inputs)
+        torch.testing.assert_close(merged, with_gradient, rtol=2e-5, atol=2e-5)
+        return merged
+
+    found = [check()]
+    other = [torch.full_like(parameter, 0.02) for parameter in trainable.parameters()]
+    optimizer = torch.optim.AdamW(trainable.parameters(), lr=0.05)
+    for _ in range(2):
+        (policy.velocity(*inputs) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(check())
+        for _ in range(2):
+            torch._foreach_add_(other, 0.02)
+            with trainable.holding(other):
+                found.append(check())
+        assert torch.equal(check(), found[-3])
+    assert all(not torch.equal(one, two) for one, two in itertools.combinations(found, 2))
+    left = next(iter(policy.denoisers.values())).state_dict()
+    assert all(torch.equal(left[name], value) for name, value in weights.items() if "lora" not in name)
+
+
+def test_half_precision_and_full_weights_merge_nothing(load: Load) -> None:
+    policy = load(dtype=torch.bfloat16)
+    Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+    assert policy.merged is None
+    policy = load()
+    Trainable(policy, None, seed=1)
+    assert policy.merged is None
 
 
 @pytest.mark.parametrize("lora", [True, False])
