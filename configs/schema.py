@@ -173,6 +173,9 @@ class RolloutSection(Section):
     """Groups in one committed shard: what a crash can cost, and the unit scored while rollout goes on."""
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
+    unconditional: bool = False
+    """Store guidance's predictions for the negative prompt at trained steps, 4 bytes per number, which the first update
+    of an epoch then need not compute again. With ``optimize.guidance_gradient`` conditional."""
     store: str = "webdataset"
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()

@@ -13,7 +13,7 @@ from configs.errors import CorruptError
 from models.lora import LoraSpec, add_lora
 from models.merging import Merged
 from models.meter import Meter
-from models.policies.base import Conditioning, Policy
+from models.policies.base import Conditioning, Guided, Policy
 from models.sharding import Sharding, exchange, gather, local, scatter, whole
 from models.tensor_files import TensorFiles
 
@@ -153,6 +153,10 @@ class Trainable:
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocity, see ``Policy.velocity``."""
         return self.policy.velocity(latents, sigma, conditioning)
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt, see ``Policy.guided_velocity``."""
+        return self.policy.guided_velocity(latents, sigma, conditioning)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:

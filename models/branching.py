@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.policies.base import Conditioning, GivesVelocity
-from models.sampling import grid_at
+from models.sampling import Sampler, grid_at
 from models.schedules import Steps
-from models.transitions import ODE, Kernel
+from models.transitions import ODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Branches:
     """(M, ...) float32 mean it was drawn around."""
     final: Tensor
     """(M, ...) float32 latents at sigma 0."""
+    unconditional: Tensor | None = None
+    """(M, ...) float32 predictions for the negative prompt before the draw, where they are kept."""
 
 
 @torch.no_grad()
@@ -49,11 +52,10 @@ def branch(
     latents: Tensor,
     sigmas: Tensor,
     *,
-    kernel: Kernel,
+    sampler: Sampler,
     plan: Steps,
     noise: Callable[[int, int], Tensor],
     max_rows: int,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Branches:
     """Sample trunks and branches together.
 
@@ -62,23 +64,26 @@ def branch(
         conditioning: B rows.
         latents: (B, ...) float32 initial noise.
         sigmas: (T + 1,) float32.
-        kernel: the stochastic step.
+        sampler: the stochastic step, the dtype stored states are rounded to before the log-prob is computed, and
+            whether predictions for the negative prompt are kept; all other steps are Euler's.
         plan: trained steps at which every trunk branches, and K branches.
         noise: (step, branch number) -> (B, ...) float32 standard normal noise.
         max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run
             whatever the number of branches.
-        storage_dtype: dtype stored states are rounded to, before the log-prob is computed.
     """
     trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
     owners, live = trunk_ids[:0], latents[:0]
-    born: dict[str, list[Tensor]] = {name: [] for name in _BORN}
+    kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
+    kept = [*_BORN, *(["unconditional"] if sampler.unconditional else [])]
+    born: dict[str, list[Tensor]] = {name: [] for name in kept}
     for step in range(len(sigmas) - 1):
         if step in plan.trained:
             # Equal to the stored state, so that a replay sees what the branch saw.
             trunks = trunks.to(storage_dtype).float()
         rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
         grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))
-        velocity = _velocities(policy, conditioning, rows, (grid.sigma, index), max_rows)
+        forward = policy.guided_velocity if sampler.unconditional else policy.velocity
+        velocity, *negative = _forwards(forward, conditioning, rows, (grid.sigma, index), max_rows)
         following = ODE().step(rows, velocity, grid).mean
         size = len(trunks)
         live = following[size:]
@@ -89,8 +94,9 @@ def branch(
                 values = (
                     *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
                     *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
+                    *(each[:size] for each in negative),
                 )
-                for name, value in zip(_BORN, values, strict=True):
+                for name, value in zip(kept, values, strict=True):
                     born[name].append(value)
                 live, owners = torch.cat([live, drawn.float()]), torch.cat([owners, trunk_ids])
         trunks = following[:size]
@@ -100,14 +106,17 @@ def branch(
 _BORN = ("trunk", "step", "number", "before", "after", "log_probs", "means")
 
 
-def _velocities(
-    policy: GivesVelocity, conditioning: Conditioning, latents: Tensor, at: tuple[Tensor, Tensor], max_rows: int
-) -> Tensor:
-    """Return velocities of rows at (sigma, trunk index), in forwards of exactly ``max_rows`` rows."""
+def _forwards(
+    forward: Callable[[Tensor, Tensor, Conditioning], Any],
+    conditioning: Conditioning,
+    latents: Tensor,
+    at: tuple[Tensor, Tensor],
+    max_rows: int,
+) -> list[Tensor]:
+    """Return what forwards give of rows at (sigma, trunk index), each of exactly ``max_rows`` rows."""
     sigma, index = at
     missing = -len(latents) % max_rows
     pad = torch.cat([torch.arange(len(latents)), torch.full((missing,), len(latents) - 1)]).to(latents.device)
-    parts = [
-        policy.velocity(latents[rows], sigma[rows], conditioning.rows(index[rows])) for rows in pad.split(max_rows)
-    ]
-    return torch.cat(parts)[: len(latents)]
+    parts = [forward(latents[rows], sigma[rows], conditioning.rows(index[rows])) for rows in pad.split(max_rows)]
+    columns = zip(*parts, strict=True) if isinstance(parts[0], tuple) else [parts]
+    return [torch.cat(tuple(column))[: len(latents)] for column in columns]

@@ -33,6 +33,8 @@ class Rollout:
     """(B, S, ...) float32 means of the trained steps."""
     reference_kl: Tensor
     """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
+    unconditional: Tensor
+    """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Sampler:
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
     """Gives the base model's velocities where a KL to it is wanted."""
+    unconditional: bool = False
+    """Keep the predictions for the negative prompt."""
 
 
 @torch.no_grad()
@@ -82,6 +86,7 @@ def sample(
     log_probs: dict[int, Tensor] = {}
     means: dict[int, Tensor] = {}
     divergences: dict[int, Tensor] = {}
+    negatives: dict[int, Tensor] = {}
     for step in range(steps + 1):
         stored = [step in plan.states for plan in plans]
         if any(stored):
@@ -90,9 +95,14 @@ def sample(
         if step == steps:
             break
         grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
-        velocity = policy.velocity(latents, grid.sigma, conditioning)
-        following = sampler.solver.advance(latents, velocity, grid)
         moving = [step in plan.stochastic for plan in plans]
+        if sampler.unconditional and any(moving):
+            velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
+            assert known is not None, "the model is called without guidance"
+            negatives[step] = known
+        else:
+            velocity = policy.velocity(latents, grid.sigma, conditioning)
+        following = sampler.solver.advance(latents, velocity, grid)
         if any(moving):
             distribution = sampler.kernel.step(latents, velocity, grid)
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
@@ -109,6 +119,7 @@ def sample(
         log_probs=_gather([plan.trained for plan in plans], log_probs),
         means=_gather([plan.trained for plan in plans], means),
         reference_kl=_gather([plan.trained if divergences else () for plan in plans], divergences),
+        unconditional=_gather([plan.trained if negatives else () for plan in plans], negatives),
     )
 
 

@@ -50,7 +50,7 @@ class Cost:
     shards_per_epoch: int
     """Trajectory shards per epoch."""
     latent_bytes_per_epoch: int | None
-    """Bytes of stored latents per epoch; None while the model's latent shape is not known."""
+    """Bytes of stored latents per epoch, predictions included; None while the model's latent shape is not known."""
     latent_bytes: int | None
     """Bytes of stored latents in the whole run."""
     evaluations: int
@@ -147,7 +147,8 @@ def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires:
     evaluations = 1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch))
     values = _latent_values(config)
     width = {"float32": 4, "float16": 2}[rollout.latents_dtype]
-    per_epoch = None if values is None else samples * states * values * width
+    predicted = 4 * trained if rollout.unconditional else 0
+    per_epoch = None if values is None else samples * (states * width + predicted) * values
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,

@@ -16,6 +16,7 @@ from models.policies import NOISE_RANGE
 from models.schedules import Plan, Steps
 from models.transitions import Gaussian, Grid, Kernel
 from tasks.algorithms.base import Requirements
+from tasks.prompts import uses_guidance
 
 #: A noise std at or below this is none: the log-prob divides by its square.
 _NO_NOISE = 1e-6
@@ -102,6 +103,7 @@ def check_combination(found: Combination) -> None:
         _levels_lie_on_the_schedule,
         _advantages_are_used,
         _advantages_mean_something,
+        _stored_predictions_are_used,
     ):
         rule(found)
 
@@ -269,3 +271,19 @@ def _schedule(found: Combination) -> Gaussian:
     sigmas = torch.linspace(*ends, steps + 1, dtype=torch.float64)
     nothing = torch.zeros(steps, 1, dtype=torch.float64)
     return found.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
+
+
+def _stored_predictions_are_used(found: Combination) -> None:
+    config = found.config
+    if not config.rollout.unconditional:
+        return
+    without = {
+        "there is no guidance by two forwards": not uses_guidance(config),
+        "optimize.guidance_gradient is 'both'": config.optimize.guidance_gradient == "both",
+        f"{found.algorithm} noises samples anew": found.requires.data != "transitions",
+        "optimize.replay trains rows of older policies": config.optimize.replay is not None,
+        "with execution.ahead rollouts are made by an older policy": config.execution.ahead > 0,
+    }
+    for why, holds in without.items():
+        if holds:
+            raise ConfigError(f"rollout.unconditional has no use: {why}. Remove it.")

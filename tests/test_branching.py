@@ -11,8 +11,9 @@ from torch import Tensor
 from models.branching import branch
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.policies.sd3 import SD3
-from models.sampling import grid_at
+from models.sampling import Sampler, grid_at
 from models.schedules import BranchEveryStep
+from models.solvers import Euler
 from models.transitions import ODE, FlowSDE
 
 PROMPTS = ['"12"', '"34"', '"56"']
@@ -65,7 +66,7 @@ def test_branches_equal_the_nested_loop(policy: Policy, max_rows: int, steps: tu
         conditioning(policy),
         latents,
         policy.sigmas(STEPS),
-        kernel=FlowSDE(),
+        sampler=Sampler(kernel=FlowSDE(), solver=Euler()),
         plan=plan,
         noise=noise,
         max_rows=max_rows,
@@ -92,7 +93,7 @@ def test_the_number_of_forwards_is_that_of_the_live_rows(policy: Policy) -> None
     policy.velocity = counted  # type: ignore[method-assign,assignment]
     plan = BranchEveryStep(branches=2).draw(STEPS, 0, 1)
     latents = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(3)])
-    arguments = {"kernel": FlowSDE(), "plan": plan, "noise": noise}
+    arguments = {"sampler": Sampler(kernel=FlowSDE(), solver=Euler()), "plan": plan, "noise": noise}
     branch(policy, conditioning(policy), latents, policy.sigmas(STEPS), max_rows=27, **arguments)  # type: ignore[arg-type]
     # Live rows are 3, 9, 15, 21, 27: one forward per step.
     assert calls == [27] * STEPS

@@ -176,11 +176,10 @@ def test_branches_are_the_nested_loop(max_rows: int, dtype: torch.dtype, steps: 
         CONDITIONING,
         LATENTS,
         SIGMAS,
-        kernel=KERNEL,
+        sampler=Sampler(kernel=KERNEL, solver=Euler(), storage_dtype=dtype),
         plan=plan,
         noise=noise,
         max_rows=max_rows,
-        storage_dtype=dtype,
     )
     assert set(policy.sizes) == {max_rows}
     born = [3 + 6 * sum(earlier < step for earlier in plan.trained) for step in range(4)]

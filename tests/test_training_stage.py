@@ -11,8 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.errors import ConfigError
 from configs.schema import RunConfig
-from tasks.algorithms.base import Batch, Models
+from tasks.algorithms.base import Batch, Models, RowLoss
+from tasks.algorithms.grpo import GRPO
+from tasks.check import check_config
 from tasks.components import make_algorithm
 from tasks.context import RunContext
 from tasks.optimize import checkpoints
@@ -156,3 +159,49 @@ def test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them(make_confi
         fused.append(bool(optimize(context, 2)._state().optimizer.defaults["fused"]))
     assert fused == [False, True]
     assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-5
+
+
+@pytest.mark.parametrize("plan", ["all", "branch"])
+def test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    read: list[tuple[str, bool]] = []
+    loss = GRPO.loss
+
+    def noted(self: GRPO, batch: Batch, models: Models) -> RowLoss:
+        read.append((root, getattr(batch, "unconditional", None) is not None))
+        return loss(self, batch, models)
+
+    monkeypatch.setattr(GRPO, "loss", noted)
+    guided = ("model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", f"rollout.plan={{name: {plan}}}")
+    weights = []
+    for stored in (False, True):
+        root = str(tmp_path / str(stored))
+        context = prepare(make_config(f"store.root={root}", f"rollout.unconditional={stored}", *guided))
+        for epoch in (1, 2):
+            run_epoch(context, epoch)
+        weights.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
+    plain, known = ([used for where, used in read if where == str(tmp_path / name)] for name in ("False", "True"))
+    assert not any(plain)
+    # Two epochs of two updates each, equally many micro-batches in every one.
+    quarter = len(known) // 4
+    assert known == 2 * [*[True] * quarter, *[False] * quarter]
+    assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 2e-6
+    assert sum(float(value.abs().sum()) for value in weights[1].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["model.guidance_scale=1"], "no guidance"),
+        (["optimize.guidance_gradient=both"], "is 'both'"),
+        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "noises samples anew"),
+        (["optimize.replay={epochs: 1}"], "older policies"),
+        (["execution.ahead=1"], "an older policy"),
+    ],
+)
+def test_predictions_that_nobody_would_read_are_not_stored(make_config: Make, settings: list[str], why: str) -> None:
+    guided = ["model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"]
+    check_config(make_config(*guided))
+    with pytest.raises(ConfigError, match=f"rollout.unconditional has no use: .*{why}"):
+        check_config(make_config(*guided, *settings))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -69,11 +69,14 @@ class Conditioning:
     """What the family's denoiser is called with."""
     negative: Mapping[str, Tensor] | None = None
     """The same for the negative prompt, with guidance."""
+    unconditional: Tensor | None = None
+    """(B, ...) predictions for the negative prompt that are known already, of the very latents asked about."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Conditioning:
         """Return the conditioning with a function applied to every tensor."""
         negative = None if self.negative is None else {k: function(v) for k, v in self.negative.items()}
-        return Conditioning({k: function(v) for k, v in self.positive.items()}, negative)
+        known = None if self.unconditional is None else function(self.unconditional)
+        return Conditioning({k: function(v) for k, v in self.positive.items()}, negative, known)
 
     def rows(self, index: Tensor) -> Conditioning:
         """Return the rows at (B,) indices."""
@@ -88,11 +91,23 @@ class Conditioning:
         return len(next(iter(self.positive.values())))
 
 
+class Guided(NamedTuple):
+    """What guidance makes of two predictions, and the one for the negative prompt."""
+
+    velocity: Tensor
+    """(B, ...) float32."""
+    unconditional: Tensor | None
+    """(B, ...) float32; None without guidance by two forwards."""
+
+
 class GivesVelocity(Protocol):
     """What sampling asks of a model."""
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (B, ...) float32 velocities, see ``Policy.velocity``."""
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the same and what they are made of; asked only where that is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +207,10 @@ class Policy(ABC):
             conditioning: B rows.
             denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
         """
+
+    @abstractmethod
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return (B, ...) velocities, and the predictions for the negative prompt they are guided away from."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
 from models.merging import merged_where_possible
-from models.policies.base import Conditioning, Part, PipelineCall, Policy, PolicySettings
+from models.policies.base import Conditioning, Guided, Part, PipelineCall, Policy, PolicySettings
 from models.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
 
 
@@ -179,23 +179,33 @@ class PipelinePolicy(Policy):
         conditioning: Conditioning,
         denoisers: Mapping[str, nn.Module] | None = None,
     ) -> Tensor:
-        """Return velocities, with guidance as the pipeline applies it.
+        """Return velocities, with guidance as the pipeline applies it; see ``guided_velocity``."""
+        return self._guided(denoisers or self.denoisers, latents, sigma, conditioning).velocity
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return velocities and the predictions for the negative prompt.
 
         When gradients are wanted of the conditional half only, the negative half is a forward of its own without any:
-        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at more cost.
+        Flow-GRPO runs both with gradient and detaches one, which gives the same gradient at more cost. Where it is
+        known already there is none.
         """
-        modules, negative = denoisers or self.denoisers, conditioning.negative
+        return self._guided(self.denoisers, latents, sigma, conditioning)
+
+    def _guided(self, modules: Modules, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        negative, without = conditioning.negative, conditioning.unconditional
         if negative is None:
-            return self._predict(modules, latents, sigma, conditioning.positive).float()
+            return Guided(self._predict(modules, latents, sigma, conditioning.positive).float(), None)
         apart = torch.is_grad_enabled() and not self.settings.train_negative
-        if apart or not self.joint_guidance:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
-                without = self._predict(modules, latents, sigma, negative)
-            return self.guide(without, self._predict(modules, latents, sigma, conditioning.positive), sigma).float()
-        both = {name: torch.cat([negative[name], rows]) for name, rows in conditioning.positive.items()}
-        doubled = self._predict(modules, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
-        without, positive = doubled.chunk(2)
-        return self.guide(without, positive, sigma).float()
+        if without is None and not apart and self.joint_guidance:
+            both = {name: torch.cat([negative[name], rows]) for name, rows in conditioning.positive.items()}
+            doubled = self._predict(modules, torch.cat([latents, latents]), torch.cat([sigma, sigma]), both)
+            without, positive = doubled.chunk(2)
+        else:
+            if without is None:
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
+                    without = self._predict(modules, latents, sigma, negative)
+            positive = self._predict(modules, latents, sigma, conditioning.positive)
+        return Guided(self.guide(without.to(positive.dtype), positive, sigma).float(), without.float())
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
         """Return the guided prediction of (B, ...) predictions."""

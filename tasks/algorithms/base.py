@@ -6,7 +6,7 @@ Legend: B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -138,6 +138,8 @@ class TransitionBatch(Batch):
     """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
+    unconditional: Tensor | None = None
+    """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,13 @@ class Models:
 
     def velocity(self, batch: Batch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
+        conditioning = batch.conditioning
+        if isinstance(batch, TransitionBatch) and batch.unconditional is not None:
+            conditioning = replace(conditioning, unconditional=batch.unconditional)
+        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
+
+    def _computed(self, batch: Batch) -> Tensor:
+        """Return velocities of whatever the parameters are now, nothing of which is known."""
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
 
     def reference_velocity(self, batch: Batch) -> Tensor:
@@ -211,14 +220,14 @@ class Models:
         if self.average is None:
             raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
         with torch.no_grad(), self.trainable.holding(self.average):
-            return self.velocity(batch)
+            return self._computed(batch)
 
     def behavior_velocity(self, batch: Batch, velocity: Tensor) -> Tensor:
         """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""
         if self.on_policy:
             return velocity.detach()
         with torch.no_grad(), self.trainable.holding(self.behavior):
-            return self.velocity(batch)
+            return self._computed(batch)
 
     def teacher_velocity(self, batch: Batch) -> Tensor:
         """Return (B, ...) velocities of the teacher, without gradient."""

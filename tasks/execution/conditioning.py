@@ -31,7 +31,8 @@ def read_conditioning(
     wanted = [[prompt.condition for prompt in prompts]]
     if uses_guidance(context.config):
         wanted.append([condition_key(text, prompt.metadata) for prompt in prompts])
-    return Conditioning(*(_tensors(context.embeddings, conditions, device, dtype) for conditions in wanted))
+    positive, *negative = (_tensors(context.embeddings, conditions, device, dtype) for conditions in wanted)
+    return Conditioning(positive, negative[0] if negative else None)
 
 
 def _tensors(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from models.adapters import Trainable
-from models.policies.base import Conditioning, Policy
+from models.policies.base import Conditioning, Guided, Policy
 from tasks.execution.ranks import Ranks
 
 
@@ -53,18 +53,26 @@ class InStep:
         self._ranks = ranks
         self._make_idle = idle
         self._idle: Inputs | None = None
-        self._calls: Mapping[str, Callable[[Tensor, Tensor, Conditioning], Tensor]] = {
+        self._calls: Mapping[str, Callable[[Tensor, Tensor, Conditioning], Any]] = {
             "policy": trainable.velocity,
+            "guided": trainable.guided_velocity,
             "reference": trainable.reference_velocity,
         }
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the policy's (B, ...) velocities; see ``Policy.velocity``."""
-        return self._call("policy", Inputs(latents, sigma, conditioning))
+        found: Tensor = self._call("policy", Inputs(latents, sigma, conditioning))
+        return found
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt; see ``Policy.guided_velocity``."""
+        found: Guided = self._call("guided", Inputs(latents, sigma, conditioning))
+        return found
 
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the base model's (B, ...) velocities; see ``Trainable.reference_velocity``."""
-        return self._call("reference", Inputs(latents, sigma, conditioning))
+        found: Tensor = self._call("reference", Inputs(latents, sigma, conditioning))
+        return found
 
     @torch.no_grad()
     def rest(self) -> None:
@@ -73,8 +81,8 @@ class InStep:
             for name in wanted:
                 self._calls[name](*self._idle_row())
 
-    def _call(self, name: str, inputs: Inputs) -> Tensor:
-        found: dict[str, Tensor] = {}
+    def _call(self, name: str, inputs: Inputs) -> Any:
+        found: dict[str, Any] = {}
         for other in self._wanted(name):
             row = inputs if other == name else self._idle_row()
             found[other] = self._calls[other](*row)

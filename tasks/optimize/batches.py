@@ -60,6 +60,9 @@ class SampleSet(ABC):
         """Return the denoising step of rows (B, 2), or the number of their noise level."""
         return rows[:, 1]
 
+    def changed_policy(self) -> None:  # noqa: B027 - most have nothing that depends on it
+        """Hear that the policy is another than the one that made the samples."""
+
     @abstractmethod
     def positions(self) -> np.ndarray:
         """Return how many rows each sample has, (N,)."""
@@ -138,11 +141,28 @@ class TransitionSet(SampleSet):
     """Stored stochastic steps."""
 
     def __init__(
-        self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, kernel: Kernel, means: bool, ahead: int = 0
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        kernel: Kernel,
+        means: bool,
+        unconditional: bool = False,
+        ahead: int = 0,
     ) -> None:
-        """Bind to the samples; ``kernel`` gives the noise stds of the schedule, ``means`` asks for stored means."""
+        """Bind to the samples.
+
+        Args:
+            shards: the shards, opened.
+            advantages: their advantages.
+            kernel: gives the noise stds of the schedule.
+            means: read stored means.
+            unconditional: the policy still is the one that made all samples: read what it predicted without the prompt.
+            ahead: see ``SampleSet``.
+        """
         super().__init__(shards, advantages, ahead=ahead)
         self._means = means
+        self._unconditional = unconditional
         self._proximal: Proximal | None = None
         self._mean_std = self._mean_over_rows(kernel)
 
@@ -158,6 +178,10 @@ class TransitionSet(SampleSet):
         """Return the rows made by an older policy that can contribute."""
         return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
+    def changed_policy(self) -> None:
+        """Read no predictions any more."""
+        self._unconditional = False
+
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
         gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
@@ -170,6 +194,9 @@ class TransitionSet(SampleSet):
         places = list(zip(samples, steps, strict=True))
         sigmas = [self.reader.sigmas[sample] for sample in samples]
         means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
+        if self._unconditional:
+            known = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
+            common = {**common, "unconditional": _stack(known, device)}
         return TransitionBatch(
             latents=_stack([self._latents(sample, step) for sample, step in places], device),
             next_latents=_stack([self._latents(sample, step + 1) for sample, step in places], device),

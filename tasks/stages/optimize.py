@@ -88,6 +88,8 @@ class OptimizeStage(Stage):
         plan = self._plan(samples, algorithm.requires)
         self._resume(state)
         models.on_policy = models.on_policy and not state.metrics
+        if state.metrics:
+            samples.changed_policy()
         batches = self._batches(samples)
         split = self.host.token_split
         together = nullcontext() if split is None else split.over(state.trainable.modules())
@@ -105,7 +107,7 @@ class OptimizeStage(Stage):
                 micro_batch_size=self.config.execution.micro_batch_size,
                 section=self.config.optimize,
                 ranks=self._ranks,
-                after_update=lambda done: self._after_update(state, checkpoints, done, len(plan)),
+                after_update=lambda done: self._after_update(state, checkpoints, samples, done, len(plan)),
             )
         write_state(state, folder, self.host.ranks, behavior=self._behavior(state, models, algorithm.requires))
         if self.host.ranks.first:
@@ -186,7 +188,20 @@ class OptimizeStage(Stage):
         if requires.data == "forward" and requires.times is not None:
             seed = derive(self.config.run.seed, "forward", self.epoch)
             return ForwardSet(shards, advantages, times=requires.times, seed=seed, ahead=ahead)
-        return TransitionSet(shards, advantages, kernel=make_kernel(self.config), means=requires.old_means, ahead=ahead)
+        return TransitionSet(
+            shards,
+            advantages,
+            kernel=make_kernel(self.config),
+            means=requires.old_means,
+            unconditional=self._predicted_already(),
+            ahead=ahead,
+        )
+
+    def _predicted_already(self) -> bool:
+        """Return whether the rollouts hold what the policy, before its first update, predicts without the prompt."""
+        manifest = self.context.store.require(self.inputs()[1])
+        made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
+        return made_by_it and bool(manifest.options.get("unconditional"))
 
     def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
         store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
@@ -269,8 +284,11 @@ class OptimizeStage(Stage):
         ranks = self.host.saving_ranks if self.config.execution.checkpoint_every else self.host.ranks
         return Checkpoints(self.context.store, self.ref, ranks)
 
-    def _after_update(self, state: TrainerState, checkpoints: Checkpoints, done: int, total: int) -> None:
+    def _after_update(
+        self, state: TrainerState, checkpoints: Checkpoints, samples: SampleSet, done: int, total: int
+    ) -> None:
         latest = state.metrics[-1]
+        samples.changed_policy()
         if done == 1:
             self._warn_of_gap(latest)
         if self.host.ranks.first:

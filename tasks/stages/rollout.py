@@ -5,7 +5,7 @@ Legend: B rows of a batch, K samples per group, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.branching import Branches, branch
-from models.policies.base import Part
+from models.policies.base import Conditioning, Part
 from models.sampling import Rollout, Sampler, sample
 from models.schedules import DrawnPerSample, Plan, Steps
 from models.transitions import Kernel
@@ -51,13 +51,15 @@ class RolloutStage(Stage):
 
     def options(self) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media"})
+        rollout = self.config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media", "unconditional"})
         rollout["media"] = media_options(self.config)
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources:
             about["mixture"] = {source.name: source.weight for source in self.config.prompts.sources}
         if self._with_means:
             about["means"] = True
+        if self.config.rollout.unconditional:
+            about["unconditional"] = True
         if self.config.advantage.kl_coef > 0:
             about["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(self.config), **about}
@@ -160,12 +162,7 @@ class RolloutStage(Stage):
             self.host.conditioning([job.prompt for job in padded]),
             latents,
             sigmas,
-            sampler=Sampler(
-                kernel=self._kernel,
-                solver=make_solver(self.config.rollout.solver, "rollout.solver"),
-                storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
-                reference=velocities.reference_velocity if with_kl else None,
-            ),
+            sampler=self._sampler(velocities.reference_velocity if with_kl else None),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
         )
@@ -175,6 +172,16 @@ class RolloutStage(Stage):
             _stored(job, finals.sample(row), rollout, row, plans[row], means=self._with_means, seed=seeds[row], **about)
             for row, job in enumerate(jobs)
         ]
+
+    def _sampler(self, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None) -> Sampler:
+        rollout = self.config.rollout
+        return Sampler(
+            kernel=self._kernel,
+            solver=make_solver(rollout.solver, "rollout.solver"),
+            storage_dtype=getattr(torch, rollout.latents_dtype),
+            reference=reference,
+            unconditional=rollout.unconditional,
+        )
 
     def _branch(self, jobs: Sequence[_Job]) -> list[Sample]:
         """Sample trunks and all their branches; one stored sample per branch."""
@@ -190,11 +197,10 @@ class RolloutStage(Stage):
             self.host.conditioning([job.prompt for job in jobs]),
             latents,
             sigmas,
-            kernel=self._kernel,
+            sampler=self._sampler(None),
             plan=plan,
             noise=lambda step, number: self._noise(jobs, step, latents, number),
             max_rows=self.config.execution.rollout_batch_size,
-            storage_dtype=getattr(torch, self.config.rollout.latents_dtype),
         )
         finals = Finals.of(policy, made.final, self.config)
         about: dict[str, Any] = {"epoch": self.epoch, "policy": str(ref), "sigmas": sigmas.tolist()}
@@ -239,6 +245,7 @@ def _stored(
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
+        unconditional=rollout.unconditional[row].cpu().numpy() if rollout.unconditional.numel() else None,
         reference_kl=rollout.reference_kl[row].cpu().numpy(),
         **about,
     )
@@ -270,6 +277,7 @@ def _stored_branch(
         log_probs=made.log_probs[row : row + 1].cpu().numpy(),
         latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
         means=made.means[row : row + 1].cpu().numpy() if means else None,
+        unconditional=None if made.unconditional is None else made.unconditional[row : row + 1].cpu().numpy(),
         **about,
     )
 

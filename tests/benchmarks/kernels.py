@@ -11,8 +11,9 @@ from models.branching import branch
 from models.policies.base import Conditioning, PolicySettings
 from models.policies.sd3 import SD3, SD3Options
 from models.quickstart.pipeline import tiny_pipeline
-from models.sampling import grid_at
+from models.sampling import Sampler, grid_at
 from models.schedules import BranchEveryStep
+from models.solvers import Euler
 from models.transitions import ODE, FlowSDE
 from tasks.algorithms.advantages import Normalizer, group_advantages
 
@@ -35,7 +36,7 @@ def branching() -> str:
             conditioning,
             latents,
             sigmas,
-            kernel=FlowSDE(),
+            sampler=Sampler(kernel=FlowSDE(), solver=Euler()),
             plan=plan,
             noise=lambda s, n: noise[s, n],
             max_rows=16,
