@@ -8,6 +8,8 @@ TEST_PROCESSES ?= 2
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
+# Some machines forbid it; hundreds of processes would then compile all they import anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: run test test-slow chaos install install-test lint typecheck format bench docs clean
 

@@ -1,4 +1,4 @@
-"""Attention backends of diffusers: which change results, and what each needs. Imports nothing, so it is cheap to ask.
+"""Attention backends of diffusers: which change results, and what each needs. Imports nothing large, so it is cheap to ask.
 
 Exact backends compute the same attention and differ in rounding alone, as two devices do; they are no part of a
 fingerprint. Approximate ones quantize queries, keys or values: their images are others, and fingerprints name them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +77,14 @@ def attention_identity(name: str | None) -> str:
         return "exact"
     known = BACKENDS.get(name)
     return "exact" if known is not None and known.exact else name
+
+
+def set_attention(module: Any, backend: str) -> None:
+    """Set the attention backend of one model: diffusers would make it that of every model of the process."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
+
+    before, _ = Registry.get_active_backend()
+    try:
+        module.set_attention_backend(backend)
+    finally:
+        Registry.set_active_backend(before)

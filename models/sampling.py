@@ -6,7 +6,7 @@ Legend: B rows, T steps, ... latent dims, S trained steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -81,17 +81,12 @@ def sample(
     Returns:
         Final latents, stored states and log-probs.
     """
-    steps, storage_dtype = len(sigmas) - 1, sampler.storage_dtype
-    history: dict[int, Tensor] = {}
-    log_probs: dict[int, Tensor] = {}
-    means: dict[int, Tensor] = {}
-    divergences: dict[int, Tensor] = {}
-    negatives: dict[int, Tensor] = {}
+    steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
     for step in range(steps + 1):
         stored = [step in plan.states for plan in plans]
         if any(stored):
             latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
-            history[step] = latents.to(storage_dtype)
+            noted.states[step] = latents.to(storage_dtype)
         if step == steps:
             break
         grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
@@ -99,7 +94,7 @@ def sample(
         if sampler.unconditional and any(moving):
             velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
             assert known is not None, "the model is called without guidance"
-            negatives[step] = known
+            noted.unconditional[step] = known
         else:
             velocity = policy.velocity(latents, grid.sigma, conditioning)
         following = sampler.solver.advance(latents, velocity, grid)
@@ -108,19 +103,35 @@ def sample(
             drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
             following = torch.where(_rows_where(latents, moving), drawn, following)
             sampler.solver.forget()
-            log_probs[step], means[step] = distribution.log_prob(following), distribution.mean
+            noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
             if sampler.reference is not None:
                 base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
-                divergences[step] = gaussian_kl(distribution, base)
+                noted.reference_kl[step] = gaussian_kl(distribution, base)
         latents = following
-    return Rollout(
-        final=latents,
-        states=_gather([plan.states for plan in plans], history) if history else None,
-        log_probs=_gather([plan.trained for plan in plans], log_probs),
-        means=_gather([plan.trained for plan in plans], means),
-        reference_kl=_gather([plan.trained if divergences else () for plan in plans], divergences),
-        unconditional=_gather([plan.trained if negatives else () for plan in plans], negatives),
-    )
+    return noted.rollout(latents, plans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What is kept of a batch while it is sampled, (B, ...) by step."""
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    log_probs: dict[int, Tensor] = field(default_factory=dict)
+    means: dict[int, Tensor] = field(default_factory=dict)
+    reference_kl: dict[int, Tensor] = field(default_factory=dict)
+    unconditional: dict[int, Tensor] = field(default_factory=dict)
+
+    def rollout(self, final: Tensor, plans: Sequence[Steps]) -> Rollout:
+        trained = [plan.trained for plan in plans]
+        none: list[tuple[int, ...]] = [()] * len(plans)
+        return Rollout(
+            final=final,
+            states=_gather([plan.states for plan in plans], self.states) if self.states else None,
+            log_probs=_gather(trained, self.log_probs),
+            means=_gather(trained, self.means),
+            reference_kl=_gather(trained if self.reference_kl else none, self.reference_kl),
+            unconditional=_gather(trained if self.unconditional else none, self.unconditional),
+        )
 
 
 def decode_in_slices(policy: Policy, latents: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.registry import build, option_names
+from models.attention import set_attention
 from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
@@ -306,7 +307,7 @@ class PipelinePolicy(Policy):
         if self.settings.gradient_checkpointing:
             module.enable_gradient_checkpointing()
         if self.settings.attention is not None:
-            _set_attention(module, self.settings.attention)
+            set_attention(module, self.settings.attention)
         if self.settings.compile:
             module.compile_repeated_blocks()
 
@@ -333,17 +334,6 @@ class PipelinePolicy(Policy):
                 f"{cls.pipeline_name}. Choose the policy of that family, or another model."
             )
         return index
-
-
-def _set_attention(module: Any, backend: str) -> None:
-    """Set the attention backend of one model: diffusers would make it that of every model of the process."""
-    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
-
-    before, _ = Registry.get_active_backend()
-    try:
-        module.set_attention_backend(backend)
-    finally:
-        Registry.set_active_backend(before)
 
 
 def _described(folder: Path, class_name: str) -> nn.Module:

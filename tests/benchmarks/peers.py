@@ -1,0 +1,184 @@
+"""Flow-GRPO and flowmill on the same work, side by side: ``python -m tests.benchmarks.peers --flow-grpo CHECKOUT``.
+
+The checkout is yours, of the script of July 2025 (commit ac4c86e); nothing of it is copied or changed. Same base,
+prompts, reward, shapes, batches and updates (``tests.benchmarks.work``), one thread, turn by turn. CPU seconds are
+those of a whole process with all its children: flowmill's have Prefect's server, MLflow and every commit in them. Of
+one more epoch: the difference between runs of several epochs and of one. Rows through the denoisers are counted on both
+sides; there is no table where they are not the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.benchmarks.work import PROMPTS, WORK, build_base
+
+ROOT = Path(__file__).parent.parent.parent
+_EPOCHS = 2
+#: Ours, by what of it differs.
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "flowmill, both halves": {"optimize": {"guidance_gradient": "both"}},
+    "flowmill, conditional": {"optimize": {"guidance_gradient": "conditional"}},
+    "flowmill, conditional, stored predictions": {
+        "optimize": {"guidance_gradient": "conditional"},
+        "rollout": {"unconditional": True},
+    },
+}
+THEIRS = "Flow-GRPO"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a process took, with its children."""
+
+    cpu: float
+    """Seconds of all processes."""
+    wall: float
+    """Seconds."""
+    peak: float
+    """MiB of the largest process."""
+    output: str
+    """What it printed."""
+
+
+def take(command: Sequence[str], folder: Path) -> Taken:
+    """Run a command with one thread.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+    log, start = folder / "log.txt", time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env={**os.environ, **settings}, stdout=output, stderr=output
+        )
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
+    wall = time.monotonic() - start
+    return Taken(cpu=used.ru_utime + used.ru_stime, wall=wall, peak=used.ru_maxrss / 1024, output=log.read_text())
+
+
+def theirs(checkout: Path, base: Path) -> dict[str, Any]:
+    """Train Flow-GRPO; return CPU seconds of an epoch, rows of one, and the peak."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-m", "tests.benchmarks.flow_grpo", str(checkout), str(base), folder, str(_EPOCHS)]
+        taken = take(command, Path(folder))
+    told = json.loads(taken.output.strip().splitlines()[-1])
+    rows = {name: told[name] // _EPOCHS for name in ("with_gradient", "without")}
+    return {"cpu": statistics.mean(told["cpu"]), "peak": taken.peak, **rows}
+
+
+def ours(base: Path, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Train flowmill; return the same of one more epoch, and CPU seconds of a run of one."""
+    runs = {}
+    for epochs in (1, 1 + _EPOCHS):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            path = folder / "peers.yaml"
+            path.write_text(yaml.safe_dump(config(base, folder, epochs, variant)))
+            command = ["-m", "tests.benchmarks.ours", str(folder / "rows.json"), "run", str(path), "--quiet"]
+            runs[epochs] = take(command, folder), json.loads((folder / "rows.json").read_text())
+    (one, first), (more, last) = runs[1], runs[1 + _EPOCHS]
+    rows = {name: (last[name] - first[name]) // _EPOCHS for name in first}
+    return {"cpu": (more.cpu - one.cpu) / _EPOCHS, "peak": more.peak, "one": one.cpu, **rows}
+
+
+def config(base: Path, folder: Path, epochs: int, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return flowmill's config of the work; evaluations, which theirs has none of, are of one image."""
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+    size, batch = WORK["size"], WORK["batch"]
+    options = {"max_sequence_length": WORK["text_tokens"]}
+    model = {"policy": "sd3", "path": str(base), "height": size, "width": size, "options": options}
+    shape = {name: WORK[name] for name in ("prompts_per_epoch", "group_size", "steps")}
+    made: dict[str, dict[str, Any]] = {
+        "run": {"epochs": epochs},
+        "store": {"root": str(folder / "store")},
+        "model": {**model, "guidance_scale": WORK["guidance_scale"], "lora": WORK["lora"]},
+        "prompts": {"train": str(folder / "prompts.txt")},
+        "rollout": shape,
+        "optimize": {name: WORK[name] for name in ("updates_per_epoch", "learning_rate")},
+        "evaluate": {"every": 10**6, "samples": 1, "images": 1},
+        "execution": {"rollout_batch_size": batch, "micro_batch_size": batch, "threads": 1},
+    }
+    for section, settings in variant.items():
+        made[section] = {**made[section], **settings}
+    return {**made, "rewards": [{"name": "jpeg_compressibility"}]}
+
+
+def check_work(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that everybody computed the same rows, but for those that are left out on purpose.
+
+    Raises:
+        SystemExit: somebody did not.
+    """
+    samples = WORK["prompts_per_epoch"] * WORK["group_size"]
+    sampled, trained = 2 * samples * WORK["steps"], samples * (WORK["steps"] - 1)
+    spared = trained // WORK["updates_per_epoch"]
+    expected = {
+        THEIRS: (2 * trained, sampled),
+        "flowmill, both halves": (2 * trained, sampled),
+        "flowmill, conditional": (trained, sampled + trained),
+        "flowmill, conditional, stored predictions": (trained, sampled + trained - spared),
+    }
+    for name, each in found.items():
+        if (each["with_gradient"], each["without"]) != expected[name]:
+            raise SystemExit(
+                f"{name} computed {each['with_gradient']} rows with gradient and {each['without']} without, not "
+                f"{expected[name]}: not the same work, so there is nothing to compare."
+            )
+
+
+def table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the table: the least of each column, and ratios of pairs of a round."""
+    text = "| | CPU s per epoch | over Flow-GRPO's | peak MiB | rows with gradient | without |\n" + 6 * "|---" + "|\n"
+    for name in rounds[0]:
+        least = {key: min(each[name][key] for each in rounds) for key in ("cpu", "peak", "with_gradient", "without")}
+        ratios = sorted(each[name]["cpu"] / each[THEIRS]["cpu"] for each in rounds)
+        over = f"{least['cpu'] / min(each[THEIRS]['cpu'] for each in rounds):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        text += f"| {name} | {least['cpu']:.1f} | {over} | {least['peak']:.0f} |"
+        text += f" {least['with_gradient']} | {least['without']} |\n"
+    return text
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flow-grpo", type=Path, help="folder of a checkout of Flow-GRPO")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
+    options = parser.parse_args()
+    if options.flow_grpo is None:
+        sys.stdout.write("peers: skipped; --flow-grpo FOLDER names a checkout of Flow-GRPO to compare with.\n")
+        return
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name) / "base"
+        build_base(base)
+        for number in range(options.rounds):
+            found = {THEIRS: theirs(options.flow_grpo.resolve(), base)}
+            found |= {variant: ours(base, VARIANTS[variant]) for variant in options.only}
+            check_work(found)
+            rounds.append(found)
+            sys.stdout.write(f"round {number + 1}: {json.dumps(found)}\n")
+            sys.stdout.flush()
+    sys.stdout.write(table(rounds))
+
+
+if __name__ == "__main__":
+    main()
