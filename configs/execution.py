@@ -43,7 +43,8 @@ class ExecutionSection(Section):
     decode_batch_size: int | None = Field(None, ge=1)
     """Images or clips decoded at a time, the last ones padded; as many as are sampled when absent."""
     micro_batch_size: int = Field(16, ge=1)
-    """(sample, step) rows per training forward; the last one is padded to it."""
+    """(sample, step) rows per training forward at most. An update is cut into as few as can be, of like sizes, each
+    padded to a multiple of a sixteenth of this."""
     fused_adamw: bool = False
     """One kernel for all of an optimizer step: faster with many parameters, equal to float rounding."""
     encode_batch_size: int = Field(8, ge=1)

@@ -1,4 +1,4 @@
-"""Attention backends of diffusers: which change results, and what each needs. Imports nothing large, so it is cheap to ask.
+"""Attention backends of diffusers: which change results, and what each needs. Cheap to ask.
 
 Exact backends compute the same attention and differ in rounding alone, as two devices do; they are no part of a
 fingerprint. Approximate ones quantize queries, keys or values: their images are others, and fingerprints name them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.optimize.loop import read_ahead
 from tasks.optimize.reader import SampleReader
-from tasks.optimize.rows import Units, joint_rows, micro_batches, plan_updates, single_rows
+from tasks.optimize.rows import Units, joint_rows, micro_batches, padded, plan_updates, row_counts, single_rows
 
 
 def sample(number: int, steps: int = 2) -> Sample:
@@ -99,8 +98,37 @@ def test_micro_batches_keep_units_whole_and_in_order(sizes: list[int], size: int
     assert [n for part in packed for n in part.sizes.tolist()] == sizes
     assert [row for part in packed for row in part.rows[:, 0].tolist()] == list(range(sum(sizes)))
     assert all(0 < len(part.rows) <= size for part in packed)
-    # Greedy: the first unit of the next one did not fit.
-    assert all(len(a.rows) + b.sizes[0] > size for a, b in pairwise(packed))
+    assert len(packed) == fewest(sizes, size)
+
+
+def fewest(sizes: list[int], size: int) -> int:
+    """Return how many micro-batches there are if each takes as many units as it can."""
+    count, room = 0, 0
+    for rows in sizes:
+        if rows > room:
+            count, room = count + 1, size
+        room -= rows
+    return count
+
+
+@given(st.integers(1, 600), st.integers(1, 64))
+def test_micro_batches_of_single_rows_pad_little(rows: int, size: int) -> None:
+    packed = [len(part.rows) for part in micro_batches(units([1] * rows), size)]
+    computed = sum(padded(count, size) for count in packed)
+    assert computed <= -(-rows // size) * size
+    unit = max(4, -(-size // 16))
+    # Each but the last is full; and the last has the others' size at most.
+    assert computed - rows < unit * len(packed) or computed <= size
+    assert max(packed) == packed[0]
+    assert {padded(count, size) for count in packed} <= set(row_counts(size))
+
+
+def test_an_update_a_little_larger_than_a_micro_batch_is_not_computed_twice() -> None:
+    assert [len(part.rows) for part in micro_batches(units([1] * 288), 512)] == [288]
+    assert padded(288, 512) == 288
+    assert [len(part.rows) for part in micro_batches(units([1] * 520), 512)] == [288, 232]
+    assert row_counts(512) == list(range(32, 513, 32))
+    assert [row_counts(size) for size in (1, 3, 8, 16)] == [[1], [3], [4, 8], [4, 8, 12, 16]]
 
 
 def test_a_unit_larger_than_a_micro_batch_is_refused() -> None:

@@ -27,7 +27,7 @@ def check_command(
     check_names(config, source=path, overrides=overrides)
     from tasks.check import check_config
     from tasks.execution.memory import estimate_memory
-    from tasks.optimize.notes import training_notes
+    from tasks.optimize.notes import padding_notes, training_notes
     from tasks.sources import changed_files
     from tasks.try_rewards import loads_model, try_rewards
 
@@ -35,6 +35,7 @@ def check_command(
     try_rewards(config, load=False)
     notes = [
         *training_notes(config, updates=cost.updates),
+        *padding_notes(config, cost),
         *(
             f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
             for section in (*config.scored, *config.evaluate.judges)

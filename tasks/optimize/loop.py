@@ -73,8 +73,8 @@ def run_updates(
         algorithm: gives the loss of each row.
         models: what the algorithm may call.
         plan: units of every update.
-        batches: units -> micro-batch of the fixed size.
-        micro_batch_size: rows per micro-batch.
+        batches: units -> micro-batch, padded.
+        micro_batch_size: rows per micro-batch at most.
         section: optimizer settings.
         ranks: micro-batches are dealt out to ranks in turn.
         after_update: called with the number of updates done.

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from configs.schema import RunConfig
 from tasks.optimize.rates import learning_rate
+from tasks.optimize.rows import padded
 from tasks.prompts import uses_guidance
+
+if TYPE_CHECKING:
+    from tasks.check import Cost
+
+#: Rows that are computed over rows that count, from which a person is told.
+_WASTE = 1.1
 
 
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config of ``updates`` optimizer updates in the whole run."""
     return [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+
+
+def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
+    """Return what of the rows that are computed only pads, where that is a tenth or more."""
+    rollout, execution = config.rollout, config.execution
+    notes, batch, size = [], execution.rollout_batch_size, execution.micro_batch_size
+    groups = min(rollout.groups_per_shard, rollout.prompts_per_epoch)
+    samples = groups * rollout.group_size
+    computed = -(-samples // batch) * batch
+    branching = cost.samples_per_epoch > rollout.prompts_per_epoch * rollout.group_size
+    if computed >= _WASTE * samples and not branching:
+        notes.append(
+            f"rollout: a shard of {samples} samples is computed as {computed} rows, as every batch has "
+            f"execution.rollout_batch_size {batch}. One that divides {samples} wastes nothing."
+        )
+    rows = cost.optimize_rows * config.run.epochs // cost.updates
+    chunks = -(-rows // size)
+    computed = chunks * padded(-(-rows // chunks), size) if chunks else 0
+    if chunks and computed >= _WASTE * rows:
+        notes.append(
+            f"optimize: the {rows} rows of an update are computed as {computed}, in {chunks} micro-batches of "
+            f"execution.micro_batch_size {size} at most. Numbers of rows are sixteenths of it, and at least 4."
+        )
+    return notes
 
 
 def _guidance(config: RunConfig) -> str | None:

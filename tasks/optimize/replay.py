@@ -72,9 +72,9 @@ def recompute(
 
     Args:
         stale: the rows.
-        batches: units -> micro-batch of the fixed size.
+        batches: units -> micro-batch, padded.
         models: the policy and its sampler.
-        micro_batch_size: rows per micro-batch.
+        micro_batch_size: rows per micro-batch at most.
         means: takes the means of the rows' steps.
         idle: micro-batches that are computed and forgotten, where ranks compute in step.
     """

@@ -87,8 +87,22 @@ def plan_updates(units: Units, *, updates: int, inner_epochs: int, seed: int, ep
     return plan
 
 
+def row_counts(size: int) -> list[int]:
+    """Return the numbers of rows that micro-batches of at most ``size`` rows may have: sixteenths of it, at least 4.
+
+    Kernels differ with the number of rows, so there are few; one alone would have an update of 1.1 sizes computed as 2.
+    """
+    unit = max(4, -(-size // 16))
+    return sorted({*range(unit, size, unit), size})
+
+
+def padded(rows: int, size: int) -> int:
+    """Return how many rows a micro-batch has that holds so many, at most ``size``: the others only pad."""
+    return next(count for count in row_counts(size) if count >= rows)
+
+
 def micro_batches(units: Units, size: int) -> list[Units]:
-    """Return consecutive units packed into micro-batches of at most ``size`` rows.
+    """Return consecutive units packed into as few micro-batches of at most ``size`` rows as can be, of like sizes.
 
     Raises:
         ConfigError: a unit is larger than a micro-batch.
@@ -99,6 +113,15 @@ def micro_batches(units: Units, size: int) -> list[Units]:
             f"execution.micro_batch_size is {size}, but this algorithm compares {largest} samples in "
             f"one forward. Set it to {largest} or more."
         )
+    fewest = len(_packed(units, size))
+    for count in row_counts(size):
+        packed = _packed(units, count) if count >= largest and count * fewest >= len(units.rows) else []
+        if len(packed) == fewest:
+            return packed
+    return []
+
+
+def _packed(units: Units, size: int) -> list[Units]:
     packed, start = [], 0
     while start < len(units):
         # The last unit that ends within ``size`` rows of this micro-batch's first.

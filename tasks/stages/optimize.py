@@ -34,7 +34,7 @@ from tasks.optimize.checkpoints import Checkpoints
 from tasks.optimize.loop import TrainerState, dealt, run_updates
 from tasks.optimize.optimizers import make_optimizer, optimizer_identity
 from tasks.optimize.replay import RowFile, recompute
-from tasks.optimize.rows import Units, micro_batches, plan_updates, rows_among
+from tasks.optimize.rows import Units, micro_batches, padded, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
 from tasks.optimize.state import METRICS, read_state, write_state
 from tasks.seeds import derive
@@ -227,7 +227,7 @@ class OptimizeStage(Stage):
             # Read per batch: an epoch's conditioning may be larger than a device.
             return host.conditioning([by_id[prompt_id] for prompt_id in ids])
 
-        return lambda units: samples.batch(units, size, condition)
+        return lambda units: samples.batch(units, padded(len(units.rows), size), condition)
 
     @contextmanager
     def _corrected(
