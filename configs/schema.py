@@ -72,7 +72,7 @@ class ModelSection(Section):
     device_map: str | None = None
     """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False
-    """Compile the denoiser's repeated blocks: slower to start, faster to run."""
+    """Compile the denoiser's blocks: slower to start, above all the first time on a machine, faster to run on most."""
     vae_tiling: bool = False
     """Decode large images and clips in overlapping tiles: less memory, and slightly other images where tiles meet."""
     options: dict[str, Any] = Field(default_factory=dict)

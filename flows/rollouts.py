@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flows.cancellation import check_cancelled
 from flows.stages import Future, await_shards, finish, is_elsewhere, is_spread, submit, work
 from tasks.chain import rolled_out_by
 from tasks.context import RunContext
-from tasks.stage import Shard, StageRun
+from tasks.stage import StageRun
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
+
+#: Shards that are scored in less share a task: slow rewards are asked side by side.
+_QUICK_S = 0.2
 
 
 class Rollouts:
@@ -57,9 +62,9 @@ class EpochRollout:
 
     def _begin(self) -> None:
         """Hand out all shards; each score waits for its rollout."""
-        self._shards = {shard.name: submit(self._rollout, shard) for shard in self._rollout.pending()}
+        self._shards = {shard.name: submit(self._rollout, [shard]) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
-            futures |= {each.name: submit(run, each, after=self._shards.get(each.name)) for each in run.pending()}
+            futures |= {each.name: submit(run, [each], after=self._shards.get(each.name)) for each in run.pending()}
 
     def _work(self) -> None:
         """Roll out here or on the ranks, and score each shard on threads as soon as it is made.
@@ -74,16 +79,16 @@ class EpochRollout:
             if run not in together
         }
 
-        def score(shard_name: str) -> None:
+        def score(names: Sequence[str]) -> None:
             for run in self._scores:
-                shard: Shard | None = left.get(run.stage.slot, {}).get(shard_name)
-                if shard is not None:
-                    futures.append(submit(run, shard))
+                waiting = left.get(run.stage.slot, {})
+                shards = [waiting[name] for name in names if name in waiting]
+                quick = self._context.ledger.typical(run.stage.name) < _QUICK_S
+                for together in [shards] if quick and shards else [[shard] for shard in shards]:
+                    futures.append(submit(run, together))
 
         due = rollout.pending()
-        for made in rollout.stage.shards():
-            if made not in due:
-                score(made.name)
+        score([made.name for made in rollout.stage.shards() if made not in due])
         work(rollout, due, on_commit=score)
         finish(rollout)
         for run in together:

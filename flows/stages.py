@@ -1,13 +1,15 @@
-"""Each stage wrapped once for Prefect: a task per shard, and a flow per stage."""
+"""Each stage wrapped once for Prefect: tasks of one or more shards, and a flow per stage."""
 
 from __future__ import annotations
 
 import errno
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from prefect import Flow, flow, task
+from prefect import Flow, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.futures import PrefectFuture
@@ -32,9 +34,12 @@ from tasks.stage import Shard, Stage, StageRun
 from tasks.stages import STAGES
 from tasks.tracking.tracker import log_side_evaluations
 
-Future = PrefectFuture[str]
+Future = PrefectFuture[int]
+OnCommit = Callable[[Sequence[str]], None]
 #: Seconds between two looks at a shard that is made elsewhere.
 _LOOK_S = 0.5
+#: Shards that take less share a task until so much time has passed, as a task costs a few hundredths of a second.
+_TASK_S = 1.0
 _TRANSIENT = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -59,15 +64,25 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in _TRANSIENT
 
 
-@task(name="shard", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
-def run_shard(order: str, shard: tuple[str, int, int]) -> str:
-    """Run and commit one shard; our manifests decide what is skipped, so Prefect caches nothing.
+@task(name="shards", cache_policy=NO_CACHE, persist_result=False, retry_condition_fn=is_transient)
+def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: float = math.inf) -> int:
+    """Run and commit shards one after the other until some time has passed; return how many, at least one.
 
-    Everything is named, nothing is handed over, so that any process that reaches the store can do it.
+    Our manifests decide what is skipped, so Prefect caches nothing. Everything is named, nothing is handed over, so
+    that any process that reaches the store can do it.
     """
-    parsed = Order.parse(order)
+    parsed, began = Order.parse(order), time.monotonic()
     with runtime.context_of(parsed) as context:
-        return StageRun(parsed.stage(context)).run_shard(Shard(*shard)).digest
+        run = StageRun(parsed.stage(context))
+        for done, shard in enumerate(shards, 1):
+            try:
+                run.run_shard(Shard(*shard))
+            except Exception:
+                get_run_logger().error("shard %s of %s failed", shard[0], run.stage.node)
+                raise
+            if time.monotonic() - began > seconds:
+                return done
+    return len(shards)
 
 
 def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
@@ -86,13 +101,13 @@ def finish(run: StageRun) -> None:
         tell(run, manifest)
 
 
-def work(run: StageRun, due: Sequence[Shard], *, on_commit: Callable[[str], None] = lambda shard: None) -> None:
+def work(run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
     """Run the pending shards of a stage, if there are any.
 
     Args:
         run: the stage.
         due: the shards; the ranks of a run ask the store themselves.
-        on_commit: hears the name of each as soon as it is committed.
+        on_commit: hears the names of those that are committed, as soon as they are.
     """
     if not due:
         return
@@ -102,14 +117,16 @@ def work(run: StageRun, due: Sequence[Shard], *, on_commit: Callable[[str], None
         carry_out.with_options(task_run_name=name)(run, on_commit)
         return
     if is_elsewhere(run):
-        started = {shard.name: submit(run, shard) for shard in due}
+        started = {shard.name: submit(run, [shard]) for shard in due}
         with run.stage.context.ledger.work(run.stage.name):
             await_shards(run, started, on_commit=on_commit)
         return
-    for shard in due:
+    left = [*due]
+    while left:
         check_cancelled()
-        shard_task(run, shard)(order_of(run), astuple(shard))
-        on_commit(shard.name)
+        done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
+        on_commit([shard.name for shard in left[:done]])
+        left = left[done:]
 
 
 def is_spread(run: StageRun) -> bool:
@@ -122,16 +139,14 @@ def is_elsewhere(run: StageRun) -> bool:
     return run.stage.separable and make_runner(run.stage.config.execution).elsewhere
 
 
-def submit(run: StageRun, shard: Shard, *, after: Future | None = None) -> Future:
-    """Start one shard on the run's task runner, or once another is made, and return its future."""
-    parameters = {"order": order_of(run), "shard": astuple(shard)}
+def submit(run: StageRun, shards: Sequence[Shard], *, after: Future | None = None) -> Future:
+    """Start shards as one task on the run's task runner, or once others are made, and return its future."""
+    parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
     runner = runtime.task_runner(run.stage.context)
-    return runner.submit(shard_task(run, shard), parameters, wait_for=None if after is None else [after])  # type: ignore[no-any-return]
+    return runner.submit(shards_task(run, shards), parameters, wait_for=None if after is None else [after])  # type: ignore[no-any-return]
 
 
-def await_shards(
-    run: StageRun, started: Mapping[str, Future], *, on_commit: Callable[[str], None] = lambda shard: None
-) -> None:
+def await_shards(run: StageRun, started: Mapping[str, Future], *, on_commit: OnCommit = lambda names: None) -> None:
     """Wait for shards in their order, with an eye on cancellation; the first that failed raises."""
     stage = run.stage
     for done, (name, future) in enumerate(started.items(), 1):
@@ -140,17 +155,18 @@ def await_shards(
             future.wait(timeout=_LOOK_S)
         future.result()
         stage.context.reporter.progress(stage.name, stage.epoch, done, len(started), stage.slot)
-        on_commit(name)
+        on_commit([name])
 
 
-def shard_task(run: StageRun, shard: Shard) -> Task[..., str]:
-    """Return the shard task with the run's retry settings and a readable name."""
+def shards_task(run: StageRun, shards: Sequence[Shard]) -> Task[..., int]:
+    """Return the task of some shards with the run's retry settings and a readable name."""
     execution = run.stage.config.execution
     slot = f" {run.stage.slot}" if run.stage.slot else ""
-    return run_shard.with_options(
+    more = " ..." if len(shards) > 1 else ""
+    return run_shards.with_options(
         retries=execution.retries,
         retry_delay_seconds=exponential_backoff(execution.retry_delay_s),
-        task_run_name=f"{run.stage.name}{slot} e{run.stage.epoch} {shard.name}",
+        task_run_name=f"{run.stage.name}{slot} e{run.stage.epoch} {shards[0].name}{more}",
     )
 
 
@@ -160,11 +176,11 @@ def order_of(run: StageRun) -> str:
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
-def carry_out(run: StageRun, on_commit: Callable[[str], None]) -> None:
+def carry_out(run: StageRun, on_commit: OnCommit) -> None:
     """Have the run's ranks carry out one stage."""
     stage = run.stage
     with stage.context.ledger.work(stage.name):
-        stage.context.crew.carry_out(run, Listener(on_commit=on_commit, on_look=check_cancelled))
+        stage.context.crew.carry_out(run, Listener(on_commit=lambda name: on_commit([name]), on_look=check_cancelled))
 
 
 def stage_flow(name: str) -> Flow[..., Any]:

@@ -15,8 +15,6 @@ from models.quickstart import BUILDERS
 
 #: Steps that Stable Diffusion 1.5 takes where its options do not say.
 _SD15_STEPS = 50
-#: Families that diffusers does not know the repeated blocks of.
-_NOT_COMPILED = frozenset({"sd3"})
 #: Families whose activations leave float16's range, so that images are black (github.com/Tongyi-MAI/Z-Image/issues/14).
 _OVERFLOWING = frozenset({"z_image"})
 
@@ -36,7 +34,6 @@ def check_model(config: RunConfig) -> None:
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
-    _check_compiling(config)
     _check_precision(config)
 
 
@@ -167,15 +164,6 @@ def _check_attention(config: RunConfig) -> None:
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
-
-
-def _check_compiling(config: RunConfig) -> None:
-    model = config.model
-    if model.compile and model.policy in _NOT_COMPILED:
-        raise ConfigError(
-            f"model.compile is true, but diffusers does not say which blocks of model.policy '{model.policy}' repeat, "
-            "so none can be compiled. Set it to false."
-        )
 
 
 def _check_precision(config: RunConfig) -> None:

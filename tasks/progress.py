@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,11 @@ class Ledger:
     def seconds(self, stage: str) -> float:
         """Return the seconds a stage worked."""
         return sum(end - start for name, start, end in self._spans if name == stage)
+
+    def typical(self, stage: str) -> float:
+        """Return the seconds a stage worked at a time, on average; endless before it has."""
+        times = [end - start for name, start, end in self._spans if name == stage]
+        return sum(times) / len(times) if times else math.inf
 
     def stages(self) -> list[str]:
         """Return the stages that worked, in order of first work."""

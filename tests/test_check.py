@@ -80,7 +80,6 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         ("rollout.media.format=mp4", "'mp4', but model.policy 'sd3' makes images, which that cannot hold"),
         ("rewards.0.over_frames=min", "of the images of model.policy 'sd3' there is one score"),
         ("rewards.0.frames=clip", "'frames' of 'jpeg_compressibility' is 'clip', but model.policy 'sd3' makes images"),
-        ("model.compile=true", "diffusers does not say which blocks of model.policy 'sd3' repeat"),
         ("model.attention=flash", "model.policy 'sd3' calls torch's attention directly, so it would never be used"),
         ("model.attention=nativ", "model.attention 'nativ' does not exist. Did you mean 'native'"),
     ],
@@ -219,13 +218,6 @@ def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
     config = load_config(ROOT / "configs" / "tiny_sd15.yaml")
     assert (config.rollout.sampler.name, config.rollout.plan.options) == ("ddim", {"last": "train"})
     check_config(config)
-
-
-def test_the_families_that_cannot_compile_are_those_diffusers_knows_no_blocks_of() -> None:
-    quiet_libraries()
-    for family, compiles in (("sd3", False), ("flux1", True)):
-        transformer = build_tiny(family).transformer
-        assert bool(transformer._repeated_blocks) == compiles
 
 
 def test_attention_backends_are_never_used_by_the_families_said_to_ignore_them() -> None:

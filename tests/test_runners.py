@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,7 @@ import pytest
 from configs import extras
 from configs.errors import ConfigError, RunConflictError, WorkerError
 from configs.schema import RunConfig, StoreSection
-from flows import runtime
+from flows import runtime, stages
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.chain import Node, policy_of, rolled_out_by
@@ -241,3 +241,20 @@ def kill_a_worker(run: subprocess.Popen[str], when: Callable[[], bool]) -> bool:
                     return True
         time.sleep(0.2)
     return False
+
+
+def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = prepare(make_config("rollout.groups_per_shard=1"))
+    stage = make_stage(context, "rollout", 1)
+    run = StageRun(stage)
+    due = run.pending()
+    assert len(due) > 2
+    committed: list[list[str]] = []
+    monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
+    with runtime.opened(context):
+        # No time at all: a task of its own for each.
+        assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
+        assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
+        stages.work(run, run.pending(), on_commit=lambda names: committed.append([*names]))
+    assert committed == [[shard.name for shard in due[1:]]]
+    assert run.pending() == []

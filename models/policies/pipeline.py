@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from configs.errors import ConfigError
 from configs.registry import build, option_names
 from models.attention import set_attention
+from models.compilation import compile_blocks
 from models.guidance import guided
 from models.libraries import diffusers_class
 from models.lora_files import save_lora
@@ -309,7 +310,7 @@ class PipelinePolicy(Policy):
         if self.settings.attention is not None:
             set_attention(module, self.settings.attention)
         if self.settings.compile:
-            module.compile_repeated_blocks()
+            compile_blocks(module, self.blocks)
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:

@@ -386,6 +386,28 @@ def test_forwards_without_gradient_merge_the_adapters_as_they_are(load: Load) ->
     assert all(torch.equal(left[name], value) for name, value in weights.items() if "lora" not in name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sd3"])
+def test_compiled_blocks_compute_what_eager_ones_do(load: Load) -> None:
+    """Of the family whose repeated blocks diffusers does not name."""
+    found = []
+    for compiled in (False, True):
+        policy = load(compile=compiled)
+        trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+        inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, False))
+        with torch.no_grad():
+            torch._foreach_add_(trainable.parameters(), 0.02)
+            sampled = policy.velocity(*inputs)
+        velocity = policy.velocity(*inputs)
+        velocity.square().mean().backward()
+        gradients = [p.grad for p in trainable.parameters() if p.grad is not None]
+        reference = trainable.reference_velocity(*inputs)
+        found.append([sampled, velocity.detach(), reference, *gradients])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    for eager, compiled_one in zip(*found, strict=True):
+        torch.testing.assert_close(compiled_one, eager, rtol=1e-4, atol=1e-5)
+
+
 def test_half_precision_and_full_weights_merge_nothing(load: Load) -> None:
     policy = load(dtype=torch.bfloat16)
     Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
