@@ -31,7 +31,7 @@ _PEAKS: Mapping[str, float] = {
 }
 
 
-#: A module by identity, and the shapes of what it is called with.
+#: A module by identity, and the shapes of what it is called with, without the number of rows.
 _Call = tuple[int, Any, Any]
 
 
@@ -58,10 +58,11 @@ class Meter:
         """
         self._backward, self._share = 1 if adapters else 2, share
         self._seconds = 0.0
-        self._calls: Counter[_Call] = Counter()
+        self._rows: Counter[_Call] = Counter()
         self._with_gradient: Counter[_Call] = Counter()
-        self._seen: dict[_Call, tuple[nn.Module, Any, Any]] = {}
+        self._seen: dict[_Call, tuple[int, nn.Module, Any, Any]] = {}
         self._flops: dict[_Call, float | None] = {}
+        """Of a row."""
         self._started: list[Any] = []
         self._events: list[tuple[Any, Any]] = []
         self._cuda = torch.cuda.is_available()
@@ -78,14 +79,15 @@ class Meter:
             torch.cuda.synchronize()
             self._seconds += sum(first.elapsed_time(last) for first, last in self._events) / 1000
             self._events.clear()
-        for call, seen in self._seen.items():
-            self._flops[call] = forward_flops(*seen)
+        for call, (rows, *seen) in self._seen.items():
+            flops = forward_flops(*seen)
+            self._flops[call] = None if flops is None else flops / rows
         self._seen.clear()
-        counts = [(times, self._flops[call]) for call, times in self._calls.items()]
-        known = [times * flops for times, flops in counts if flops is not None]
+        counts = [(rows, self._flops[call]) for call, rows in self._rows.items()]
+        known = [rows * flops for rows, flops in counts if flops is not None]
         found = Computed(self._seconds, sum(known) * self._share if len(known) == len(counts) else None)
         self._seconds = 0.0
-        self._calls.clear()
+        self._rows.clear()
         return found
 
     @contextmanager
@@ -102,17 +104,18 @@ class Meter:
         """Count a backward pass through the forwards with gradient since the last one."""
         with self.timed():
             yield
-        for call, times in self._with_gradient.items():
-            self._calls[call] += self._backward * times
+        for call, rows in self._with_gradient.items():
+            self._rows[call] += self._backward * rows
         self._with_gradient.clear()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        call = (id(module), _shapes(args), _shapes(kwargs))
-        self._calls[call] += 1
+        rows = _rows((args, kwargs)) or 1
+        call = (id(module), _shapes(args, rows), _shapes(kwargs, rows))
+        self._rows[call] += rows
         if torch.is_grad_enabled():
-            self._with_gradient[call] += 1
+            self._with_gradient[call] += rows
         if call not in self._flops and call not in self._seen:
-            self._seen[call] = (module, *tree_map(_shape_only, (args, kwargs)))
+            self._seen[call] = (rows, module, *tree_map(_shape_only, (args, kwargs)))
         self._started.append(self._now())
 
     def _end(self, *_: Any) -> None:
@@ -174,10 +177,18 @@ def _shape_only(leaf: Any) -> Any:
     return leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf
 
 
-def _shapes(values: Any) -> Any:
-    """Return the shapes of nested tensors, to be compared: this is done before every forward."""
+def _rows(values: Any) -> int | None:
+    """Return the length of the first tensor's first dim: the rows of a call."""
     if isinstance(values, Tensor):
-        return values.shape
+        return len(values) if values.ndim else None
+    parts = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
+    return next(filter(None, map(_rows, parts)), None)
+
+
+def _shapes(values: Any, rows: int) -> Any:
+    """Return the shapes of nested tensors but for their rows, to be compared: this is done before every forward."""
+    if isinstance(values, Tensor):
+        return (None, *values.shape[1:]) if values.ndim and len(values) == rows else tuple(values.shape)
     if isinstance(values, Mapping):
-        return tuple((name, _shapes(value)) for name, value in values.items())
-    return tuple(map(_shapes, values)) if isinstance(values, list | tuple) else None
+        return tuple((name, _shapes(value, rows)) for name, value in values.items())
+    return tuple(_shapes(value, rows) for value in values) if isinstance(values, list | tuple) else None

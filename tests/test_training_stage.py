@@ -19,7 +19,9 @@ from tasks.check import check_config
 from tasks.components import make_algorithm
 from tasks.context import RunContext
 from tasks.optimize import checkpoints
+from tasks.optimize.loop import run_updates
 from tasks.optimize.rows import Units, micro_batches
+from tasks.optimize.state import read_state
 from tasks.sources import policy_folder
 from tasks.stage import StageRun
 from tasks.stages import make_stage
@@ -205,3 +207,52 @@ def test_predictions_that_nobody_would_read_are_not_stored(make_config: Make, se
     check_config(make_config(*guided))
     with pytest.raises(ConfigError, match=f"rollout.unconditional has no use: .*{why}"):
         check_config(make_config(*guided, *settings))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_a_trainer_kept_in_memory_goes_on_as_one_that_was_read(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(training, "read_state", lambda state, folder: (read.append(root), read_state(state, folder)))
+    files: list[list[bytes]] = []
+    for again in (False, True):
+        root = str(tmp_path / str(again))
+        settings = (
+            f"store.root={root}",
+            "run.epochs=3",
+            "optimize.ema={decay: 0.9}",
+            f"optimize.optimizer={optimizer}",
+        )
+        context = prepare(make_config(*settings))
+        for epoch in (1, 2, 3):
+            context = prepare(make_config(*settings)) if again else context
+            run_epoch(context, epoch)
+        folder = policy_folder(context.store, context.policy_ref(3))
+        files.append([path.read_bytes() for path in sorted(folder.glob("*.safetensors"))])
+        assert len(files[-1]) == 3
+    assert read == 2 * [str(tmp_path / "True")]
+    assert files[0] == files[1]
+
+
+def test_a_trainer_that_failed_is_not_gone_on_with(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    collect(context, 2)
+    calls: list[int] = []
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        run_updates(*arguments, **options)
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(training, "run_updates", fails)
+    with pytest.raises(OSError, match="the disk is gone"):
+        StageRun(optimize(context, 2)).execute()
+    StageRun(optimize(context, 2)).execute()
+    found = context.store.require(context.policy_ref(2)).digest
+    fresh = prepare(make_config("store.root=" + str(context.store.root.uri) + "-fresh"))
+    run_epoch(fresh, 1)
+    run_epoch(fresh, 2)
+    assert found == fresh.store.require(fresh.policy_ref(2)).digest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.errors import CorruptError
+from models.adapters import Ema, Trainable
 from models.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from storage.layout import part_folder
 from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState
+from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.scaling import LossScale
 from tasks.sources import OPTIMIZER, Weights, tensor_files
 
@@ -83,6 +85,37 @@ class StateCopy:
             _write_whole(self._files, self._folder)
         if self._first:
             (self._folder / METRICS).write_text(self._progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What ``read_state`` would read of a policy, as training left it in memory."""
+
+    policy: str
+    """``kind/id`` of the policy."""
+    optimizer: MomentOptimizer
+    """Over the trained parameters."""
+    ema: Ema | None
+    """The moving average, if one is kept."""
+    total_updates: int
+    """Updates since the start of the run."""
+    scale: LossScale | None
+    """Scale of the loss, with a float16 forward."""
+
+    @classmethod
+    def of(cls, state: TrainerState, policy: str) -> Kept:
+        """Return what a state is but for the weights."""
+        return cls(
+            policy=policy,
+            optimizer=state.optimizer,
+            ema=state.ema,
+            total_updates=state.total_updates,
+            scale=state.scale,
+        )
+
+    def state(self, trainable: Trainable) -> TrainerState:
+        """Return the state to go on with, of weights that are this policy's."""
+        return TrainerState(trainable, self.optimizer, self.ema, self.total_updates, scale=self.scale)
 
 
 def read_state(state: TrainerState, folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from tasks.optimize.optimizers import make_optimizer, optimizer_identity
 from tasks.optimize.replay import RowFile, recompute
 from tasks.optimize.rows import Units, micro_batches, padded, plan_updates, rows_among
 from tasks.optimize.scaling import loss_scale
-from tasks.optimize.state import METRICS, read_state, write_state
+from tasks.optimize.state import METRICS, Kept, read_state, write_state
 from tasks.seeds import derive
 from tasks.sources import Weights, policy_folder, tensor_files
 from tasks.stage import Output, Shard, Stage
@@ -56,6 +56,7 @@ class OptimizeStage(Stage):
     saves_memory = (
         "Lower execution.micro_batch_size, set model.gradient_checkpointing=true, or train adapters (model.lora).",
     )
+    _trained: TrainerState | None = None
 
     def options(self) -> Mapping[str, Any]:
         """The objective, the optimizer, the step the log-probs belong to, and the seed of the row order."""
@@ -113,6 +114,7 @@ class OptimizeStage(Stage):
         if self.host.ranks.first:
             about = {"trained": "lora" if state.trainable.lora else "full", "updates": state.total_updates}
             (folder / ABOUT).write_text(json.dumps(about, sort_keys=True))
+        self._trained = state
         rows = sum(len(units.rows) for units in plan)
         return Output(rows=rows, summary={"updates": state.metrics})
 
@@ -129,8 +131,14 @@ class OptimizeStage(Stage):
         return [i for i, units in enumerate(plan) if np.isin(units.rows[:, 0], numbers).any()]
 
     def committed(self, record: ShardRecord) -> None:
-        """Keep the policy that was just trained: its weights are those of the artifact now."""
+        """Keep the policy that was just trained: its weights are those of the artifact now.
+
+        Its trainer too, but on devices whose memory rollouts need.
+        """
         self.host.keep(self.ref)
+        if self._trained is not None and self.host.device.type == "cpu":
+            self._trained.trainable.kept = Kept.of(self._trained, str(self.ref))
+        self._trained = None
 
     def cleanup(self, ref: ArtifactRef) -> None:
         """Remove the checkpoints within the epoch."""
@@ -144,6 +152,9 @@ class OptimizeStage(Stage):
         """Return the trainer as the policy before left it."""
         before = self.inputs()[0]
         trainable = self.host.borrow(before)
+        kept, trainable.kept = trainable.kept, None
+        if kept is not None and kept.policy == str(before):
+            return cast(Kept, kept).state(trainable)
         section = self.config.optimize
         parameters = trainable.parameters()
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
