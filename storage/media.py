@@ -45,7 +45,8 @@ class MediaFormat:
             return _encode_clip(media, lossless=self.lossless, fps=self.fps)
         buffer = io.BytesIO()
         if name == "png":
-            Image.fromarray(media).save(buffer, format="PNG", compress_level=1)
+            # Looking for runs alone is faster than for repeats, and of images leaves less.
+            Image.fromarray(media).save(buffer, format="PNG", compress_level=1, compress_type=Image.RLE)
         else:
             Image.fromarray(media).save(buffer, format="WEBP", lossless=self.lossless, quality=90, method=2)
         return buffer.getvalue()

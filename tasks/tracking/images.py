@@ -6,6 +6,7 @@ square as wide as the chart. This writes the same two files with a copy of full 
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -21,13 +22,12 @@ _QUALITY = 80
 
 
 def log_picture(client: MlflowClient, run_id: str, path: Path, *, key: str, step: int) -> None:
-    """Log an image file as one step of the slider ``key``."""
+    """Log a PNG file as one step of the slider ``key``."""
     name = f"{key.replace('/', '~')}+step+{step}+timestamp+{int(time.time() * 1000)}+{uuid4()}"
     with tempfile.TemporaryDirectory() as folder, Image.open(path) as image:
         full, shown = Path(folder) / f"{name}.png", Path(folder) / f"{name}+compressed.webp"
-        picture = image.convert("RGB")
-        picture.save(full)
-        squared(picture).save(shown, quality=_QUALITY)
+        shutil.copyfile(path, full)
+        squared(image.convert("RGB")).save(shown, quality=_QUALITY)
         for file in (full, shown):
             client.log_artifact(run_id, str(file), _FOLDER)
     client.set_tag(run_id, "mlflow.loggedImages", "True")

@@ -42,12 +42,12 @@ class Epochs(int):
         """Note the time; end after the last epoch."""
         self.marks.append(time.process_time())
         if len(self.marks) > self:
-            raise _Done
+            raise Done
         return 1
 
 
-class _Done(Exception):
-    pass
+class Done(Exception):
+    """The epochs are trained."""
 
 
 def main(checkout: Path, base: str, folder: Path, epochs: int) -> None:
@@ -61,7 +61,7 @@ def main(checkout: Path, base: str, folder: Path, epochs: int) -> None:
     script = runpy.run_path(str(checkout / "scripts" / "train_sd3.py"))
     script["FLAGS"].config = settings
     os.chdir(folder)
-    with contextlib.suppress(_Done):
+    with contextlib.suppress(Done):
         script["main"](None)
     marks = settings.eval_freq.marks
     taken = [after - before for before, after in itertools.pairwise(marks)]

@@ -156,6 +156,24 @@ def table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     return text
 
 
+def compare(checkout: Path | None, rounds: int, only: Sequence[str]) -> str:
+    """Return the table, or why there is none."""
+    if checkout is None:
+        return "peers: skipped; --flow-grpo FOLDER names a checkout of Flow-GRPO to compare with.\n"
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name) / "base"
+        build_base(base)
+        for number in range(rounds):
+            each = {THEIRS: theirs(checkout.resolve(), base)}
+            each |= {variant: ours(base, VARIANTS[variant]) for variant in only}
+            check_work(each)
+            found.append(each)
+            sys.stderr.write(f"round {number + 1} of {rounds}: {json.dumps(each)}\n")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{rounds} rounds on {os.cpu_count()} cores, load {load} at the end\n\n{table(found)}"
+
+
 def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,21 +181,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     options = parser.parse_args()
-    if options.flow_grpo is None:
-        sys.stdout.write("peers: skipped; --flow-grpo FOLDER names a checkout of Flow-GRPO to compare with.\n")
-        return
-    rounds = []
-    with tempfile.TemporaryDirectory() as name:
-        base = Path(name) / "base"
-        build_base(base)
-        for number in range(options.rounds):
-            found = {THEIRS: theirs(options.flow_grpo.resolve(), base)}
-            found |= {variant: ours(base, VARIANTS[variant]) for variant in options.only}
-            check_work(found)
-            rounds.append(found)
-            sys.stdout.write(f"round {number + 1}: {json.dumps(found)}\n")
-            sys.stdout.flush()
-    sys.stdout.write(table(rounds))
+    sys.stdout.write(compare(options.flow_grpo, options.rounds, options.only))
 
 
 if __name__ == "__main__":

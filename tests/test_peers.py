@@ -1,0 +1,72 @@
+"""The comparison with Flow-GRPO: refused where it is not the same work, and skipped with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.load import parse_config
+from tasks.check import check_config
+from tests.benchmarks import flow_grpo, peers
+from tests.benchmarks.work import PROMPTS, WORK, build_base
+
+COUNTED: dict[str, dict[str, Any]] = {
+    peers.THEIRS: {"cpu": 10.0, "peak": 2000.0, "with_gradient": 1152, "without": 1280},
+    "flowmill, conditional": {"cpu": 7.0, "peak": 1000.0, "with_gradient": 576, "without": 1856},
+}
+
+
+def test_equal_work_is_compared_in_pairs() -> None:
+    peers.check_work(COUNTED)
+    slower = {**COUNTED, peers.THEIRS: {**COUNTED[peers.THEIRS], "cpu": 14.0}}
+    text = peers.table([COUNTED, slower])
+    assert "| flowmill, conditional | 7.0 | 0.70 (0.50 to 0.70) | 1000 | 576 | 1856 |" in text
+
+
+@pytest.mark.parametrize("side", list(COUNTED))
+def test_other_work_is_not_compared(side: str) -> None:
+    other = {**COUNTED, side: {**COUNTED[side], "without": 1279}}
+    with pytest.raises(SystemExit, match="not the same work"):
+        peers.check_work(other)
+
+
+def test_without_a_checkout_it_says_why_it_is_skipped() -> None:
+    assert peers.compare(None, 1, []).startswith("peers: skipped; --flow-grpo FOLDER")
+
+
+def test_every_variant_is_a_config_that_works(tmp_path: Path) -> None:
+    build_base(tmp_path / "base")
+    for variant in peers.VARIANTS.values():
+        config = parse_config(peers.config(tmp_path / "base", tmp_path, 2, variant), where="peers")
+        cost = check_config(config)
+        assert cost.samples_per_epoch == WORK["prompts_per_epoch"] * WORK["group_size"]
+        assert cost.optimize_rows == cost.samples_per_epoch * (WORK["steps"] - 1)
+        assert len(PROMPTS) >= WORK["prompts_per_epoch"]
+
+
+def test_epochs_end_where_they_should() -> None:
+    stop = flow_grpo.Epochs(2)
+    stop.marks = []
+    # Never an evaluation; the end before a third epoch.
+    assert [epoch % stop for epoch in range(2)] == [1, 1]
+    with pytest.raises(flow_grpo.Done):
+        2 % stop
+    assert len(stop.marks) == 3
+
+
+def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.benchmarks import work
+
+    class Model:
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return hidden_states
+
+    monkeypatch.setattr(work.diffusers, "SD3Transformer2DModel", Model)
+    rows = work.Rows()
+    Model().forward(torch.zeros(3, 2))
+    with torch.no_grad():
+        Model().forward(torch.zeros(5, 2))
+    assert rows.counted() == {"with_gradient": 3, "without": 5}
