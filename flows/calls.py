@@ -41,7 +41,7 @@ def call(flow: Any, request: Request, *, threads: int = 1) -> Any:
     if FlowRunContext.get() is not None:
         with runtime.shown_by(runtime.LogReporter()):
             return outcome(flow, request)
-    from flows.cli.progress import display
+    from flows.progress import display
 
     shown = display(quiet=not sys.stdout.isatty(), epochs=1)
     with shown, runtime.shown_by(shown), on_server(_server()):

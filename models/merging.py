@@ -36,7 +36,7 @@ class Merged:
         return own and not self._layers[0].disable_adapters
 
     def forget(self) -> None:
-        """Hear that the adapters' values were exchanged for others, or that nothing is computed for a while."""
+        """Hear that the adapters' values were exchanged for others."""
         self._weights, self._state = [], []
 
     @contextmanager

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
-from flows.cli.console import console, default_root
-from flows.cli.progress import display
+from flows.console import console, default_root
+from flows.progress import display
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

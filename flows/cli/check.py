@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from configs.load import dump_yaml, load_config
-from flows.cli.console import console, print_json, size
+from flows.console import console, print_json, size
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from configs.errors import ConfigError
-from flows.cli.console import console
+from flows.console import console
 from flows.deployments import DeployRequest, deploy
 
 

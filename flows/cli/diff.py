@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from flows.cli.console import console, print_json, print_table
+from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
     from tasks.comparison import Comparison

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.load import load_config
-from flows.cli.console import as_overrides, console, duration
+from flows.console import as_overrides, console, duration
 
 
 def dry_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str]) -> None:

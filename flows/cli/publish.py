@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from configs.errors import PublishError
-from flows.cli.console import console, default_root
+from flows.console import console, default_root
 from tasks.export.publish import finished_export, publish
 from tasks.runs import open_run
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import StoreError
-from flows.cli.console import console
+from flows.console import console
 
 
 def report_command(names: Sequence[str], *, root: str, out: Path | None, price: float | None, track: bool) -> None:

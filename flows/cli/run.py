@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.cli.console import as_overrides
 from flows.cli.opening import say
-from flows.cli.progress import display
 from flows.cli.stopping import terminable
+from flows.console import as_overrides
 from flows.environment import prepare_environment
+from flows.progress import display
 from flows.server import LocalApi, local_api
 
 if TYPE_CHECKING:

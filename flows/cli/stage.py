@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
-from flows.cli.console import console
-from flows.cli.progress import display
 from flows.cli.run import run_flow
+from flows.console import console
+from flows.progress import display
 from flows.requests import ContinueRequest, StageRequest
 from flows.server import local_api
 

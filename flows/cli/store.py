@@ -20,7 +20,7 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     store = _open(root)
-    from flows.cli.console import duration, print_json, print_table, size
+    from flows.console import duration, print_json, print_table, size
     from storage.verify import list_artifacts
 
     found = list_artifacts(store)
@@ -50,7 +50,7 @@ def show(
 
     With --sample: prompt, seed, policy, rewards, advantage, and the optimizer updates one sample entered.
     """
-    from flows.cli.console import console, print_json
+    from flows.console import console, print_json
     from storage.verify import describe_artifact, find_ref, users_of
 
     store = _open(root)
@@ -77,7 +77,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every committed artifact: files present, sizes right, with --deep also content. Exit code 1 if not."""
-    from flows.cli.console import console, print_json
+    from flows.console import console, print_json
     from storage.verify import verify_store
 
     report = verify_store(_open(root), deep=deep)
@@ -104,7 +104,7 @@ def repair(
     trust_store: TrustStore = False,
 ) -> None:
     """Set damaged shards aside below quarantine/ and make them anew by the stages of the runs that use them."""
-    from flows.cli.console import console
+    from flows.console import console
     from storage.lineage import at_rest
     from storage.quarantine import quarantine
     from storage.verify import find_problems, users_of
@@ -146,7 +146,7 @@ def gc(
 
     Records and manifests of past epochs stay, so digests and lineage remain whole.
     """
-    from flows.cli.console import console, size
+    from flows.console import console, size
     from storage.lineage import at_rest
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs import require_run
@@ -184,7 +184,7 @@ def export(
     root: Root = None,
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
-    from flows.cli.console import console
+    from flows.console import console
     from tasks.dataset import export_run
     from tasks.runs import open_run
 
@@ -204,7 +204,7 @@ def cp(
     root: Root = None,
 ) -> None:
     """Copy a run with everything it names to another root; what is there already is not copied again."""
-    from flows.cli.console import console, size
+    from flows.console import console, size
     from storage.commit import ArtifactStore
     from storage.transfer import copy_run
     from tasks.runs import require_run
@@ -227,7 +227,7 @@ def digest(
     run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")], root: Root = None, as_json: AsJson = False
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
-    from flows.cli.console import console, print_json
+    from flows.console import console, print_json
     from tasks.runs import open_run
 
     value = open_run(existing_root(root), run, reads=True).chain.digest()
@@ -237,7 +237,7 @@ def digest(
 def _progress() -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from flows.cli.console import console
+    from flows.console import console
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

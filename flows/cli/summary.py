@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from configs.errors import NotCommittedError
-from flows.cli.console import console, duration
+from flows.console import console, duration
 from tasks.context import RunContext
 from tasks.progress import Ledger
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from flows.cli.console import print_table
 from flows.cli.opening import say
-from flows.cli.progress import display
 from flows.cli.report import save_report
 from flows.cli.run import run_flow
+from flows.console import print_table
 from flows.environment import prepare_environment
+from flows.progress import display
 from flows.requests import SweepRequest
 from flows.server import local_api
 

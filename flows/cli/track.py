@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.errors import TrackingError
-from flows.cli.console import console
+from flows.console import console
 from flows.environment import existing_root
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 from configs.errors import FlowmillError
-from flows.cli.console import console, default_root
+from flows.console import console, default_root
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from configs.extras import require_extra
-from flows.cli.console import console
+from flows.console import console
 
 _HOST = "127.0.0.1"
 

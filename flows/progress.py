@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from flows.cli.console import console, duration
+from flows.console import console, duration
 from tasks.progress import Reporter
 
 
