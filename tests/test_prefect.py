@@ -39,7 +39,7 @@ def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
 
     from flows.stages import FLOWS
 
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    deployments = yaml.safe_load((ROOT / "flows" / "prefect.yaml").read_text())["deployments"]
     assert {entry["name"] for entry in deployments} == {"pipeline", "continue", *FLOWS}
     for entry in deployments:
         flow = load_flow_from_entrypoint(entry["entrypoint"])
