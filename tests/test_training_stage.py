@@ -256,3 +256,40 @@ def test_a_trainer_that_failed_is_not_gone_on_with(make_config: Make, monkeypatc
     run_epoch(fresh, 1)
     run_epoch(fresh, 2)
     assert found == fresh.store.require(fresh.policy_ref(2)).digest
+
+
+def test_predictions_are_not_used_again_after_a_restart_within_an_epoch(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = []
+    for stopped in (False, True):
+        settings = (
+            f"store.root={tmp_path / str(stopped)}",
+            *("model.guidance_scale=4.5", "optimize.guidance_gradient=conditional", "rollout.unconditional=true"),
+            *("optimize.updates_per_epoch=3", "execution.checkpoint_every=1", "optimize.learning_rate=1e-2"),
+        )
+        context = prepare(make_config(*settings))
+        collect(context, 1)
+        if stopped:
+            with monkeypatch.context() as patched:
+                patched.setattr(training, "run_updates", stopping_after(2))
+                with pytest.raises(OSError, match="the disk is gone"):
+                    StageRun(optimize(context, 1)).execute()
+            context = prepare(make_config(*settings))
+        StageRun(optimize(context, 1)).execute()
+        digests.append(context.store.require(context.policy_ref(1)).digest)
+    assert digests[0] == digests[1]
+
+
+def stopping_after(updates: int) -> Callable[..., None]:
+    """Return a training loop that breaks off when some updates are done, and saved."""
+
+    def run(*arguments: Any, after_update: Callable[[int], None], **options: Any) -> None:
+        def after(done: int) -> None:
+            after_update(done)
+            if done == updates:
+                raise OSError("the disk is gone")
+
+        run_updates(*arguments, after_update=after, **options)
+
+    return run
