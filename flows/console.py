@@ -1,4 +1,4 @@
-"""The console, and where a store is when no --root is given."""
+"""The console: tables that are never cut, and JSON alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-
-from configs.amounts import duration as duration
-from configs.amounts import size as size
-from flows.environment import as_overrides as as_overrides
-from flows.environment import default_root as default_root
 
 console = Console(highlight=False, soft_wrap=True)
 _UNLIMITED = 100_000

@@ -1,4 +1,5 @@
-"""Process-wide settings that must be in place before Prefect, MLflow or torch are imported."""
+"""What the environment says: settings that must be in place before Prefect, MLflow or torch are imported, and where
+a store is when nobody names one."""
 
 from __future__ import annotations
 

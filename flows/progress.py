@@ -7,7 +7,8 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from flows.console import console, duration
+from configs.amounts import duration
+from flows.console import console
 from tasks.progress import Reporter
 
 

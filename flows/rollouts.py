@@ -84,8 +84,8 @@ class EpochRollout:
                 waiting = left.get(run.stage.slot, {})
                 shards = [waiting[name] for name in names if name in waiting]
                 quick = self._context.ledger.typical(run.stage.name) < _QUICK_S
-                for together in [shards] if quick and shards else [[shard] for shard in shards]:
-                    futures.append(submit(run, together))
+                parts = [shards] if quick else [[shard] for shard in shards]
+                futures.extend(submit(run, part) for part in parts if part)
 
         due = rollout.pending()
         score([made.name for made in rollout.stage.shards() if made not in due])

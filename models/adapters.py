@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +38,6 @@ class Trainable:
         self._gathered = False
         self._reference: dict[str, nn.Module] | None = None
         self._teacher: dict[str, nn.Module] | None = None
-        self.kept: Any = None
-        """What training left for the epoch that follows, where it is kept in memory."""
         for name, module in policy.denoisers.items():
             if lora is None:
                 module.requires_grad_(True)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+#: What diffusers calls adapters that nobody names.
+_NAME = "default"
+
 
 class Merged:
     """What adapted layers compute with while nobody asks for gradients: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
@@ -25,8 +28,7 @@ class Merged:
         self._layers: list[Any] = [
             part for module in self._modules for part in module.modules() if isinstance(part, LoraLayer)
         ]
-        self._names = [layer.active_adapters for layer in self._layers]
-        self._adapters = [part for layer in self._layers for part in _adapters(layer)]
+        self._adapters = [part[_NAME].weight for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
         self._weights: list[Tensor] = []
         self._state: list[tuple[int, int]] = []
 
@@ -37,7 +39,7 @@ class Merged:
 
     def forget(self) -> None:
         """Hear that the adapters' values were exchanged for others."""
-        self._weights, self._state = [], []
+        self._state = []
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -45,9 +47,9 @@ class Merged:
         self._bring_up_to_date()
         own = [layer.base_layer.weight.data for layer in self._layers]
         try:
-            for layer, names, weight in zip(self._layers, self._names, self._weights, strict=True):
+            for layer, weight in zip(self._layers, self._weights, strict=True):
                 layer.base_layer.weight.data = weight
-                layer.merged_adapters = names
+                layer.merged_adapters = [_NAME]
             yield
         finally:
             for layer, weight in zip(self._layers, own, strict=True):
@@ -58,10 +60,11 @@ class Merged:
         state = [(part.untyped_storage()._cdata, part._version) for part in self._adapters]
         if state == self._state:
             return
-        made = self._weights or [torch.empty_like(layer.base_layer.weight.data) for layer in self._layers]
-        for layer, names, weight in zip(self._layers, self._names, made, strict=True):
-            torch.add(layer.base_layer.weight.data, layer.get_delta_weight(names[0]), out=weight)
-        self._weights, self._state = made, state
+        if not self._weights:
+            self._weights = [torch.empty_like(layer.base_layer.weight.data) for layer in self._layers]
+        for layer, weight in zip(self._layers, self._weights, strict=True):
+            torch.add(layer.base_layer.weight.data, layer.get_delta_weight(_NAME), out=weight)
+        self._state = state
 
 
 def merged_where_possible(merged: Merged | None, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
@@ -69,7 +72,3 @@ def merged_where_possible(merged: Merged | None, modules: Mapping[str, nn.Module
     if merged is None or torch.is_grad_enabled() or not merged.covers(modules):
         return nullcontext()
     return merged.used()
-
-
-def _adapters(layer: Any) -> list[Tensor]:
-    return [layer.lora_A["default"].weight, layer.lora_B["default"].weight]

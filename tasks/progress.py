@@ -11,6 +11,9 @@ from typing import Protocol
 
 import psutil
 
+#: Spans of work, of all stages, that say how long one takes now.
+_LATELY = 64
+
 
 class Reporter(Protocol):
     """Shows progress to a person or a log."""
@@ -58,8 +61,8 @@ class Ledger:
         return sum(end - start for name, start, end in self._spans if name == stage)
 
     def typical(self, stage: str) -> float:
-        """Return the seconds a stage worked at a time, on average; endless before it has."""
-        times = [end - start for name, start, end in self._spans if name == stage]
+        """Return the seconds a stage worked at a time lately, on average; endless where it has not."""
+        times = [end - start for name, start, end in self._spans[-_LATELY:] if name == stage]
         return sum(times) / len(times) if times else math.inf
 
     def stages(self) -> list[str]:

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
-from flows.console import console, default_root
+from flows.console import console
+from flows.environment import default_root
 from flows.progress import display
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from configs.amounts import size
 from configs.load import dump_yaml, load_config
-from flows.console import console, print_json, size
+from flows.console import console, print_json
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig

@@ -8,8 +8,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from configs.amounts import duration
 from configs.load import load_config
-from flows.console import as_overrides, console, duration
+from flows.console import console
+from flows.environment import as_overrides
 
 
 def dry_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str]) -> None:

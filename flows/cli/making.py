@@ -82,7 +82,7 @@ def sweep(
     """Run variants of a config, which share every artifact they can, and compare them; it goes on where it stopped."""
     say(f"reading {config}", quiet=quiet)
     from flows.cli.sweep import sweep_command
-    from flows.console import as_overrides
+    from flows.environment import as_overrides
     from flows.requests import SweepRequest
     from tasks.sweep import read_list
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from configs.errors import PublishError
-from flows.console import console, default_root
+from flows.console import console
+from flows.environment import default_root
 from tasks.export.publish import finished_export, publish
 from tasks.runs import open_run
 

@@ -13,8 +13,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from flows.cli.opening import say
 from flows.cli.stopping import terminable
-from flows.console import as_overrides
-from flows.environment import prepare_environment
+from flows.environment import as_overrides, prepare_environment
 from flows.progress import display
 from flows.server import LocalApi, local_api
 

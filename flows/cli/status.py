@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import ConfigError
-from flows.console import console, default_root, print_json
+from flows.console import console, print_json
+from flows.environment import default_root
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
 from tasks.speed import in_words

@@ -20,7 +20,8 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     store = _open(root)
-    from flows.console import duration, print_json, print_table, size
+    from configs.amounts import duration, size
+    from flows.console import print_json, print_table
     from storage.verify import list_artifacts
 
     found = list_artifacts(store)
@@ -146,7 +147,8 @@ def gc(
 
     Records and manifests of past epochs stay, so digests and lineage remain whole.
     """
-    from flows.console import console, size
+    from configs.amounts import size
+    from flows.console import console
     from storage.lineage import at_rest
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs import require_run
@@ -204,7 +206,8 @@ def cp(
     root: Root = None,
 ) -> None:
     """Copy a run with everything it names to another root; what is there already is not copied again."""
-    from flows.console import console, size
+    from configs.amounts import size
+    from flows.console import console
     from storage.commit import ArtifactStore
     from storage.transfer import copy_run
     from tasks.runs import require_run

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
+from configs.amounts import duration
 from configs.errors import NotCommittedError
-from flows.console import console, duration
+from flows.console import console
 from tasks.context import RunContext
 from tasks.progress import Ledger
 

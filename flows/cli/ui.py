@@ -8,7 +8,8 @@ import sys
 import time
 
 from configs.errors import FlowmillError
-from flows.console import console, default_root
+from flows.console import console
+from flows.environment import default_root
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent

@@ -58,6 +58,8 @@ class ModelHost:
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self.trainer: Any = None
+        """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
         self._in_step: InStep | None = None
         self._prepared: frozenset[Part] | None = None
         self._rewards = MadeRewards()
@@ -180,7 +182,7 @@ class ModelHost:
         """Forget everything that is loaded."""
         with self._lock:
             held = self._encoder is not None or self._trainable is not None
-            self._encoder = self._trainable = self._holds = self._prepared = self._in_step = None
+            self._encoder = self._trainable = self._holds = self._prepared = self._in_step = self.trainer = None
             if held:
                 free_cached_memory(self.device)
 

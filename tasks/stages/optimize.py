@@ -137,7 +137,7 @@ class OptimizeStage(Stage):
         """
         self.host.keep(self.ref)
         if self._trained is not None and self.host.device.type == "cpu":
-            self._trained.trainable.kept = Kept.of(self._trained, str(self.ref))
+            self.host.trainer = Kept.of(self._trained, str(self.ref))
         self._trained = None
 
     def cleanup(self, ref: ArtifactRef) -> None:
@@ -152,7 +152,7 @@ class OptimizeStage(Stage):
         """Return the trainer as the policy before left it."""
         before = self.inputs()[0]
         trainable = self.host.borrow(before)
-        kept, trainable.kept = trainable.kept, None
+        kept, self.host.trainer = self.host.trainer, None
         if kept is not None and kept.policy == str(before):
             return cast(Kept, kept).state(trainable)
         section = self.config.optimize

@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,6 @@ class Taken:
 
     cpu: float
     """Seconds of all processes."""
-    wall: float
-    """Seconds."""
     peak: float
     """MiB of the largest process."""
     output: str
@@ -61,7 +58,7 @@ def take(command: Sequence[str], folder: Path) -> Taken:
         SystemExit: it failed.
     """
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
-    log, start = folder / "log.txt", time.monotonic()
+    log = folder / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, env={**os.environ, **settings}, stdout=output, stderr=output
@@ -70,8 +67,7 @@ def take(command: Sequence[str], folder: Path) -> Taken:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
-    wall = time.monotonic() - start
-    return Taken(cpu=used.ru_utime + used.ru_stime, wall=wall, peak=used.ru_maxrss / 1024, output=log.read_text())
+    return Taken(cpu=used.ru_utime + used.ru_stime, peak=used.ru_maxrss / 1024, output=log.read_text())
 
 
 def theirs(checkout: Path, base: Path) -> dict[str, Any]:

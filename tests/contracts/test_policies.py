@@ -392,6 +392,7 @@ def test_compiled_blocks_compute_what_eager_ones_do(load: Load) -> None:
     """Of the family whose repeated blocks diffusers does not name."""
     found = []
     for compiled in (False, True):
+        torch._dynamo.utils.counters.clear()
         policy = load(compile=compiled)
         trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
         inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, False))
