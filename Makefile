@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: run test test-slow chaos install install-test lint typecheck format bench docs clean
 
 run: install
-	$(BIN)/flowmill run configs/digits.yaml
+	$(BIN)/flowmill run configs/digits_crd.yaml
 
 PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
@@ -58,7 +58,7 @@ typecheck: install-test
 	$(BIN)/mypy
 
 bench: install-test
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks --write $(BENCH)
 
 docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

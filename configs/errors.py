@@ -82,3 +82,8 @@ class PublishError(FlowmillError):
 
 class CancelledError(FlowmillError):
     """The run was cancelled from the Prefect UI or API; what was committed stays."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error that is not one of these says, with what was noted about it on its way."""
+    return " ".join([f"{type(error).__name__}: {error}.", *getattr(error, "__notes__", [])])

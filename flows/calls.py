@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import CancelledError, FlowmillError
+from configs.errors import CancelledError, FlowmillError, in_words
 from flows.environment import prepare_environment, wants_traceback
 from flows.server import LocalApi, local_api
 
@@ -116,13 +116,7 @@ def stop_if_interrupted(error: BaseException) -> None:
 
 
 def _explain(error: BaseException) -> str:
-    told = "".join(f" {note}" for note in getattr(error, "__notes__", []))
-    if told or (isinstance(error, OSError) and error.errno is not None):
-        return (
-            f"{type(error).__name__}: {error}.{told} What is committed stays; mend the cause and run the same command "
-            "again."
-        )
-    return (
-        f"{type(error).__name__}: {error}. This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. "
-        "What is committed stays."
-    )
+    told = in_words(error)
+    if hasattr(error, "__notes__") or (isinstance(error, OSError) and error.errno is not None):
+        return f"{told} What is committed stays; mend the cause and run the same command again."
+    return f"{told} This is not a known mistake; FLOWMILL_TRACEBACK=1 shows where it happened. What is committed stays."

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.records import Manifest
 from tasks.chain import Node
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 
 
 def tell(run: StageRun, manifest: Manifest) -> None:

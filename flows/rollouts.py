@@ -8,7 +8,7 @@ from flows.cancellation import check_cancelled
 from flows.stages import Future, await_shards, finish, is_elsewhere, is_spread, submit, work
 from tasks.chain import rolled_out_by
 from tasks.context import RunContext
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
 

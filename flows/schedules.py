@@ -28,7 +28,7 @@ from prefect.exceptions import FailedRun, ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError
+from configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
 from flows.cancellation import check_cancelled
 from flows.requests import GPU_SLOTS, Request
 from flows.runtime import is_called
@@ -44,7 +44,7 @@ _Asked = TypeVar("_Asked", bound=Request)
 
 
 def scheduled(work: Callable[[_Asked], Any]) -> Callable[[_Asked], Any]:
-    """Have a flow's function make up for missed ticks at once, and fail with a message where a mistake is known.
+    """Have a flow's function make up for missed ticks at once, and fail with a message that says how to go on.
 
     Where a program called the flow, errors come out as they are: it is told what is wrong.
     """
@@ -56,21 +56,29 @@ def scheduled(work: Callable[[_Asked], Any]) -> Callable[[_Asked], Any]:
             return work(request)
         except CancelledError as error:
             return Cancelled(message=str(error))
-        except FlowmillError as error:
+        except Exception as error:
             if is_called():
                 raise
-            message = f"{error}\nWhat is committed stays. To go on: {request.command(str(flow_run.flow_name))}"
-            get_run_logger().error(message)
-            for logger in _ENGINE:
-                # The engine would add the traceback of the failure it is handed here.
-                logging.getLogger(logger).addFilter(_is_news)
-            return Failed(message=message)
+            return _failed(error, request)
 
     functools.update_wrapper(carried_out, work)
     # Prefect makes the form of what the annotations name, and looks for the names in this module.
     carried_out.__annotations__ = get_type_hints(work)
     del carried_out.__wrapped__  # type: ignore[attr-defined]
     return carried_out
+
+
+def _failed(error: Exception, request: Request) -> State[Any]:
+    """Log what went wrong and how to go on, and return it as the state of the flow run."""
+    known = isinstance(error, FlowmillError)
+    said = str(error) if known else in_words(error)
+    message = f"{said}\nWhat is committed stays. To go on: {request.command(str(flow_run.flow_name))}"
+    # Of a bug, maybe of somebody's reward, or a connection that did not come back, the traceback is of use.
+    get_run_logger().error(message, exc_info=not known)
+    for logger in _ENGINE:
+        # The engine would add the traceback of the failure it is handed here.
+        logging.getLogger(logger).addFilter(_is_news)
+    return Failed(message=message)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -30,7 +30,8 @@ from tasks.execution.orders import Order
 from tasks.execution.runners import make_runner
 from tasks.plans import named_stages
 from tasks.runs import open_run
-from tasks.stage import Shard, Stage, StageRun
+from tasks.stage import Shard, Stage
+from tasks.stage_run import StageRun
 from tasks.stages import STAGES
 from tasks.tracking.tracker import log_side_evaluations
 
@@ -74,15 +75,20 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
     parsed, began = Order.parse(order), time.monotonic()
     with runtime.context_of(parsed) as context:
         run = StageRun(parsed.stage(context))
-        for done, shard in enumerate(shards, 1):
-            try:
-                run.run_shard(Shard(*shard))
-            except Exception:
-                get_run_logger().error("shard %s of %s failed", shard[0], run.stage.node)
-                raise
-            if time.monotonic() - began > seconds:
-                return done
-    return len(shards)
+
+        def timely() -> Iterator[Shard]:
+            for shard in shards:
+                yield Shard(*shard)
+                if time.monotonic() - began > seconds:
+                    return
+
+        try:
+            return run.run_shards(timely())
+        except Exception as error:
+            shard = run.failed(error)
+            if shard is not None:
+                get_run_logger().error("shard %s of %s failed", shard.name, run.stage.node)
+            raise
 
 
 def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:

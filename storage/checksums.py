@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import xxhash
@@ -9,27 +11,68 @@ import xxhash
 from configs.errors import CorruptError
 from storage.roots.base import BLOCK, FileEntry
 
+#: Bytes that are read, hashed and written at a time: what stays in the cache between the three.
+_PIECE = 256 << 10
 REMEDY = "Run 'flowmill store verify' to see what else is affected and 'flowmill store repair' to make it anew."
+
+
+class Checksum:
+    """The checksums of a file, taken while its content passes through memory."""
+
+    def __init__(self) -> None:
+        """Begin with an empty file."""
+        self._whole, self._block = xxhash.xxh3_128(), xxhash.xxh3_64()
+        self._blocks: list[str] = []
+        self._size = 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Append content."""
+        view = memoryview(data)
+        while len(view):
+            # Both read a piece while the processor's cache still has it.
+            piece = view[: min(_PIECE, BLOCK - self._size % BLOCK)]
+            self._whole.update(piece)
+            self._block.update(piece)
+            self._size += len(piece)
+            view = view[len(piece) :]
+            if self._size % BLOCK == 0:
+                self._end_block()
+
+    def entry(self, name: str) -> FileEntry:
+        """Return the entry of the file that is complete now."""
+        if self._size % BLOCK:
+            self._end_block()
+        blocks = tuple(self._blocks) if len(self._blocks) > 1 else ()
+        return FileEntry(name=name, size=self._size, xxh3=self._whole.hexdigest(), blocks=blocks)
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._block.hexdigest())
+        self._block.reset()
 
 
 def describe_file(path: Path, name: str) -> FileEntry:
     """Return the entry of a finished file."""
-    whole, blocks = xxhash.xxh3_128(), []
-    with path.open("rb") as file:
-        while chunk := file.read(BLOCK):
-            whole.update(chunk)
-            blocks.append(xxhash.xxh3_64_hexdigest(chunk))
-    size = path.stat().st_size
-    return FileEntry(name=name, size=size, xxh3=whole.hexdigest(), blocks=tuple(blocks) if len(blocks) > 1 else ())
+    checksum = Checksum()
+    with path.open("rb", buffering=0) as file:
+        for piece in _pieces(file):
+            checksum.update(piece)
+    return checksum.entry(name)
 
 
 def hash_file(path: Path) -> str:
     """Return the xxh3-128 of a file's content, hex."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(BLOCK):
-            digest.update(chunk)
+    with path.open("rb", buffering=0) as file:
+        for piece in _pieces(file):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _pieces(file: FileIO) -> Iterator[memoryview]:
+    """Yield the content of a file in pieces, each overwritten by the next."""
+    buffer = memoryview(bytearray(_PIECE))
+    while size := file.readinto(buffer):
+        yield buffer[:size]
 
 
 def check_file(path: Path, entry: FileEntry, *, where: str) -> None:

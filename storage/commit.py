@@ -134,6 +134,7 @@ class ArtifactStore:
         summary: Mapping[str, Any] | None = None,
         producer: Mapping[str, Any] | None = None,
         company: Company | None = None,
+        known: Sequence[FileEntry] = (),
     ) -> ShardRecord:
         """Publish a folder of finished files as one shard and create its record.
 
@@ -145,6 +146,7 @@ class ArtifactStore:
             summary: figures about the content.
             producer: who made it, how long it took.
             company: processes that made it together; the others call ``contribute``.
+            known: entries of those files whose checksums were taken as they were written; they are not read again.
 
         Returns:
             The record that counts: ours, or an equal one that another writer created first.
@@ -152,7 +154,7 @@ class ArtifactStore:
         Raises:
             CommitLostError: another writer committed different content for this shard.
         """
-        files = self._publish(ref, shard, folder, company or Alone())
+        files = self._publish(ref, shard, folder, company or Alone(), known)
         digest = _content(files)
         record = ShardRecord(
             shard=shard,
@@ -229,8 +231,12 @@ class ArtifactStore:
         """Return whether an artifact's files were removed on purpose; its records and manifest stay."""
         return self.root.read(layout.removed(ref)) is not None
 
-    def _publish(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> tuple[FileEntry, ...]:
-        return publish(self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company)
+    def _publish(
+        self, ref: ArtifactRef, shard: str, folder: Path, company: Company, known: Sequence[FileEntry] = ()
+    ) -> tuple[FileEntry, ...]:
+        return publish(
+            self.root, folder, lambda files: layout.shard_folder(ref, shard, _content(files)), company, known
+        )
 
     def _require_files(self, ref: ArtifactRef) -> None:
         if ref not in self._present and self.removed(ref):

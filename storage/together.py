@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from configs.errors import StoreError
 from storage.checksums import describe_file
 from storage.layout import part_folder
 from storage.roots.base import FileEntry, Root
@@ -40,7 +41,11 @@ class Alone:
 
 
 def publish(
-    root: Root, folder: Path, place: Callable[[Sequence[FileEntry]], str], company: Company
+    root: Root,
+    folder: Path,
+    place: Callable[[Sequence[FileEntry]], str],
+    company: Company,
+    known: Sequence[FileEntry] = (),
 ) -> tuple[FileEntry, ...]:
     """Publish a folder, and the parts other processes made; all must call this together.
 
@@ -49,11 +54,14 @@ def publish(
         folder: this process's files.
         place: path for the files of all processes.
         company: the processes.
+        known: entries of those files whose checksums were taken as they were written.
 
     Returns:
         All files, in the order of their names, once all are published.
     """
-    files = tuple(sorted((file for each in company.gather(describe(folder)) for file in each), key=lambda f: f.name))
+    files = tuple(
+        sorted((file for each in company.gather(describe(folder, known)) for file in each), key=lambda f: f.name)
+    )
     path, part = place(files), part_folder(company.rank)
     if company.rank == 0:
         root.publish(folder, path)
@@ -64,7 +72,18 @@ def publish(
     return files
 
 
-def describe(folder: Path) -> list[FileEntry]:
-    """Return the entries of all files below a folder, sorted by name."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [describe_file(path, path.relative_to(folder).as_posix()) for path in paths]
+def describe(folder: Path, known: Sequence[FileEntry] = ()) -> list[FileEntry]:
+    """Return the entries of all files below a folder, sorted by name; files that are known are not read.
+
+    Raises:
+        StoreError: a known file has another size than what was written to it.
+    """
+    given = {entry.name: entry for entry in known}
+    entries = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        entry = given.get(name) or describe_file(path, name)
+        if (size := path.stat().st_size) != entry.size:
+            raise StoreError(f"{path} has {size} bytes, but {entry.size} were written to it. Check the disk.")
+        entries.append(entry)
+    return entries

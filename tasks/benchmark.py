@@ -32,7 +32,8 @@ from tasks.model_settings import check_model
 from tasks.progress import Reporter
 from tasks.prompts import source_prompts
 from tasks.runs import begin_run, open_run
-from tasks.stage import Stage, StageRun
+from tasks.stage import Stage
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.evaluate import EvaluateStage
 from tasks.stages.score import JudgeStage

@@ -17,6 +17,7 @@ from storage.tables import read_rows
 from tasks.chain import policy_after
 from tasks.progress import Ledger, Reporter, Silent
 from tasks.prompts import Prompt, StoredPrompt, prompts_fingerprint, source_prompts
+from tasks.recent import Recent
 from tasks.sources import PIPELINE, local_model, model_identity
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class RunContext:
         self.reads = reads
         self.reporter: Reporter = reporter or Silent()
         self.ledger = Ledger()
+        self.recent = Recent()
         self._caches: dict[ArtifactRef, EmbeddingCache] = {}
 
     # What the run has made so far

@@ -1,29 +1,24 @@
-"""The stage contract: fingerprint, skip, run, commit, report. A stage file holds only its own work.
+"""The stage contract: a stage file holds only its own work.
 
 A stage says what it is (name, version, kind), which options change its result, what it reads, which shards it
-consists of, and how one shard becomes files. Everything about skipping, committing, resuming, timing and lineage is
-here, once.
+consists of, and how one shard becomes files. Skipping, committing, resuming, timing and lineage are ``StageRun``'s.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from configs.fingerprint import fingerprint
 from configs.schema import RunConfig
-from storage.disk import named_disk
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry
-from storage.records import Manifest, ShardRecord
-from storage.together import Company
+from storage.records import ShardRecord
+from storage.roots.base import FileEntry
 from tasks.chain import Node
 from tasks.context import RunContext
-from tasks.limits import enough_memory
 
 if TYPE_CHECKING:
     from models.policies.base import Part
@@ -50,6 +45,8 @@ class Output:
     """Rows written."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures about the content, equal for equal content."""
+    written: Callable[[], Sequence[FileEntry]] = tuple
+    """Waits until all files are written; returns the entries of those whose checksums were taken meanwhile."""
 
 
 class Stage(ABC):
@@ -172,133 +169,3 @@ class Stage(ABC):
 
     def cleanup(self, ref: ArtifactRef) -> None:  # noqa: B027 - most stages have nothing to remove
         """Remove transient files once the artifact is complete."""
-
-
-class StageRun:
-    """One execution of a stage: what is left to do, doing it, and completing the artifact."""
-
-    def __init__(self, stage: Stage, *, force: bool = False) -> None:
-        """Bind to a stage.
-
-        Args:
-            stage: the stage.
-            force: make a new attempt although the work is committed.
-
-        Raises:
-            NotCommittedError: something the stage reads has not been made yet.
-        """
-        stage.inputs()
-        self.stage = stage
-        self.store = stage.context.store
-        self.forced = force
-        if force and not stage.grows:
-            stage.begin_attempt()
-        self.ref = stage.ref
-        self._manifest: Manifest | None = None
-
-    @property
-    def found(self) -> bool:
-        """Whether the artifact was complete when ``pending`` looked."""
-        return self._manifest is not None
-
-    def pending(self) -> list[Shard]:
-        """Return the shards that are left: those without a commit record, none of an artifact that is complete."""
-        if self.stage.grows:
-            done = set(self.store.committed(self.ref))
-        else:
-            state = self.store.state(self.ref)
-            self._manifest, done = state.manifest, set(state.committed)
-            if self._manifest is not None:
-                return []
-        return [shard for shard in self.stage.shards() if shard.name not in done]
-
-    def run_shard(self, shard: Shard) -> ShardRecord:
-        """Run and commit one shard; a shard that is committed already is returned as it is."""
-        found = self.store.record(self.ref, shard.name)
-        if found is not None:
-            return found
-        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
-            if self.stage.parts:
-                # What was computed before, in loading or for another stage, is not of this shard.
-                self.stage.host.computed()
-            started = time.time()
-            output = self._work(shard, folder)
-            producer: dict[str, Any] = {"started": started, "seconds": round(time.time() - started, 4)}
-            if self.stage.parts:
-                producer |= {"memory": self.stage.host.memory(), **self.stage.host.computed()}
-            record = self.store.commit(
-                self.ref,
-                shard.name,
-                folder,
-                rows=output.rows,
-                summary=output.summary,
-                producer=producer,
-                company=self._company,
-            )
-        self.stage.committed(record)
-        return record
-
-    def join_shard(self, shard: Shard) -> None:
-        """Work on a shard together with the rank that commits it, to which this process adds its part."""
-        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
-            self._work(shard, folder)
-            self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
-
-    def joined(self, shard: Shard) -> None:
-        """Hear that a shard that was worked on together is committed."""
-        record = self.store.record(self.ref, shard.name)
-        assert record is not None
-        self.stage.committed(record)
-
-    def finish(self) -> Manifest | None:
-        """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
-        manifest = None
-        with named_disk(self.store.root.uri):
-            if not self.stage.grows:
-                # One that another process made meanwhile is found when ours is to be created.
-                manifest = self._manifest or self._seal()
-                self.stage.cleanup(self.ref)
-            self.stage.context.run.append(self._entry())
-        self.stage.context.chain.note(self.stage)
-        return manifest
-
-    def _entry(self) -> LineageEntry:
-        return LineageEntry(
-            epoch=self.stage.epoch,
-            stage=self.stage.name,
-            slot=self.stage.slot,
-            artifact=str(self.ref),
-            forced=self.forced,
-        )
-
-    def execute(self) -> Manifest | None:
-        """Run all pending shards here, one after the other, and finish."""
-        for shard in self.pending():
-            self.run_shard(shard)
-        return self.finish()
-
-    @property
-    def _company(self) -> Company | None:
-        return self.stage.host.ranks if self.stage.collective else None
-
-    def _work(self, shard: Shard, folder: Path) -> Output:
-        if self.stage.parts:
-            self.stage.host.prepare(self.stage.parts)
-        with (
-            self.stage.context.ledger.work(self.stage.name),
-            enough_memory(str(self.stage.node), self.stage.saves_memory),
-        ):
-            return self.stage.run(shard, folder)
-
-    def _seal(self) -> Manifest:
-        names = [shard.name for shard in self.stage.shards()]
-        records = self.store.recorded(self.ref, names)
-        return self.store.seal(
-            self.ref,
-            shards=names,
-            summary=self.stage.summarize(records),
-            stage=self.stage.name,
-            stage_version=self.stage.version,
-            options=self.stage.options(),
-            inputs=tuple(str(ref) for ref in self.stage.inputs()),
-        )

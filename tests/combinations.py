@@ -39,7 +39,8 @@ from tasks.components import make_algorithm
 from tasks.context import RunContext
 from tasks.runs import begin_run
 from tasks.sources import Weights
-from tasks.stage import Shard, StageRun
+from tasks.stage import Shard
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 
 Options = Mapping[str, Any]

@@ -27,11 +27,6 @@ import torch  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
-from tasks.chain import evaluation_nodes  # noqa: E402
-from tasks.context import RunContext  # noqa: E402
-from tasks.runs import begin_run  # noqa: E402
-from tasks.stage import StageRun  # noqa: E402
-from tasks.stages import make_stage  # noqa: E402
 from tests.preloaded import READ_AT_IMPORT, Preloaded  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
 from tests.small import small_data, write_small  # noqa: E402
@@ -81,29 +76,6 @@ def make_config(config_file: Path) -> ConfigFactory:
         return load_config(config_file, overrides)
 
     return make
-
-
-def run_epoch(context: RunContext, epoch: int) -> None:
-    """Run the stages of one epoch here, without Prefect."""
-    StageRun(make_stage(context, "rollout", epoch)).execute()
-    for section in context.config.scored:
-        StageRun(make_stage(context, "score", epoch, section.slot)).execute()
-    for name in ("advantage", "optimize"):
-        StageRun(make_stage(context, name, epoch)).execute()
-
-
-def evaluated(context: RunContext, epoch: int, name: str = "") -> None:
-    """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
-    for node in evaluation_nodes(context.config, epoch, name):
-        StageRun(context.chain.stage(node)).execute()
-
-
-def prepare(config: RunConfig) -> RunContext:
-    """Begin a run and make everything that comes before the first epoch."""
-    context = begin_run(config)
-    for name in ("base", "encode", "preprocess", "policy"):
-        StageRun(make_stage(context, name, 0)).execute()
-    return context
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,21 @@ class Flaky:
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
         type(self).calls += 1
         if type(self).calls in (2, 3):
+            raise ConnectionResetError("peer went away")
+        return [float(i) for i in range(len(media))]
+
+
+class Unreachable:
+    """Loses the connection over more than four images as long as a file is there, and notes in it whenever it does."""
+
+    def __init__(self, note: str) -> None:
+        """Bind to the file."""
+        self._note = Path(note)
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+        if len(media) > 4 and self._note.exists():
+            with self._note.open("a") as file:
+                file.write("lost\n")
             raise ConnectionResetError("peer went away")
         return [float(i) for i in range(len(media))]
 

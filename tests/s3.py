@@ -130,6 +130,9 @@ class _Proxy(BaseHTTPRequestHandler):
         if fault == "reset":
             self._drop()
             return
+        if fault == "quoted" and '"' in (self.headers.get("If-Match") or ""):
+            self._answer(412, [], b"<Error><Code>PreconditionFailed</Code><Message>injected</Message></Error>")
+            return
         if fault == "slow":
             time.sleep(0.3)
         status, headers, data = self._forward(body)
@@ -181,7 +184,8 @@ def unreliable(server: Server, faults: Faults) -> Iterator[str]:
     """Give the endpoint of a proxy before a server.
 
     Faults: '503' SlowDown; '403' keys that have expired; 'reset' before the server saw the request; 'lost' the answer
-    after it did, so that the second try of a client meets its own first; 'slow'; 'truncated' bodies.
+    after it did, so that the second try of a client meets its own first; 'quoted': no condition on a version in quotes
+    is ever met, as on Ceph up to 18; 'slow'; 'truncated' bodies.
     """
     handler = type("Handler", (_Proxy,), {"upstream": server.endpoint.removeprefix("http://"), "faults": faults})
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)

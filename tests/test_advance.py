@@ -14,9 +14,10 @@ from configs.schema import RunConfig
 from flows.requests import StageRequest
 from tasks.advance import chosen_epoch, extend, grown, trained
 from tasks.runs import open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ROOT, FlowmillCommand, prepare, run_epoch
+from tests.conftest import ROOT, FlowmillCommand
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

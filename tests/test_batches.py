@@ -23,6 +23,7 @@ from storage.trajectories.webdataset import WebDatasetStore
 from tasks.algorithms.base import ForwardBatch, ForwardTimes, Requirements, TransitionBatch
 from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.rows import Units
+from tests.trajectories import write_samples
 
 SIGMAS = [1.0, 0.8, 0.5, 0.25, 0.0]
 #: Two epochs, two groups of three; group b of epoch 1 learned nothing.
@@ -68,7 +69,7 @@ def shards(tmp_path: Path, request: pytest.FixtureRequest) -> list[TrajectorySha
     for start in range(0, 12, 2):
         folder = tmp_path / str(start)
         folder.mkdir()
-        store.write(folder, [stored(n, final=final) for n in (start, start + 1)])
+        write_samples(store, folder, [stored(n, final=final) for n in (start, start + 1)])
         made.append(store.open(FolderFiles(folder)))
     return made
 

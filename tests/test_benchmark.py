@@ -19,7 +19,8 @@ from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from tasks.algorithms.resampling import chance_of_difference, mean_with_interval
 from tasks.benchmark import Result, compare, find_subject, measure, read_result
-from tests.conftest import FlowmillCommand, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

@@ -17,10 +17,10 @@ from tasks.figures import evaluation_figures, named_figures
 from tasks.forecast import forecast
 from tasks.plans import named_stages
 from tasks.runs import begin_run, open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.staleness import State, due, explain, side_results, standing, standings
-from tests.conftest import evaluated, prepare, run_epoch
+from tests.inside import evaluated, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., RunConfig]

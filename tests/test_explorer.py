@@ -19,7 +19,8 @@ from streamlit.testing.v1 import AppTest
 
 import flowmill
 from configs.schema import RunConfig
-from tests.conftest import ROOT, FlowmillCommand, prepare, run_epoch
+from tests.conftest import ROOT, FlowmillCommand
+from tests.inside import prepare, run_epoch
 
 pytestmark = pytest.mark.slow
 

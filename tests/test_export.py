@@ -38,12 +38,13 @@ from tasks.export.card import prompt_set
 from tasks.export.files import store_scheduler, write_pipeline
 from tasks.figures import evaluation_figures
 from tasks.runs import open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage, exported_folder
 from tests import conftest
-from tests.conftest import ROOT, ConfigFactory, prepare, run_epoch
+from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY
+from tests.inside import prepare, run_epoch
 
 #: Follows the card's snippet in a process of its own: draws every sample of an evaluation with the snippet's own call.
 FOLLOW = """

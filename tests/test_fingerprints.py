@@ -27,9 +27,10 @@ from models.transitions import ODE
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 from tasks.context import RunContext
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import TRAINING, make_stage
-from tests.conftest import ROOT, prepare
+from tests.conftest import ROOT
+from tests.inside import prepare
 
 Make = Callable[..., RunConfig]
 LORA = "model.lora={rank: 2, alpha: 4}"

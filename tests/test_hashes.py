@@ -15,7 +15,7 @@ from storage.checksums import hash_file
 from storage.hashes import file_hashes
 from tasks.runs import finished_result, mark_finished
 from tasks.sources import changed_files, model_identity
-from tests.conftest import prepare
+from tests.inside import prepare
 
 
 @pytest.fixture

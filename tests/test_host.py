@@ -18,9 +18,9 @@ from tasks.context import RunContext
 from tasks.execution.crew import Crew
 from tasks.runs import begin_run, open_run
 from tasks.sources import Weights
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 SAMPLING = frozenset({Part.DENOISER, Part.VAE})

@@ -29,7 +29,8 @@ from storage.roots.base import FileEntry
 from storage.roots.local import LocalRoot
 from storage.transfer import copy_run
 from tasks.prompts import read_prompts
-from tests.conftest import ConfigFactory, prepare
+from tests.conftest import ConfigFactory
+from tests.inside import prepare
 
 OUT = ["../x", "/x", "a/../../x", "a//x", ".", "..", "a/./x", "", "a\0x", "a\\..\\x"]
 

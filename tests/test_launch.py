@@ -30,9 +30,9 @@ from tasks.execution.ranks import Ranks
 from tasks.execution.worker import run_share
 from tasks.runs import begin_run, open_run
 from tasks.sources import OPTIMIZER, Weights
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 from tests.test_stages import assert_same_trajectories, base_weights, stored, trajectories, weights
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from storage.roots.base import Staging
 from storage.roots.processes import is_gone, tag, told
 from storage.roots.s3 import S3Root
 from tests.conftest import ROOT
-from tests.s3 import Server, make_bucket, use
+from tests.s3 import Faults, Server, make_bucket, unreliable, use
 
 #: Takes a lease as a host of another name, says so, and holds it until its input ends; or ends at once.
 HOLDER = """
@@ -117,6 +117,28 @@ def test_a_lease_that_was_taken_over_is_not_renewed_and_stops_commits(
     assert root.read("rewards/after") is None
     assert root.read("runs/x/.lock") == thief, "neither renewed nor removed by who lost it"
     assert root.create("rewards/after", b"x"), "without a lease there is none to lose"
+
+
+def test_a_lease_is_renewed_and_taken_over_where_versions_are_compared_without_quotes(
+    s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unreliable(s3_server, Faults(share=1.0, kinds=("quoted",))) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        bucketed = root_of(bucket)._bucket
+        bucketed.put("lease", b"first")
+        first = bucketed.about("lease")
+        assert first is not None
+        second = bucketed.replace("lease", b"second", first.version)
+        assert second is not None
+        assert bucketed.replace("lease", b"third", first.version) is None, "it is not the first any more"
+        assert bucketed.get("lease") == b"second"
+        before = bucketed.about("lease")
+        time.sleep(2.1)  # times of objects are whole seconds
+        assert bucketed.replace("lease", b"second", second) == second
+        after = bucketed.about("lease")
+        assert before is not None
+        assert after is not None
+        assert after.age_s < before.age_s + 2, "renewed, not taken for renewed"
 
 
 def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,11 @@ from storage.verify import find_problems, verify_store
 from tasks.context import RunContext
 from tasks.dataset import export_run
 from tasks.runs import open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.trace import trace_sample
-from tests.conftest import ConfigFactory, FlowmillCommand, prepare, run_epoch
+from tests.conftest import ConfigFactory, FlowmillCommand
+from tests.inside import prepare, run_epoch
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from models.meter import Meter, forward_flops
 from tasks.execution.host import ModelHost
 from tasks.speed import epoch_speeds, in_words
 from tasks.tracking.content import epoch_content
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from configs.load import parse_config
 from tasks.check import check_config
-from tests.benchmarks import flow_grpo, peers
+from tests.benchmarks import __main__ as bench
+from tests.benchmarks import flow_grpo, page, peers
 from tests.benchmarks.work import PROMPTS, WORK, build_base
 
 COUNTED: dict[str, dict[str, Any]] = {
@@ -70,3 +72,22 @@ def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         Model().forward(torch.zeros(5, 2))
     assert rows.counted() == {"with_gradient": 3, "without": 5}
+
+
+def test_every_benchmark_has_its_place_in_a_page(tmp_path: Path) -> None:
+    made = bench.parts(Namespace(flow_grpo=None, rounds=1, seeds=1, write=False))
+    pages = {name: bench.PAGES.get(name, bench.DOCS / "performance.md") for name in made}
+    for name, where in pages.items():
+        assert f"<!-- measured: {name} -->" in where.read_text(), name
+    copied = tmp_path / "performance.md"
+    copied.write_text((bench.DOCS / "performance.md").read_text())
+    page.write(copied, "growth", "| a | b |\n", "a machine")
+    text = copied.read_text()
+    assert "<!-- measured: growth -->\n\n| a | b |\n\n(a machine)\n\n<!-- end -->" in text
+    page.write(copied, "growth", "| a | c |\n", "a machine")
+    assert copied.read_text() == text.replace("| a | b |", "| a | c |")
+    copied.write_text(text.replace("<!-- end -->", "", 1))
+    with pytest.raises(ValueError, match="has no '<!-- end -->' of its own"):
+        page.write(copied, "peers", "", "")
+    with pytest.raises(ValueError, match="has no '<!-- measured: nothing -->'"):
+        page.write(copied, "nothing", "", "")

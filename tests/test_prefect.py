@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -170,6 +172,43 @@ def test_a_schedule_trains_on_and_catches_up_once(
     chain = open_run(root, "small", reads=True).chain
     rollouts = [chain.require(epoch, "rollout").artifact for epoch in range(1, 4)]
     assert len(set(rollouts)) == 3
+
+
+@pytest.mark.timeout(600)
+def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it_names(
+    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    note, config = tmp_path / "unreachable", tmp_path / "small.yaml"
+    note.touch()
+    rewards = f"rewards=[{{name: 'tests.rewards:Unreachable', options: {{note: '{note}'}}}}]"
+    config.write_text(dump_yaml(make_config(rewards, "run.epochs=1", "execution.retries=1")))
+    root = str(make_config().store.root)
+    given = ["--config", str(config), "--root", root]
+    deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+        worker(scheduling_server),
+    ):
+        begun = client.create_flow_run_from_deployment(client.read_deployment_by_name("pipeline/pipeline").id).id
+        wait_until(lambda: client.read_flow_run(begun).state.is_final(), 300)
+        state = client.read_flow_run(begun).state
+        wait_until(lambda: "failed" in "".join(each.message for each in client.read_logs()), 30)
+        logged = "\n".join(each.message for each in client.read_logs())
+    assert state.name == "Failed"
+    assert note.read_text().count("lost") >= 2, "it was tried again"
+    assert re.search(r"shard 00000\d-00000\d of score", logged), logged
+    _, command = state.message.split("To go on: flowmill ")
+    before = open_run(root, "small", reads=True).chain.require(1, "rollout").artifact
+    note.unlink()
+    done = flowmill(*shlex.split(command.splitlines()[0]), **scheduling_server)
+    assert done.returncode == 0, done.stderr
+    run = open_run(root, "small", reads=True)
+    assert (trained(run), run.chain.require(1, "rollout").artifact) == (1, before)
 
 
 def test_a_suspicion_pauses_the_deployment_that_trains(

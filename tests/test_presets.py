@@ -25,11 +25,12 @@ from tasks.components import open_trajectory_store
 from tasks.context import RunContext
 from tasks.prompts import read_prompts
 from tasks.seeds import generator
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import exported_folder
 from tests import conftest
-from tests.conftest import ROOT, prepare, run_epoch
+from tests.conftest import ROOT
+from tests.inside import prepare, run_epoch
 
 
 @pytest.fixture(params=sorted(POLICIES))

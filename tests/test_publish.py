@@ -14,10 +14,11 @@ from configs.errors import NotCommittedError
 from storage.commit import ArtifactStore
 from tasks.export.publish import HERE, finished_export, for_hub
 from tasks.runs import open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ROOT, ConfigFactory, prepare
+from tests.conftest import ROOT, ConfigFactory
 from tests.hub import Hub, local_hub
+from tests.inside import prepare
 
 pytestmark = pytest.mark.slow
 

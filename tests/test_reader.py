@@ -19,6 +19,7 @@ from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.optimize.loop import read_ahead
 from tasks.optimize.reader import SampleReader
 from tasks.optimize.rows import Units, joint_rows, micro_batches, padded, plan_updates, row_counts, single_rows
+from tests.trajectories import write_samples
 
 
 def sample(number: int, steps: int = 2) -> Sample:
@@ -45,7 +46,7 @@ def shards(folder: Path, count: int, per_shard: int, store: str = "webdataset") 
         target = folder / f"{start:04d}"
         target.mkdir(parents=True)
         opener = resolve(TRAJECTORY_STORES, store, what="store")()
-        opener.write(target, [sample(n) for n in range(start, min(start + per_shard, count))])
+        write_samples(opener, target, [sample(n) for n in range(start, min(start + per_shard, count))])
         made.append(opener.open(FolderFiles(target)))
     return made
 

@@ -12,7 +12,8 @@ from PIL import Image
 
 import flowmill
 from configs.schema import RunConfig
-from tests.conftest import ROOT, evaluated, prepare, run_epoch
+from tests.conftest import ROOT
+from tests.inside import evaluated, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

@@ -33,6 +33,7 @@ from tasks.optimize.batches import ForwardSet, SampleSet, TransitionSet
 from tasks.optimize.metrics import RowFigures, entry
 from tasks.optimize.replay import RowFile, importance_weights, recompute
 from tests.conftest import ROOT
+from tests.trajectories import write_samples
 
 SIGMAS = (1.0, 0.8, 0.5, 0.2, 0.0)
 SHAPE = (2, 3)
@@ -90,7 +91,7 @@ def stored(number: int, epoch: int, scale: float, steps: tuple[int, ...], group:
 def shard(folder: Path, samples: list[Sample]) -> TrajectoryShard:
     folder.mkdir(parents=True)
     opener = resolve(TRAJECTORY_STORES, "webdataset", what="store")()
-    opener.write(folder, samples)
+    write_samples(opener, folder, samples)
     opened: TrajectoryShard = opener.open(FolderFiles(folder))
     return opened
 

@@ -17,9 +17,10 @@ from tasks.chain import Node
 from tasks.context import RunContext
 from tasks.report import run_report
 from tasks.report.content import read_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'

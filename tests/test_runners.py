@@ -28,9 +28,10 @@ from tasks.context import RunContext
 from tasks.execution.orders import Order, OrderedContext
 from tasks.progress import Silent
 from tasks.runs import begin_run, open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ROOT, FlowmillCommand, prepare, run_epoch
+from tests.conftest import ROOT, FlowmillCommand
+from tests.inside import prepare, run_epoch
 from tests.s3 import Server, free_port, make_bucket, use
 
 Make = Callable[..., RunConfig]

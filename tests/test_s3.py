@@ -14,7 +14,8 @@ from storage.commit import ArtifactStore
 from storage.transfer import copy_run
 from storage.verify import verify_store
 from tasks.runs import open_run
-from tests.conftest import ROOT, ConfigFactory, FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 from tests.s3 import Faults, Server, make_bucket, unreliable, use
 
 
@@ -47,7 +48,7 @@ def test_a_run_survives_faults_on_every_operation(
     make_config: ConfigFactory, bucket: str, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = train(make_config, str(tmp_path / "store"))
-    faults = Faults(0.1, seed=3)
+    faults = Faults(0.15, seed=3)
     with unreliable(s3_server, faults) as endpoint:
         use(monkeypatch, s3_server.variables(endpoint))
         s3fs.S3FileSystem.clear_instance_cache()

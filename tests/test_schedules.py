@@ -16,9 +16,9 @@ from models.transitions import KERNELS
 from tasks.check import check_config
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 
 
 @given(st.integers(2, 30), st.integers(0, 2**62), st.integers(1, 9))

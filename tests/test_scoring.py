@@ -25,12 +25,13 @@ from storage.tables import read_rows
 from tasks.algorithms.advantages import composed
 from tasks.check import check_config
 from tasks.context import RunContext
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.rollout import RolloutStage
 from tasks.watch import correlations, shares
 from tests.clip import write_latent_head
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 from tests.serving import served, spoiling
 
 Make = Callable[..., RunConfig]

@@ -15,9 +15,10 @@ from storage.quarantine import quarantine
 from storage.sealed import seal, unseal
 from storage.verify import find_problems, verify_store
 from tasks.runs import begin_run, open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ConfigFactory, evaluated, prepare, run_epoch
+from tests.conftest import ConfigFactory
+from tests.inside import evaluated, prepare, run_epoch
 
 DATA = {"name": "small", "loss": -0.125, "numbers": [1, 2.5, None], "more": {"é": True, "rate": 1e-05}}
 

@@ -21,7 +21,8 @@ from tasks.prompts import SOURCE, source_prompts
 from tasks.seeds import mixed_prompts, most_of_each
 from tasks.stages.rollout import RolloutStage
 from tasks.try_rewards import try_rewards
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

@@ -27,10 +27,11 @@ from tasks.describe import describe_run
 from tasks.prompts import StoredPrompt
 from tasks.runs import begin_run, finished_result, mark_finished, open_run
 from tasks.sources import Weights, policy_folder, tensor_files
-from tasks.stage import Shard, StageRun
+from tasks.stage import Shard
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.rollout import RolloutStage
-from tests.conftest import evaluated, prepare, run_epoch
+from tests.inside import evaluated, prepare, run_epoch
 from tests.reference import advantages as slow
 
 Make = Callable[..., RunConfig]
@@ -668,6 +669,22 @@ def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -
     assert [record.shard for record in context.store.records(scores.ref)] == [first.name]
     with pytest.raises(FlowmillError, match="cannot be scored yet"):
         scores.run_shard(Shard("000002-000004"))
+
+
+def test_what_was_just_made_is_scored_without_decoding_it(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = prepare(make_config(f"store.root={tmp_path / 'other'}"))
+    execute(other, "rollout", 1)
+    slot = "jpeg_compressibility"
+    decoded = open_run(other.store.root.uri, "small")
+    stored = decoded.store.require(execute(decoded, "score", 1, slot))
+    monkeypatch.setattr("storage.trajectories.base.decode", lambda *arguments, **options: pytest.fail("decoded"))
+    context = prepare(make_config())
+    execute(context, "rollout", 1)
+    assert context.store.require(execute(context, "score", 1, slot)).digest == stored.digest
+    with pytest.raises(pytest.fail.Exception, match="decoded"):
+        execute(open_run(context.store.root.uri, "small"), "score", 1, slot, force=True)
 
 
 def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:

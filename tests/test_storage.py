@@ -13,6 +13,7 @@ import pytest
 from configs.errors import CommitLostError, CorruptError, NotCommittedError, RunConflictError, StoreError
 from configs.schema import StoreSection
 from storage.checkpoints import clear_checkpoints, commit_checkpoint, latest_checkpoint
+from storage.checksums import check_block, describe_file
 from storage.commit import ArtifactStore
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from storage.layout import STAGING, ArtifactRef
@@ -137,6 +138,32 @@ def test_damage_is_found_and_named(store: ArtifactStore, damage: str) -> None:
     assert len(problems) == 1
     assert "data.bin" in problems[0]
     assert bool(verify_store(fresh, deep=False)["problems"]) == (damage != "flip")
+
+
+def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from storage.roots import local
+    from storage.roots.base import BLOCK
+
+    checked: list[int] = []
+
+    def spy(data: memoryview, number: int, *arguments: Any, **options: Any) -> None:
+        checked.append(number)
+        check_block(data, number, *arguments, **options)
+
+    monkeypatch.setattr(local, "check_block", spy)
+    root = LocalRoot(str(tmp_path / "store"))
+    (tmp_path / "store" / "kind").mkdir()
+    (tmp_path / "store" / "kind" / "file").write_bytes(os.urandom(2 * BLOCK + 1))
+    entry = describe_file(tmp_path / "store" / "kind" / "file", "file")
+    first, second = root.blob("kind", entry), root.blob("kind", entry)
+    first.read(0, BLOCK)
+    second.read(0, 2 * BLOCK)
+    assert checked == [0, 0, 1], "until all of it is known, each reader checks what it reads"
+    second.read(2 * BLOCK, 1)
+    root.blob("kind", entry).read(0, 2 * BLOCK + 1)
+    assert checked == [0, 0, 1, 2]
+    LocalRoot(str(tmp_path / "store")).blob("kind", entry).read(0, 1)
+    assert checked == [0, 0, 1, 2, 0], "another process checks for itself"
 
 
 def test_newer_schema_is_refused_with_the_hint(store: ArtifactStore) -> None:

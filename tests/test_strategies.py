@@ -18,9 +18,10 @@ from tasks.check import check_config
 from tasks.context import RunContext
 from tasks.execution.crew import Crew, Listener
 from tasks.runs import begin_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import ROOT, prepare
+from tests.conftest import ROOT
+from tests.inside import prepare
 from tests.test_stages import assert_same_trajectories, weights
 
 FAMILIES = ("sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22")

@@ -22,7 +22,8 @@ from tasks.sweep import Outcome, best_first, check_varied, read_list, variants
 from tasks.tracking.client import open_client
 from tasks.tracking.places import ARTIFACTS, tracking_folder
 from tests.chaos.kills import orphans, start
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 RATE = "optimize.learning_rate"

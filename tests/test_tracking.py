@@ -23,12 +23,13 @@ from configs.schema import RunConfig
 from tasks.context import RunContext
 from tasks.figures import evaluation_figures, weighted_reward
 from tasks.runs import open_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.tracking import content
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
-from tests.conftest import FlowmillCommand, evaluated, prepare, run_epoch
+from tests.conftest import FlowmillCommand
+from tests.inside import evaluated, prepare, run_epoch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Make = Callable[..., RunConfig]

@@ -37,7 +37,8 @@ from tasks.optimize.rows import single_rows
 from tasks.optimize.scaling import LossScale, loss_scale
 from tasks.runs import open_run
 from tasks.sources import policy_folder
-from tests.conftest import ROOT, prepare, run_epoch
+from tests.conftest import ROOT
+from tests.inside import prepare, run_epoch
 from tests.test_stages import Stop, stop_after
 
 Make = Callable[..., RunConfig]

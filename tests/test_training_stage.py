@@ -23,10 +23,10 @@ from tasks.optimize.loop import run_updates
 from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.state import read_state
 from tasks.sources import policy_folder
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages import optimize as training
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 

@@ -18,7 +18,7 @@ from flows.requests import GPU_SLOTS, StageRequest
 from flows.schedules import turn
 from flows.stages import FLOWS
 from tasks.context import RunContext
-from tests.conftest import prepare
+from tests.inside import prepare
 
 pytestmark = pytest.mark.slow
 

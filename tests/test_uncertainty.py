@@ -17,7 +17,7 @@ from models.rewards.diversity import PixelDiversity, mean_to_others
 from storage.tables import read_rows
 from tasks.algorithms.uncertainty import uncertain, win_rates
 from tasks.check import check_config
-from tests.conftest import prepare, run_epoch
+from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 NAN = float("nan")

@@ -18,9 +18,10 @@ from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.chain import Node, run_nodes
 from tasks.check import check_config
 from tasks.describe import describe_run
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.watch import correlations, shares
-from tests.conftest import FlowmillCommand, prepare
+from tests.conftest import FlowmillCommand
+from tests.inside import prepare
 
 Make = Callable[..., RunConfig]
 MONITORS = 'monitors=[{name: "tests.rewards:brightness", label: bright}, {name: "tests.rewards:Constant", label: flat}]'

@@ -92,16 +92,26 @@ class Bucket:
 
         A server that does not know the condition replaces whatever is there.
         """
-        try:
-            self.put(path, data, IfMatch=version)
-        except OSError as error:
-            if status_of(error) in (400, 501):
-                self.put(path, data)
-            elif not (_refused(error) or status_of(error) == 404 or isinstance(error, FileNotFoundError)):
-                raise
-            elif self.get(path) != data:
-                # Else the refusal answers the client's own second try.
-                return None
+        # Ceph up to release 18 compares with the version without its quotes.
+        for condition in (version, version.strip('"')):
+            try:
+                self.put(path, data, IfMatch=condition)
+                break
+            except OSError as error:
+                if status_of(error) in (400, 501):
+                    if condition != version:
+                        # It knows conditions: it has refused one.
+                        return None
+                    self.put(path, data)
+                    break
+                if not (_refused(error) or status_of(error) == 404 or isinstance(error, FileNotFoundError)):
+                    raise
+            found = self.about(path)
+            if found is None or found.version != version:
+                # Another's, or the refusal answers the client's own second try.
+                return found.version if found is not None and self.get(path) == data else None
+        else:
+            return None
         found = self.about(path)
         return None if found is None else found.version
 

@@ -9,7 +9,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from configs.errors import RunConflictError, StoreError
@@ -133,8 +133,7 @@ class LocalRoot:
             known = where in self._checked
         if not known:
             check_file(self._at(where), entry, where=where)
-            with self._lock:
-                self._checked.add(where)
+            self._note_checked(where)
         return self._at(where)
 
     def check(self, path: str, entry: FileEntry) -> None:
@@ -150,7 +149,11 @@ class LocalRoot:
             return MappedFile(self.fetch(path, entry), where=where)
         file = self._at(where)
         check_size(file.stat().st_size if file.exists() else None, entry, where=where)
-        return MappedFile(file, where=where, entry=entry)
+        return MappedFile(file, where=where, entry=entry, on_checked=lambda: self._note_checked(where))
+
+    def _note_checked(self, where: str) -> None:
+        with self._lock:
+            self._checked.add(where)
 
     def move(self, path: str, target: str) -> None:
         """Rename an object or folder."""
@@ -207,9 +210,24 @@ class LocalRoot:
 class MappedFile:
     """A file mapped into memory; ranges are views."""
 
-    def __init__(self, path: Path, *, where: str | None = None, entry: FileEntry | None = None) -> None:
-        """Map the file; with an entry, each of its blocks is checked when it is first read."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        where: str | None = None,
+        entry: FileEntry | None = None,
+        on_checked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Map the file; with an entry, each of its blocks is checked when it is first read.
+
+        Args:
+            path: the file.
+            where: what to call it in messages.
+            entry: what it must hold.
+            on_checked: hears when all of it has been checked.
+        """
         self._entry = entry
+        self._on_checked = on_checked
         self._checked: set[int] = set()
         self._where = where or str(path)
         self.size = path.stat().st_size
@@ -230,6 +248,8 @@ class MappedFile:
                 block = self._view[number * BLOCK : (number + 1) * BLOCK]
                 check_block(block, number, self._entry, where=self._where)
                 self._checked.add(number)
+                if len(self._checked) == len(self._entry.blocks):
+                    self._on_checked()
         return self._view[offset : offset + size]
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
 from storage.files import Files
 from storage.media import MediaFormat, decode
-from storage.roots.base import Blob
+from storage.roots.base import Blob, FileEntry
 
 #: Fields of a sample that are stored as raw arrays where present, in this order.
 ARRAYS = ("latents", "means", "unconditional", "tokens", "token_mask", "final")
@@ -101,7 +102,10 @@ class TrajectoryShard:
         self._payloads = payloads
         self._blob: Blob | None = None
         self._where = where
-        self._arrays = table.column("arrays")
+
+    @cached_property
+    def _stored(self) -> _Stored:
+        return _Stored(self.table.column("arrays"))
 
     def close(self) -> None:
         """Close the payload file; it is opened again when it is needed."""
@@ -113,10 +117,10 @@ class TrajectoryShard:
         Raises:
             CorruptError: none of this name is stored, or the byte range does not hold it.
         """
-        for entry in self._arrays[row].as_py():
-            if entry["name"] == name:
-                return self._view(row, **entry)
-        raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
+        entry = self._stored.entry(row, name)
+        if entry is None:
+            raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
+        return self._view(row, name, entry)
 
     def final_latents(self, row: int) -> np.ndarray:
         """Return the latents in which the sampling of a row ended, float32.
@@ -124,9 +128,9 @@ class TrajectoryShard:
         Raises:
             CorruptError: none are stored, or the byte range does not hold them.
         """
-        stored, states = self._arrays[row].as_py(), self.table.column("states")[row].as_py()
+        states = self.table.column("states")[row].as_py()
         last = len(self.table.column("sigmas")[row]) - 1
-        if all(entry["name"] != "final" for entry in stored) and last in states:
+        if self._stored.entry(row, "final") is None and last in states:
             return np.asarray(self.array("latents", row)[states.index(last)], np.float32)
         return np.asarray(self.array("final", row), np.float32)
 
@@ -157,21 +161,78 @@ class TrajectoryShard:
         self._blob = blob
         return blob.read(offset, size)
 
-    def _view(self, row: int, *, name: str, dtype: str, shape: Sequence[int], offset: int, size: int) -> np.ndarray:
-        kind, count = np.dtype(dtype), math.prod(shape)
-        if kind.hasobject or size != count * kind.itemsize:
+    def _view(self, row: int, name: str, entry: _Entry) -> np.ndarray:
+        kind, count = np.dtype(entry.dtype), math.prod(entry.shape)
+        if kind.hasobject or entry.size != count * kind.itemsize:
             raise CorruptError(
-                f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(shape)} of {dtype} needs "
-                f"{count * kind.itemsize}."
+                f"{self._where}: {name} of row {row} are {entry.size} bytes, but shape {list(entry.shape)} of "
+                f"{entry.dtype} needs {count * kind.itemsize}."
             )
-        return np.frombuffer(self._read(offset, size), kind, count).reshape(shape)
+        return np.frombuffer(self._read(entry.offset, entry.size), kind, count).reshape(entry.shape)
+
+
+class _Entry(NamedTuple):
+    """One stored array of one row."""
+
+    dtype: str
+    shape: Sequence[int]
+    offset: int
+    size: int
+
+
+class _Stored:
+    """The column ``arrays`` of a samples table, taken apart: training asks for every row once per trained step."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        lists = column.combine_chunks()
+        entries = lists.flatten()
+        self._first: Sequence[int] = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
+        self._offsets, self._sizes = (entries.field(name).to_numpy() for name in ("offset", "size"))
+        names, dtypes, shapes = (entries.field(name).to_pylist() for name in ("name", "dtype", "shape"))
+        kinds: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        self._kinds = np.array(
+            [
+                kinds.setdefault((*about, tuple(shape)), len(kinds))
+                for *about, shape in zip(names, dtypes, shapes, strict=True)
+            ],
+            np.int32,
+        )
+        self._about = [*kinds]
+
+    def entry(self, row: int, name: str) -> _Entry | None:
+        """Return what is said about one array of a row, or None if it has none of this name."""
+        for at in range(self._first[row], self._first[row + 1]):
+            stored, dtype, shape = self._about[self._kinds[at]]
+            if stored == name:
+                return _Entry(dtype, shape, int(self._offsets[at]), int(self._sizes[at]))
+        return None
+
+
+class TrajectoryWriter(Protocol):
+    """Writes the files of one shard. How samples are dealt out over calls of ``add`` changes no byte."""
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Append samples.
+
+        Raises:
+            ConfigError: the media format cannot hold their media.
+        """
+        ...
+
+    def end(self) -> Sequence[FileEntry]:
+        """Write what is left; return the entries of those files whose checksums were taken as they were written.
+
+        Raises:
+            StoreError: the format cannot hold these samples in one shard.
+        """
+        ...
 
 
 class TrajectoryStore(Protocol):
     """Writes and opens shards. Equal samples give equal bytes."""
 
-    def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = ...) -> None:
-        """Write all samples of one shard into an empty folder."""
+    def writer(self, folder: Path, media: MediaFormat = ...) -> TrajectoryWriter:
+        """Begin a shard in an empty folder."""
         ...
 
     def open(self, files: Files) -> TrajectoryShard:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from configs.errors import CorruptError, StoreError
 from storage.files import Files, arrow_file
 from storage.media import DEFAULT_MEDIA, MediaFormat
+from storage.roots.base import FileEntry
 from storage.roots.local import MappedFile
 from storage.schema import SAMPLES, read_table, versioned
 from storage.trajectories.base import Sample, TrajectoryShard, array_entry
@@ -37,27 +39,9 @@ _PAGE = 1 << 30
 class ParquetStore:
     """One ``samples.parquet`` per shard."""
 
-    def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = DEFAULT_MEDIA) -> None:
-        """Write the row groups, then where each payload lies.
-
-        Raises:
-            StoreError: the samples hold different arrays, or a payload is not found where it must be.
-        """
-        held = {tuple(sample.arrays()) for sample in samples}
-        if len(held) > 1:
-            raise StoreError(f"The samples of one shard hold different arrays: {sorted(held)}. Use store 'webdataset'.")
-        payloads = [*(held.pop() if held else ()), _MEDIA]
-        schema = _schema(samples, payloads)
-        path = folder / FILE
-        places: dict[str, list[int]] = {name: [] for name in payloads}
-        with path.open("wb") as file, _writer(file, schema, payloads) as writer:
-            for group in _groups(samples):
-                start = file.tell()
-                rows = [_row(sample, media) for sample in group]
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema), row_group_size=len(rows))
-                file.flush()
-                _locate(path, start, rows, {name: schema.field(name).type for name in payloads}, places)
-            writer.add_key_value_metadata({_OFFSETS: json.dumps(places, separators=(",", ":"))})
+    def writer(self, folder: Path, media: MediaFormat = DEFAULT_MEDIA) -> ParquetWriter:
+        """Begin a shard."""
+        return ParquetWriter(folder / FILE, media)
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard.
@@ -78,6 +62,72 @@ class ParquetStore:
             field = SAMPLES.field(name)
             table = table.set_column(SAMPLES.get_field_index(name), field, pa.array(values, field.type))
         return TrajectoryShard(table, lambda: files.blob(FILE), f"{files.where}/{FILE}")
+
+
+class ParquetWriter:
+    """Encodes media as samples come; the rest waits for all of them, as the widths of columns do."""
+
+    def __init__(self, path: Path, media: MediaFormat) -> None:
+        """Begin with no samples."""
+        self._path = path
+        self._media = media
+        self._rows: list[_Row] = []
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Encode media."""
+        self._rows += [_Row.of(sample, self._media) for sample in samples]
+
+    def end(self) -> Sequence[FileEntry]:
+        """Write the row groups, then where each payload lies.
+
+        Raises:
+            StoreError: the samples hold different arrays, or a payload is not found where it must be.
+        """
+        samples = [row.sample for row in self._rows]
+        held = {tuple(sample.arrays()) for sample in samples}
+        if len(held) > 1:
+            raise StoreError(f"The samples of one shard hold different arrays: {sorted(held)}. Use store 'webdataset'.")
+        payloads = [*(held.pop() if held else ()), _MEDIA]
+        schema = _schema(samples, payloads)
+        places: dict[str, list[int]] = {name: [] for name in payloads}
+        with self._path.open("wb") as file, _writer(file, schema, payloads) as writer:
+            for group in _groups(self._rows):
+                start = file.tell()
+                rows = [row.columns() for row in group]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema), row_group_size=len(rows))
+                file.flush()
+                _locate(self._path, start, rows, {name: schema.field(name).type for name in payloads}, places)
+            writer.add_key_value_metadata({_OFFSETS: json.dumps(places, separators=(",", ":"))})
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sample whose media are encoded."""
+
+    sample: Sample
+    form: str
+    encoded: bytes
+
+    @classmethod
+    def of(cls, sample: Sample, media: MediaFormat) -> _Row:
+        """Encode the media of a sample, if it has any."""
+        if sample.media is None:
+            return cls(sample, "", b"")
+        return cls(replace(sample, media=None), media.choose(sample.media), media.encode(sample.media))
+
+    def columns(self) -> dict[str, Any]:
+        """Return all columns of the file."""
+        arrays = self.sample.arrays()
+        return {
+            **{name: array.tobytes() for name, array in arrays.items()},
+            _MEDIA: self.encoded,
+            **self.sample.columns(),
+            "arrays": [array_entry(name, array, -1) for name, array in arrays.items()],
+            "media_format": self.form,
+            "media_offset": -1,
+            "media_size": len(self.encoded),
+        }
 
 
 def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:
@@ -104,34 +154,20 @@ def _writer(file: Any, schema: pa.Schema, payloads: Sequence[str]) -> pq.Parquet
     )
 
 
-def _groups(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Return consecutive samples of one prompt, cut where a column would need a second page."""
-    groups: list[list[Sample]] = []
-    for _, members in itertools.groupby(samples, key=lambda sample: sample.prompt_id):
+def _groups(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Return consecutive rows of one prompt, cut where a column would need a second page."""
+    groups: list[list[_Row]] = []
+    for _, members in itertools.groupby(rows, key=lambda row: row.sample.prompt_id):
         size = 0
         groups.append([])
-        for sample in members:
-            largest = max([array.nbytes for array in sample.arrays().values()], default=0)
+        for row in members:
+            largest = max([array.nbytes for array in row.sample.arrays().values()], default=0)
             if groups[-1] and size + largest > _PAGE:
                 groups.append([])
                 size = 0
-            groups[-1].append(sample)
+            groups[-1].append(row)
             size += largest
     return groups
-
-
-def _row(sample: Sample, media: MediaFormat) -> dict[str, Any]:
-    arrays = sample.arrays()
-    encoded = b"" if sample.media is None else media.encode(sample.media)
-    return {
-        **{name: array.tobytes() for name, array in arrays.items()},
-        _MEDIA: encoded,
-        **sample.columns(),
-        "arrays": [array_entry(name, array, -1) for name, array in arrays.items()],
-        "media_format": "" if sample.media is None else media.choose(sample.media),
-        "media_offset": -1,
-        "media_size": len(encoded),
-    }
 
 
 def _locate(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -19,28 +20,25 @@ from typing import Any
 import numpy as np
 
 from configs.fingerprint import canonical_json
+from storage.checksums import Checksum
 from storage.files import Files
 from storage.media import DEFAULT_MEDIA, MediaFormat
+from storage.roots.base import FileEntry
 from storage.schema import SAMPLES, read_table, write_table
 from storage.trajectories.base import Sample, TrajectoryShard, array_entry
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"
+#: Bytes and parts that are written at once: what a processor's cache holds after the checksums, and what calls take.
+_GATHERED, _PARTS = 1 << 20, 512
 
 
 class WebDatasetStore:
     """One ``samples.parquet`` and one ``samples.tar`` per shard."""
 
-    def write(self, folder: Path, samples: Sequence[Sample], media: MediaFormat = DEFAULT_MEDIA) -> None:
-        """Write the tar, then the table with the payload offsets."""
-        rows: dict[str, list[Any]] = {name: [] for name in SAMPLES.names}
-        with (folder / TAR).open("wb", buffering=0) as file:
-            tar = _TarWriter(file)
-            for sample in samples:
-                for name, value in _write_sample(tar, sample, media).items():
-                    rows[name].append(value)
-            tar.end()
-        write_table(folder / TABLE, rows, SAMPLES)
+    def writer(self, folder: Path, media: MediaFormat = DEFAULT_MEDIA) -> WebDatasetWriter:
+        """Begin a shard."""
+        return WebDatasetWriter(folder, media)
 
     def open(self, files: Files) -> TrajectoryShard:
         """Open a shard.
@@ -51,12 +49,42 @@ class WebDatasetStore:
         return TrajectoryShard(read_table(files, TABLE, SAMPLES), lambda: files.blob(TAR), f"{files.where}/{TAR}")
 
 
-class _TarWriter:
-    """Appends members to a tar without copying them; the bytes are those ``tarfile`` would write."""
+class WebDatasetWriter:
+    """Writes samples to the tar as they come, and at the end the table with the payload offsets."""
 
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+    def __init__(self, folder: Path, media: MediaFormat) -> None:
+        """Begin an empty tar."""
+        self._folder = folder
+        self._media = media
+        self._rows: dict[str, list[Any]] = {name: [] for name in SAMPLES.names}
+        self._tar = _TarWriter(folder / TAR)
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Append samples to the tar."""
+        for sample in samples:
+            for name, value in _write_sample(self._tar, sample, self._media).items():
+                self._rows[name].append(value)
+        self._tar.flush()
+
+    def end(self) -> Sequence[FileEntry]:
+        """End the tar and write the table."""
+        entry = self._tar.end()
+        write_table(self._folder / TABLE, self._rows, SAMPLES)
+        return [entry]
+
+
+class _TarWriter:
+    """Appends members to a tar without copying them; the bytes are those ``tarfile`` would write.
+
+    Parts are gathered, and checksums taken just before they are written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.touch(exist_ok=False)
+        self._path = path
+        self._checksum = Checksum()
         self._position = 0
+        self._waiting: list[memoryview] = []
 
     def add(self, name: str, *parts: bytes | memoryview) -> int:
         """Append a member, without times or owners, made of parts; return where its data starts."""
@@ -65,20 +93,54 @@ class _TarWriter:
         info.mode = 0o644
         header = info.tobuf(tarfile.USTAR_FORMAT)
         start = self._position + len(header)
-        self._write(header, *parts, bytes(-info.size % tarfile.BLOCKSIZE))
+        self._append(header, *parts, bytes(-info.size % tarfile.BLOCKSIZE))
         return start
 
-    def end(self) -> None:
-        """Write the end of the archive."""
-        end = 2 * tarfile.BLOCKSIZE
-        self._write(bytes(end + -(self._position + end) % tarfile.RECORDSIZE))
+    def flush(self) -> None:
+        """Write what was appended."""
+        with self._path.open("ab", buffering=0) as file:
+            self._write(file)
 
-    def _write(self, *parts: bytes | memoryview) -> None:
-        for part in parts:
-            view = memoryview(part)
-            while len(view):
-                view = view[self._file.write(view) :]
-            self._position += len(part)
+    def end(self) -> FileEntry:
+        """Write the end of the archive; return its entry."""
+        end = 2 * tarfile.BLOCKSIZE
+        self._append(bytes(end + -(self._position + end) % tarfile.RECORDSIZE))
+        self.flush()
+        return self._checksum.entry(self._path.name)
+
+    def _append(self, *parts: bytes | memoryview) -> None:
+        self._waiting += [memoryview(part) for part in parts if len(part)]
+        self._position += sum(map(len, parts))
+
+    def _write(self, file: FileIO) -> None:
+        for some in _gathered(self._waiting):
+            for part in some:
+                self._checksum.update(part)
+            left = list(some)
+            while left:
+                written = os.writev(file.fileno(), left)
+                while left and written >= len(left[0]):
+                    written -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][written:]
+        self._waiting.clear()
+
+
+def _gathered(parts: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Yield parts in lists of some bytes and at most so many as one call takes; large ones are cut."""
+    some: list[memoryview] = []
+    room = _GATHERED
+    for part in parts:
+        rest = part
+        while len(rest):
+            some.append(rest[:room])
+            room -= len(some[-1])
+            rest = rest[len(some[-1]) :]
+            if room == 0 or len(some) == _PARTS:
+                yield some
+                some, room = [], _GATHERED
+    if some:
+        yield some
 
 
 def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tasks.execution.orders import Order
 from tasks.execution.pulse import Beat, Watch
 from tasks.execution.worker import PREFIX
 from tasks.progress import Reporter
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 
 _LOOK_S = 0.5
 

@@ -19,7 +19,8 @@ from storage.lineage import RunFolder
 from tasks.chain import Node
 from tasks.context import RunContext
 from tasks.progress import Reporter
-from tasks.stage import Stage, StageRun
+from tasks.stage import Stage
+from tasks.stage_run import StageRun
 
 
 @cache

@@ -25,7 +25,8 @@ from tasks.execution.board import Board
 from tasks.execution.orders import Order, OrderedContext, own_code
 from tasks.execution.pulse import Beat
 from tasks.execution.ranks import Ranks, torchrun_ranks
-from tasks.stage import Shard, Stage, StageRun
+from tasks.stage import Shard, Stage
+from tasks.stage_run import StageRun
 
 #: Lines that start with this carry one JSON object for the parent.
 PREFIX = "@flowmill "
@@ -86,9 +87,7 @@ def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
     if stage.first_rank_only and not ranks.first:
         return
     if not stage.collective:
-        for shard in deal(ranks, board, run.pending):
-            run.run_shard(shard)
-            send({"committed": shard.name})
+        run.run_shards(deal(ranks, board, run.pending), on_commit=lambda record: send({"committed": record.shard}))
         stage.rest()
         return
     for shard in listed(ranks, board, run.pending):

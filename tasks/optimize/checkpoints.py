@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 
 from storage.checkpoints import commit_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from tasks.behind import Behind
 from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState
 from tasks.optimize.state import StateCopy
@@ -26,8 +26,7 @@ class Checkpoints:
             ranks: those that train together, on a channel of their own.
         """
         self._store, self._ref, self._ranks = store, ref, ranks
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._last: Future[None] | None = None
+        self._behind = Behind()
 
     def __enter__(self) -> Checkpoints:
         """Return itself."""
@@ -41,12 +40,13 @@ class Checkpoints:
         Then other ranks may have failed too, and what waits for them would keep this one from saying so.
         """
         if error is None:
-            self.wait()
-        self._thread.shutdown(wait=error is None or self._ranks.world == 1)
+            self._behind.wait()
+        self._behind.close(wait=error is None or self._ranks.world == 1)
 
     def take(self, state: TrainerState, update: int) -> None:
         """Copy the state after ``update`` updates and commit it in the background; all ranks do this together."""
-        self.wait()
+        # Ahead of the copy: there is memory for one.
+        self._behind.wait()
         with ExitStack() as stack:
             folder = stack.enter_context(self._store.root.staging())
             copy = StateCopy(state, folder, self._ranks)
@@ -57,10 +57,4 @@ class Checkpoints:
                 copy.finish()
                 commit_checkpoint(self._store, self._ref, update, folder, self._ranks)
 
-        self._last = self._thread.submit(commit)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is committed, and raise what went wrong with it."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        self._behind.do(commit)

@@ -13,6 +13,7 @@ from models.policies.base import Part
 from models.sampling import Sampler, ode_plan, sample
 from models.transitions import ODE
 from storage.trajectories.base import Sample
+from tasks.behind import ShardWriter
 from tasks.chain import Node, policy_after
 from tasks.components import call_options, make_solver, media_format, media_options, open_trajectory_store
 from tasks.context import RunContext
@@ -80,21 +81,21 @@ class EvaluateStage(Stage):
         prompts = self.context.prompts[shard.name]
         count = self.config.evaluate.samples
         jobs = [(prompts[i % len(prompts)], i // len(prompts)) for i in range(count)]
-        samples = self._sample(shard.name, jobs)
-        open_trajectory_store(self.config.rollout.store).write(folder, samples, media_format(self.config))
-        self._clips(folder, samples)
-        return Output(rows=count)
+        size, clips = self.config.execution.rollout_batch_size, list[Sample]()
+        form, store = media_format(self.config), open_trajectory_store(self.config.rollout.store)
+        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
+        with ShardWriter(store.writer(folder, form), recent) as writer:
+            for start in range(0, len(jobs), size):
+                samples = self._sample_batch(shard.name, jobs[start : start + size], pad_to=size)
+                writer.add(samples)
+                clips += samples[: _CLIPS - len(clips)]
+                self.context.reporter.progress(self.name, self.epoch, start + len(samples), len(jobs), shard.name)
+            self._clips(folder, clips)
+            return Output(rows=count, written=writer.end())
 
     @property
     def _steps(self) -> int:
         return int(self.config.evaluate.steps or self.config.rollout.steps)
-
-    def _sample(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]]) -> list[Sample]:
-        size, samples = self.config.execution.rollout_batch_size, []
-        for start in range(0, len(jobs), size):
-            samples += self._sample_batch(split, jobs[start : start + size], pad_to=size)
-            self.context.reporter.progress(self.name, self.epoch, len(samples), len(jobs), split)
-        return samples
 
     def _sample_batch(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]], *, pad_to: int) -> list[Sample]:
         padded = [*jobs, *[jobs[-1]] * (pad_to - len(jobs))]
@@ -133,7 +134,7 @@ class EvaluateStage(Stage):
     def _clips(self, folder: Path, samples: Sequence[Sample]) -> None:
         """Write the first clips as files of their own, in a form every player takes."""
         form = replace(media_format(self.config), lossless=False)
-        for number, made in enumerate(samples[:_CLIPS]):
+        for number, made in enumerate(samples):
             if made.media is not None and made.media.ndim == 4:
                 (folder / CLIPS).mkdir(exist_ok=True)
                 (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))

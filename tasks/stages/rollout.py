@@ -21,6 +21,7 @@ from models.transitions import Kernel
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.trajectories.base import Sample, TrajectoryStore
+from tasks.behind import ShardWriter
 from tasks.chain import Node, policy_of
 from tasks.components import (
     call_options,
@@ -92,20 +93,21 @@ class RolloutStage(Stage):
         jobs = [
             _Job(prompt, replica) for prompt in self.groups[shard.start : shard.stop] for replica in range(self._size)
         ]
-        samples: list[Sample] = []
         batch = self.config.execution.rollout_batch_size
         branching = self._plan.draw(self.config.rollout.steps, 0, self.epoch).branches > 0
-        for start in range(0, len(jobs), batch):
-            part = jobs[start : start + batch]
-            samples += self._branch(part) if branching else self._sample(part, pad_to=batch)
-            self.context.reporter.progress(
-                self.name,
-                self.epoch,
-                shard.start * self._size + min(start + batch, len(jobs)),
-                len(self.groups) * self._size,
-            )
-        self.trajectory_store.write(folder, samples, media_format(self.config))
-        return Output(rows=len(samples), summary={"groups": shard.stop - shard.start})
+        form = media_format(self.config)
+        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
+        with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
+            for start in range(0, len(jobs), batch):
+                part = jobs[start : start + batch]
+                writer.add(self._branch(part) if branching else self._sample(part, pad_to=batch))
+                self.context.reporter.progress(
+                    self.name,
+                    self.epoch,
+                    shard.start * self._size + min(start + batch, len(jobs)),
+                    len(self.groups) * self._size,
+                )
+            return Output(rows=writer.rows, summary={"groups": shard.stop - shard.start}, written=writer.end())
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count groups and samples."""

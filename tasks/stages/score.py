@@ -91,11 +91,15 @@ class _Scoring(Stage):
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
         opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
-        read = opened.final_latents if needs.media == "latents" else opened.media
         table = opened.table
+        if needs.media == "latents":
+            media = [opened.final_latents(row) for row in range(table.num_rows)]
+        else:
+            recent = self.context.recent.find(ref, shard.name, table.num_rows)
+            media = recent or [opened.media(row) for row in range(table.num_rows)]
         samples = table.column("sample_id").to_pylist()
         batch = Batch(
-            media=np.stack([read(row) for row in range(table.num_rows)]),
+            media=np.stack(media),
             prompts=table.column("prompt").to_pylist(),
             metadata=[json.loads(text) for text in table.column("metadata").to_pylist()],
             groups=table.column("group_id").to_pylist(),

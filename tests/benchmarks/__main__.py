@@ -1,6 +1,7 @@
-"""``make bench``: how every algorithm learns the quickstart, what orchestration costs, ratios of kernels and stores.
+"""``make bench``: what epochs, start-up, stores and kernels cost, how soon algorithms learn, peers on the same work.
 
-Ratios are taken within one run; seconds are of this machine.
+``python -m tests.benchmarks [PART ...] [--write]``; with ``--write`` each table replaces the one in its page. Ratios
+are of one run; seconds are of this machine.
 """
 
 from __future__ import annotations
@@ -8,29 +9,60 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import embeddings, kernels, learning, peers, rewards, store
+from tests.benchmarks import crossing, embeddings, epoch, growth, kernels, learning, page, peers, rewards, store
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = {"learning": DOCS / "algorithms.md"}
+
+
+def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
+    """Return what makes each table, by name."""
+    crossed = ["--presets", "digits_crd", "digits", "--seeds", "5", "--set", "run.epochs=24"]
+    if options.write:
+        crossed += ["--plot", str(DOCS / "images" / "learning.png")]
+    return {
+        "peers": lambda: peers.compare(options.flow_grpo, options.rounds, list(peers.VARIANTS)),
+        "epoch": epoch.table,
+        "growth": growth.table,
+        "store": store.table,
+        "kernels": kernels.table,
+        "embeddings": embeddings.table,
+        "rewards": rewards.table,
+        "crossing": lambda: crossing.table(crossing.options_of(crossed)),
+        "learning": lambda: _learning(options.seeds),
+    }
 
 
 def main() -> None:
     """Run the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--presets", nargs="*", default=learning.presets(), help="quickstart presets to train")
-    parser.add_argument("--write", type=Path, help="also write the learning table to this file")
+    parser.add_argument("parts", nargs="*", help="only these")
+    parser.add_argument("--seeds", type=int, default=3, help="of the table of all presets")
+    parser.add_argument("--rounds", type=int, default=5, help="of the peers")
+    parser.add_argument("--write", action="store_true", help="put the tables into their pages")
     parser.add_argument("--flow-grpo", type=Path, help="a checkout of Flow-GRPO to compare with")
     options = parser.parse_args()
-    kernels.main()
-    store.main()
-    embeddings.main()
-    rewards.main()
-    sys.stdout.write(peers.compare(options.flow_grpo, 3, list(peers.VARIANTS)))
+    made = parts(options)
+    if unknown := set(options.parts) - set(made):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(made)}")
+    for name in options.parts or made:
+        if name == "peers" and options.flow_grpo is None:
+            sys.stdout.write(made[name]())
+            continue
+        measured = page.machine()
+        table = made[name]()
+        sys.stdout.write(f"## {name}\n\n{table}\n({measured})\n\n")
+        sys.stdout.flush()
+        if options.write:
+            page.write(PAGES.get(name, DOCS / "performance.md"), name, table, measured)
+
+
+def _learning(seeds: int) -> str:
     with tempfile.TemporaryDirectory(prefix="flowmill-bench-") as root:
-        table = learning.table(root, options.seeds, options.presets)
-    sys.stdout.write(table)
-    if options.write:
-        options.write.write_text(table)
+        return learning.table(root, seeds, learning.presets())
 
 
 if __name__ == "__main__":

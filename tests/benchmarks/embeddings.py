@@ -74,14 +74,13 @@ def bench(rows: int = 512) -> dict[str, float]:
     return {**figures, "peak_gb": _peak_gb()}
 
 
-def main(rows: int = 512) -> None:
-    """Print the figures."""
-    sys.stdout.write("embeddings\n")
-    for name, value in bench(rows).items():
-        sys.stdout.write(f"  {name:26} {value:.4g}\n")
+def table(rows: int = 512) -> str:
+    """Return the figures of the cache."""
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in bench(rows).items())]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=512)
-    main(parser.parse_args().rows)
+    sys.stdout.write(table(parser.parse_args().rows))

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
-from tasks.chain import evaluation_nodes
 from tasks.context import RunContext
 from tasks.describe import describe_run
-from tasks.runs import begin_run
-from tasks.stage import StageRun
-from tasks.stages import ONCE, make_stage
+from tasks.stage_run import StageRun
+from tasks.stages import make_stage
+from tests.inside import evaluated, prepare
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ("conditional", "both")
@@ -35,26 +34,18 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "") -> float
     return time.process_time() - before
 
 
-def evaluate(context: RunContext, epoch: int) -> None:
-    """Sample the policy after an epoch and score it with every reward and judge."""
-    for node in evaluation_nodes(context.config, epoch, ""):
-        StageRun(context.chain.stage(node)).execute()
-
-
 def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, Any]:
     """Train with one setting and one seed; return curves and CPU seconds of the optimize stages."""
     mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
     config = load_config(ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"])
-    context, cpu = begin_run(config), 0.0
-    for name in ONCE:
-        execute(context, name, 0)
-    evaluate(context, 0)
+    context, cpu = prepare(config), 0.0
+    evaluated(context, 0)
     for epoch in range(1, config.run.epochs + 1):
         execute(context, "rollout", epoch)
         execute(context, "score", epoch, "digits")
         execute(context, "advantage", epoch)
         cpu += execute(context, "optimize", epoch)
-    evaluate(context, config.run.epochs)
+    evaluated(context, config.run.epochs)
     told = describe_run(context)
     rewards = sorted(told["rewards"].items(), key=lambda entry: int(entry[0]))
     heldout = [told["evaluations"][str(epoch)]["heldout"] for epoch in (0, config.run.epochs)]

@@ -76,11 +76,11 @@ def _best(function: object, repeats: int = 3) -> float:
     return min(times)
 
 
-def main() -> None:
-    """Print both."""
+def table() -> str:
+    """Return both."""
     torch.set_num_threads(1)
-    sys.stdout.write(f"{branching()}\n{advantages()}\n")
+    return f"- {branching()}\n- {advantages()}\n"
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(table())

@@ -65,6 +65,5 @@ def table(root: str, seeds: int, chosen: list[str]) -> str:
             f"| `{preset}` | {mean['before']:.3f} -> **{mean['after']:.3f}** ({each}) | {mean['judge']:.3f} "
             f"| {mean['epochs']:.0f} | {mean['cpu']:.0f} | {mean['overhead']:.0f} % |"
         )
-        sys.stdout.write(lines[-1] + "\n")
-        sys.stdout.flush()
+        sys.stderr.write(lines[-1] + "\n")
     return "\n".join(lines) + "\n"

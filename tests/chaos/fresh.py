@@ -7,9 +7,9 @@ import sys
 
 from configs.load import load_config
 from storage.verify import list_artifacts
-from tasks.stage import StageRun
+from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.conftest import evaluated, prepare, run_epoch
+from tests.inside import evaluated, prepare, run_epoch
 
 _SETTINGS = (
     "run.epochs=1",

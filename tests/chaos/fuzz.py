@@ -205,7 +205,7 @@ def _exported(context: RunContext, folder: Path) -> None:
 def _store(folder: Path) -> Path:
     """Make a run of one epoch."""
     from models.quickstart.build import DigitsBuilder
-    from tests.conftest import evaluated, prepare, run_epoch
+    from tests.inside import evaluated, prepare, run_epoch
     from tests.small import small_data, write_small
 
     base = folder / "base"

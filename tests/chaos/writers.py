@@ -27,6 +27,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore
 from storage.verify import verify_store
+from tests.trajectories import write_samples
 
 SHARDS = 6
 _context = multiprocessing.get_context("fork")
@@ -62,7 +63,7 @@ def write_shard(store: ArtifactStore, number: int, shard: int) -> None:
         for i in range(4)
     ]
     with store.root.staging() as folder:
-        WebDatasetStore().write(folder, samples)
+        write_samples(WebDatasetStore(), folder, samples)
         store.commit(ref, name, folder, rows=len(samples))
 
 

@@ -16,8 +16,10 @@ from configs.registry import resolve
 from storage.checksums import hash_file
 from storage.files import FolderFiles
 from storage.media import MediaFormat
+from storage.together import describe
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from tests.trajectories import write_samples
 
 
 @pytest.fixture(params=sorted(TRAJECTORY_STORES))
@@ -54,7 +56,7 @@ def samples(count: int = 3, dtype: type = np.float32, states: int = 3, means: bo
 @pytest.mark.parametrize("states", [2, 5])
 def test_what_is_written_is_read(trajectory_store: TrajectoryStore, tmp_path: Path, dtype: type, states: int) -> None:
     written = samples(dtype=dtype, states=states)
-    trajectory_store.write(tmp_path, written)
+    write_samples(trajectory_store, tmp_path, written)
     shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         assert sample.latents is not None
@@ -73,14 +75,14 @@ def test_what_is_written_is_read(trajectory_store: TrajectoryStore, tmp_path: Pa
 
 def test_step_means_are_stored_where_asked_for(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     written = samples(dtype=np.float16, means=True)
-    trajectory_store.write(tmp_path, written)
+    write_samples(trajectory_store, tmp_path, written)
     shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         assert sample.means is not None
         assert shard.array("means", row).dtype == np.float32
         np.testing.assert_array_equal(shard.array("means", row), sample.means)
     (tmp_path / "without").mkdir()
-    trajectory_store.write(tmp_path / "without", samples())
+    write_samples(trajectory_store, tmp_path / "without", samples())
     with pytest.raises(CorruptError, match="row 0 has no means"):
         trajectory_store.open(FolderFiles(tmp_path / "without")).array("means", 0)
 
@@ -96,14 +98,16 @@ def test_samples_without_latents(trajectory_store: TrajectoryStore, tmp_path: Pa
         "seed": 1,
         "policy": "policies/x",
     }
-    trajectory_store.write(tmp_path, [Sample(sample_id="train-p-0000", sigmas=[1.0, 0.0], media=image, **plain)])
+    write_samples(
+        trajectory_store, tmp_path, [Sample(sample_id="train-p-0000", sigmas=[1.0, 0.0], media=image, **plain)]
+    )
     np.testing.assert_array_equal(trajectory_store.open(FolderFiles(tmp_path)).media(0), image)
 
 
 @pytest.mark.parametrize("form", ["png", "webp"])
 def test_images_are_kept_without_loss(trajectory_store: TrajectoryStore, tmp_path: Path, form: str) -> None:
     written = samples()
-    trajectory_store.write(tmp_path, written, MediaFormat(name=form))
+    write_samples(trajectory_store, tmp_path, written, MediaFormat(name=form))
     shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         assert shard.media_format(row) == form
@@ -119,7 +123,7 @@ def test_clips_are_kept_without_loss_unless_asked_for(trajectory_store: Trajecto
         "again": MediaFormat(fps=8),
     }.items():
         (tmp_path / name).mkdir()
-        trajectory_store.write(tmp_path / name, one, media)
+        write_samples(trajectory_store, tmp_path / name, one, media)
     exact, small = (trajectory_store.open(FolderFiles(tmp_path / name)) for name in ("exact", "small"))
     assert exact.media_format(0) == "mp4"
     np.testing.assert_array_equal(exact.media(0), clip)
@@ -131,7 +135,7 @@ def test_clips_are_kept_without_loss_unless_asked_for(trajectory_store: Trajecto
 
 def test_a_format_that_cannot_hold_the_media_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot hold an image"):
-        trajectory_store.write(tmp_path, samples(), MediaFormat(name="mp4"))
+        write_samples(trajectory_store, tmp_path, samples(), MediaFormat(name="mp4"))
 
 
 def test_tokens_and_unconditional_predictions(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_tokens_and_unconditional_predictions(trajectory_store: TrajectoryStore,
     images = [replace(sample, unconditional=np.float16([[1.5, i]])) for i, sample in enumerate(samples())]
     for name, written in {"text": text, "images": images}.items():
         (tmp_path / name).mkdir()
-        trajectory_store.write(tmp_path / name, written)
+        write_samples(trajectory_store, tmp_path / name, written)
     shard = trajectory_store.open(FolderFiles(tmp_path / "text"))
     for row in range(3):
         np.testing.assert_array_equal(shard.array("tokens", row), tokens[row])
@@ -160,14 +164,14 @@ def test_a_group_larger_than_a_page_is_split(
 ) -> None:
     monkeypatch.setattr("storage.trajectories.parquet._PAGE", 500)
     written = [replace(sample, prompt_id="p", group_id="p") for sample in samples(7)]
-    trajectory_store.write(tmp_path, written)
+    write_samples(trajectory_store, tmp_path, written)
     shard = trajectory_store.open(FolderFiles(tmp_path))
     for row, sample in enumerate(written):
         np.testing.assert_array_equal(shard.array("latents", row), sample.latents)
 
 
 def test_a_payload_of_another_dtype_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
-    trajectory_store.write(tmp_path, samples())
+    write_samples(trajectory_store, tmp_path, samples())
     shard = trajectory_store.open(FolderFiles(tmp_path))
     entries = shard.table.column("arrays").to_pylist()
     entries[1][0]["dtype"] = "float64"
@@ -179,20 +183,35 @@ def test_a_payload_of_another_dtype_is_refused(trajectory_store: TrajectoryStore
 def test_equal_samples_give_equal_bytes(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        trajectory_store.write(tmp_path / name, samples())
+        write_samples(trajectory_store, tmp_path / name, samples())
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert [hash_file(tmp_path / "a" / name) for name in names] == [hash_file(tmp_path / "b" / name) for name in names]
 
 
+def test_how_samples_are_dealt_out_changes_no_byte(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    written = [replace(sample, prompt_id=f"p{i // 3}") for i, sample in enumerate(samples(7))]
+    for name, sizes in {"whole": (7,), "batches": (2, 0, 4, 1)}.items():
+        (tmp_path / name).mkdir()
+        writer, start = trajectory_store.writer(tmp_path / name), 0
+        for size in sizes:
+            writer.add(written[start : start + size])
+            start += size
+        known = writer.end()
+        described = {entry.name: entry for entry in describe(tmp_path / name)}
+        assert all(described[entry.name] == entry for entry in known)
+    whole, batches = (describe(tmp_path / name) for name in ("whole", "batches"))
+    assert whole == batches
+
+
 def test_latents_are_views_of_the_mapped_file(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
-    trajectory_store.write(tmp_path, samples())
+    write_samples(trajectory_store, tmp_path, samples())
     latents = trajectory_store.open(FolderFiles(tmp_path)).array("latents", 1)
     assert not latents.flags.owndata
     assert not latents.flags.writeable
 
 
 def test_a_truncated_payload_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
-    trajectory_store.write(tmp_path, samples())
+    write_samples(trajectory_store, tmp_path, samples())
     payload = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     payload.write_bytes(payload.read_bytes()[:600])
     with pytest.raises(CorruptError):
@@ -202,7 +221,7 @@ def test_a_truncated_payload_is_refused(trajectory_store: TrajectoryStore, tmp_p
 class TestWebDataset:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        resolve(TRAJECTORY_STORES, "webdataset", what="store")().write(tmp_path, samples())
+        write_samples(resolve(TRAJECTORY_STORES, "webdataset", what="store")(), tmp_path, samples())
         return tmp_path
 
     def test_tar_lists_members(self, folder: Path) -> None:
@@ -252,7 +271,7 @@ class TestWebDataset:
 class TestParquet:
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
-        resolve(TRAJECTORY_STORES, "parquet", what="store")().write(tmp_path, samples())
+        write_samples(resolve(TRAJECTORY_STORES, "parquet", what="store")(), tmp_path, samples())
         return tmp_path / "samples.parquet"
 
     def test_payloads_lie_at_the_offsets_in_the_metadata(self, file: Path) -> None:
