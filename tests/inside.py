@@ -31,7 +31,7 @@ def run_epoch(context: RunContext, epoch: int) -> float:
     return cpu() - before
 
 
-def evaluated(context: RunContext, epoch: int, name: str = "") -> None:
+def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
     """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
     for node in evaluation_nodes(context.config, epoch, name):
         StageRun(context.chain.stage(node)).execute()

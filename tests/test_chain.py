@@ -20,7 +20,7 @@ from tasks.runs import begin_run, open_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.staleness import State, due, explain, side_results, standing, standings
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
 Make = Callable[..., RunConfig]
@@ -235,11 +235,11 @@ def test_a_new_judge_needs_no_sampling_and_a_failing_one_loses_nothing(make_conf
     broken = make_config("run.epochs=1", "evaluate.judges=[{name: 'tests.rewards:NotANumber'}]")
     context = prepare(broken)
     with pytest.raises(FlowmillError):
-        evaluated(context, 0)
+        evaluate(context, 0)
     assert context.chain.find(0, "evaluate") is not None
     assert context.chain.find(0, "judge", REWARD) is not None
     mended = begin_run(make_config("run.epochs=1", "evaluate.judges=[{name: 'tests.rewards:Constant', label: c}]"))
-    evaluated(mended, 0)
+    evaluate(mended, 0)
     assert mended.ledger.stages() == ["judge"]
     assert evaluation_figures(mended.chain, 0)["train"]["c"]["mean"] == pytest.approx(0.7)
 

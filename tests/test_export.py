@@ -41,10 +41,9 @@ from tasks.runs import open_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage, exported_folder
-from tests import conftest
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY
-from tests.inside import prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 #: Follows the card's snippet in a process of its own: draws every sample of an evaluation with the snippet's own call.
 FOLLOW = """
@@ -67,9 +66,9 @@ def execute(context: RunContext, stage: str, epoch: int) -> None:
 def trained(config: RunConfig) -> RunContext:
     """Return a run of one epoch, evaluated before and after, and exported."""
     context = prepare(config)
-    conftest.evaluated(context, 0)
+    evaluate(context, 0)
     run_epoch(context, 1)
-    conftest.evaluated(context, 1)
+    evaluate(context, 1)
     execute(context, "export", 1)
     return context
 
@@ -375,7 +374,7 @@ def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(make_config
     assert "The policy after epoch 1 was not evaluated." in text
     assert not list((folder_of(context) / "images").iterdir())
     first = context.chain.require(1, "export").ref
-    conftest.evaluated(context, 1)
+    evaluate(context, 1)
     assert context.chain.find(1, "export") is None
     execute(context, "export", 1)
     second = context.chain.require(1, "export").ref

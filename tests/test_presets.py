@@ -28,9 +28,8 @@ from tasks.seeds import generator
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import exported_folder
-from tests import conftest
 from tests.conftest import ROOT
-from tests.inside import prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 
 @pytest.fixture(params=sorted(POLICIES))
@@ -41,7 +40,7 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> RunContext:
     config = load_config(preset, [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1"])
     context = prepare(config)
     run_epoch(context, 1)
-    conftest.evaluated(context, 1)
+    evaluate(context, 1)
     StageRun(make_stage(context, "export", 1)).execute()
     return context
 

@@ -13,7 +13,7 @@ from PIL import Image
 import flowmill
 from configs.schema import RunConfig
 from tests.conftest import ROOT
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
@@ -23,7 +23,7 @@ def run(make_config: Make) -> flowmill.Run:
     config = make_config("monitors=[{name: jpeg_incompressibility}]", "evaluate.every=1")
     context = prepare(config)
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     return flowmill.open(str(config.store.root)).run("small")
 
 

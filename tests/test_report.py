@@ -20,7 +20,7 @@ from tasks.report.content import read_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tests.conftest import FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 EVIL = '"41" <script>alert(1)</script>'
@@ -49,10 +49,10 @@ def context(make_config: Make, tmp_path: Path) -> RunContext:
     config = make_config("monitors=[{name: jpeg_incompressibility}]", "model.lora={rank: 2, alpha: 4}")
     (tmp_path / "train.txt").write_text(EVIL + "\n" + "".join(f'"{n:02d}"\n' for n in range(3)))
     found = prepare(config)
-    evaluated(found, 0)
+    evaluate(found, 0)
     for epoch in (1, 2):
         run_epoch(found, epoch)
-        evaluated(found, epoch)
+        evaluate(found, epoch)
     return found
 
 

@@ -15,7 +15,7 @@ from storage.transfer import copy_run
 from storage.verify import verify_store
 from tasks.runs import open_run
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 from tests.s3 import Faults, Server, make_bucket, unreliable, use
 
 
@@ -30,7 +30,7 @@ def train(make_config: ConfigFactory, root: str, *overrides: str) -> str:
     context = prepare(make_config(f"store.root={root}", *overrides))
     for epoch in (1, 2):
         run_epoch(context, epoch)
-        evaluated(context, epoch)
+        evaluate(context, epoch)
     assert verify_store(context.store, deep=True)["problems"] == []
     return context.chain.digest()
 

@@ -31,7 +31,7 @@ from tasks.stages.rollout import RolloutStage
 from tasks.watch import correlations, shares
 from tests.clip import write_latent_head
 from tests.conftest import FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 from tests.serving import served, spoiling
 
 Make = Callable[..., RunConfig]
@@ -234,7 +234,7 @@ def test_a_groupwise_reward_sees_one_prompt_at_a_time(make_config: Make) -> None
     rewards = f"rewards=[{{name: '{GROUPED}', label: g}}, {{name: rank, options: {{reward: jpeg_compressibility}}}}]"
     context = prepare(make_config(rewards, "rollout.groups_per_shard=3"))
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     for slot, best in (("g", 4), ("rank", 1)):
         table = rewards_of(context, slot).to_pydict()
         for group in set(table["group_id"]):
@@ -261,7 +261,7 @@ def test_latents_are_scored_without_any_decoder(make_config: Make, tmp_path: Pat
         f"rollout.store={store}",
     ))  # fmt: skip
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     assert context.host.loads["vae"] == 0
     assert context.host.loads["denoiser"] == 1
     with_images = prepare(make_config("rollout.media.latents=true", f"rewards=[{{name: '{LATENT}', label: l}}]",

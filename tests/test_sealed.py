@@ -18,7 +18,7 @@ from tasks.runs import begin_run, open_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tests.conftest import ConfigFactory
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 DATA = {"name": "small", "loss": -0.125, "numbers": [1, 2.5, None], "more": {"é": True, "rate": 1e-05}}
 
@@ -51,7 +51,7 @@ def test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired(
     config = make_config("run.epochs=1")
     context = prepare(config)
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     context.run.add("tracking", {"mlflow_run_id": "1"})
     folder = Path(context.store.root.uri)
     files = [file.relative_to(folder) for file in sorted(folder.rglob("*.json")) if ".staging" not in file.parts]

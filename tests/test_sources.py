@@ -22,7 +22,7 @@ from tasks.seeds import mixed_prompts, most_of_each
 from tasks.stages.rollout import RolloutStage
 from tasks.try_rewards import try_rewards
 from tests.conftest import FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
@@ -95,7 +95,7 @@ def test_figures_are_told_by_source(mixed: Make) -> None:
     context = prepare(mixed("evaluate.samples=5"))
     run_epoch(context, 1)
     for epoch in (0, 1):
-        evaluated(context, epoch)
+        evaluate(context, epoch)
     figures = evaluation_figures(context.chain, 1)
     heldout = figures["heldout"]
     assert set(heldout["bright"]) == {"mean", "digits_mean", "colors_mean"}

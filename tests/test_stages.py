@@ -31,7 +31,7 @@ from tasks.stage import Shard
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.rollout import RolloutStage
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 from tests.reference import advantages as slow
 
 Make = Callable[..., RunConfig]
@@ -84,9 +84,9 @@ def assert_same_trajectories(one: RunContext, other: RunContext) -> None:
 
 def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
     context = prepare(make_config())
-    evaluated(context, 0)
+    evaluate(context, 0)
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     described = describe_run(context)
     updates = context.store.require(context.policy_ref(1)).summary["updates"]
     assert [update["update"] for update in updates] == [1, 2]
@@ -575,7 +575,7 @@ def test_finished_is_known_without_a_model_and_forgotten_when_anything_changes(m
     assert not finished_result(
         RunContext(context.store, make_config("model.path=null", "run.epochs=3", _BUILD), context.run)
     )
-    evaluated(context, 0, "beside")
+    evaluate(context, 0, "beside")
     assert finished_result(context) is not None, "what stands beside the run does not matter"
     execute(context, "policy", 0, force=True)
     assert finished_result(context) is None
@@ -610,7 +610,7 @@ def test_the_export_loads_in_plain_diffusers_and_draws_the_evaluation_images(
     extra = ["model.lora={rank: 2, alpha: 8}", "optimize.learning_rate=3e-2"] if lora else []
     context = prepare(make_config("evaluate.samples=8", "optimize.ema={decay: 0.5}", *extra))
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     execute(context, "export", 1)
     folder = exported_folder(ExportStage(context, 1))
     pipeline = StableDiffusion3Pipeline.from_pretrained(tiny_base if lora else folder)
@@ -646,7 +646,7 @@ def test_no_artifact_holds_a_path_of_this_machine(
 ) -> None:
     context = prepare(make_config(*["model.lora={rank: 2, alpha: 8}"] * lora))
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     execute(context, "export", 1)
     for record in Path(context.store.root.uri).rglob("_shards/*.json"):
         for path in (path for path in record.parent.parent.glob(f"{record.stem}-*/**/*") if path.is_file()):

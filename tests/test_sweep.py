@@ -23,7 +23,7 @@ from tasks.tracking.client import open_client
 from tasks.tracking.places import ARTIFACTS, tracking_folder
 from tests.chaos.kills import orphans, start
 from tests.conftest import FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 RATE = "optimize.learning_rate"
@@ -81,7 +81,7 @@ def test_the_best_is_first_and_what_has_no_result_last() -> None:
 def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
     contexts = [prepare(make_config(f"run.name={name}", f"{RATE}={rate}")) for name, rate in (("a", 1e-3), ("b", 1e-2))]
     for context in contexts:
-        evaluated(context, 0)
+        evaluate(context, 0)
         run_epoch(context, 1)
     run_epoch(contexts[0], 2)
     found = compare(*contexts)

@@ -29,7 +29,7 @@ from tasks.tracking import content
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 Make = Callable[..., RunConfig]
@@ -60,12 +60,12 @@ def exported(context: RunContext, epoch: int) -> None:
 def tracked(make_config: Make) -> RunContext:
     """One epoch, evaluated before and after, exported and tracked."""
     context = prepare(make_config("run.epochs=1"))
-    evaluated(context, 0)
+    evaluate(context, 0)
     tracker = Tracker(context, orchestrator=LINKS)
     tracker.log_evaluation(0)
     run_epoch(context, 1)
     tracker.log_epoch(1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     tracker.log_evaluation(1)
     exported(context, 1)
     tracker.log_export(1)
@@ -166,7 +166,7 @@ def test_nothing_new_changes_nothing(tracked: RunContext) -> None:
 
 def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_config: Make) -> None:
     context = prepare(make_config())
-    evaluated(context, 0)
+    evaluate(context, 0)
     run_epoch(context, 1)
     track(context, "KILLED", **LINKS)
     _, first = client_of(context)
@@ -186,7 +186,7 @@ def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_conf
 
 def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) -> None:
     context = prepare(make_config("rewards=[{name: 'tests.rewards:Restless'}]"))
-    evaluated(context, 0)
+    evaluate(context, 0)
     for epoch in (1, 2):
         run_epoch(context, epoch)
     track(context)
@@ -228,7 +228,7 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
         tracker = Tracker(context, orchestrator={})
         for epoch in range(1, epochs + 1):
             run_epoch(context, epoch)
-        evaluated(context, epochs)
+        evaluate(context, epochs)
         exported(context, epochs)
         tracker.log_export(epochs)
         assert tracker.close("FINISHED") is None

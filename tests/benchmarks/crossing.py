@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from configs.load import load_config
 from tasks.context import RunContext
 from tests.benchmarks.learning import ROOT, presets
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 Curve = list[tuple[float, float]]
 
@@ -42,7 +42,7 @@ def curve(root: str, preset: str, seed: int, options: argparse.Namespace) -> Cur
 
 
 def _exact(context: RunContext, epoch: int, split: str) -> float:
-    evaluated(context, epoch)
+    evaluate(context, epoch)
     judged = context.chain.require(epoch, "judge", context.config.rewards[0].slot).ref
     return float(context.store.require(judged).summary[split]["exact"])
 

@@ -21,7 +21,7 @@ from tasks.context import RunContext
 from tasks.describe import describe_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.inside import evaluated, prepare
+from tests.inside import evaluate, prepare
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ("conditional", "both")
@@ -39,13 +39,13 @@ def one(root: str, gradient: str, seed: int, settings: list[str]) -> dict[str, A
     mine = [f"store.root={root}", f"run.name={gradient}-{seed}", f"run.seed={seed}"]
     config = load_config(ROOT / "configs" / "digits.yaml", [*settings, *mine, f"optimize.guidance_gradient={gradient}"])
     context, cpu = prepare(config), 0.0
-    evaluated(context, 0)
+    evaluate(context, 0)
     for epoch in range(1, config.run.epochs + 1):
         execute(context, "rollout", epoch)
         execute(context, "score", epoch, "digits")
         execute(context, "advantage", epoch)
         cpu += execute(context, "optimize", epoch)
-    evaluated(context, config.run.epochs)
+    evaluate(context, config.run.epochs)
     told = describe_run(context)
     rewards = sorted(told["rewards"].items(), key=lambda entry: int(entry[0]))
     heldout = [told["evaluations"][str(epoch)]["heldout"] for epoch in (0, config.run.epochs)]

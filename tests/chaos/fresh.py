@@ -9,7 +9,7 @@ from configs.load import load_config
 from storage.verify import list_artifacts
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tests.inside import evaluated, prepare, run_epoch
+from tests.inside import evaluate, prepare, run_epoch
 
 _SETTINGS = (
     "run.epochs=1",
@@ -26,9 +26,9 @@ _SETTINGS = (
 def made(config: str, root: str) -> dict[str, str]:
     """Train one epoch of a preset, evaluate and export it; return the digest of every shard that came of it."""
     context = prepare(load_config(config, [*_SETTINGS, f"store.root={root}"]))
-    evaluated(context, 0)
+    evaluate(context, 0)
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     StageRun(make_stage(context, "export", 1)).execute()
     store = context.store
     refs = [entry.ref for entry in context.run.entries()]

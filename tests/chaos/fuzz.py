@@ -205,14 +205,14 @@ def _exported(context: RunContext, folder: Path) -> None:
 def _store(folder: Path) -> Path:
     """Make a run of one epoch."""
     from models.quickstart.build import DigitsBuilder
-    from tests.inside import evaluated, prepare, run_epoch
+    from tests.inside import evaluate, prepare, run_epoch
     from tests.small import small_data, write_small
 
     base = folder / "base"
     DigitsBuilder(steps=20, vae_steps=20, images=500).build(base, lambda what, done, total: None)
     context = prepare(load_config(write_small(folder, small_data(folder, base)), ["run.epochs=1"]))
     run_epoch(context, 1)
-    evaluated(context, 1)
+    evaluate(context, 1)
     return folder / "store"
 
 
