@@ -26,8 +26,7 @@ from flows.schedules import scheduled, turn
 from flows.server import has_lasting_api
 from flows.stages import execute
 from tasks.advance import grown
-from tasks.chain import evaluation_nodes
-from tasks.check import is_evaluated
+from tasks.chain import evaluation_nodes, is_evaluated
 from tasks.context import RunContext
 from tasks.earnings import earned
 from tasks.figures import evaluation_figures, evaluation_grids

@@ -11,14 +11,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from configs.errors import ConfigError
 from models.libraries import diffusers_class
 from models.stored_weights import on_meta
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _DUAL = tuple(range(13))
 #: Autoencoders as published, by class; arguments that differ from the class's defaults.

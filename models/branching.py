@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from models.policies.base import Conditioning, GivesVelocity
 from models.sampling import Sampler, grid_at
 from models.schedules import Steps
 from models.transitions import ODE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,6 @@ class Branches:
     """(M, ...) float32 predictions for the negative prompt before the draw, where they are kept."""
 
 
-@torch.no_grad()
 def branch(
     policy: GivesVelocity,
     conditioning: Conditioning,
@@ -71,36 +72,37 @@ def branch(
         max_rows: R; every forward has exactly this many rows, the last one padded, so that the same kernels run
             whatever the number of branches.
     """
-    trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
-    owners, live = trunk_ids[:0], latents[:0]
-    kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
-    kept = [*_BORN, *(["unconditional"] if sampler.unconditional else [])]
-    born: dict[str, list[Tensor]] = {name: [] for name in kept}
-    for step in range(len(sigmas) - 1):
-        if step in plan.trained:
-            # Equal to the stored state, so that a replay sees what the branch saw.
-            trunks = trunks.to(storage_dtype).float()
-        rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
-        grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))
-        forward = policy.guided_velocity if sampler.unconditional else policy.velocity
-        velocity, *negative = _forwards(forward, conditioning, rows, (grid.sigma, index), max_rows)
-        following = ODE().step(rows, velocity, grid).mean
-        size = len(trunks)
-        live = following[size:]
-        if step in plan.trained:
-            distribution = kernel.step(trunks, velocity[:size], grid[slice(0, size)])
-            for number in range(plan.branches):
-                drawn = distribution.sample(noise(step, number).to(latents.device)).to(storage_dtype)
-                values = (
-                    *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
-                    *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
-                    *(each[:size] for each in negative),
-                )
-                for name, value in zip(kept, values, strict=True):
-                    born[name].append(value)
-                live, owners = torch.cat([live, drawn.float()]), torch.cat([owners, trunk_ids])
-        trunks = following[:size]
-    return Branches(final=live, **{name: torch.cat(values) for name, values in born.items()})
+    with torch.no_grad():
+        trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
+        owners, live = trunk_ids[:0], latents[:0]
+        kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
+        kept = [*_BORN, *(["unconditional"] if sampler.unconditional else [])]
+        born: dict[str, list[Tensor]] = {name: [] for name in kept}
+        for step in range(len(sigmas) - 1):
+            if step in plan.trained:
+                # Equal to the stored state, so that a replay sees what the branch saw.
+                trunks = trunks.to(storage_dtype).float()
+            rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
+            grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))
+            forward = policy.guided_velocity if sampler.unconditional else policy.velocity
+            velocity, *negative = _forwards(forward, conditioning, rows, (grid.sigma, index), max_rows)
+            following = ODE().step(rows, velocity, grid).mean
+            size = len(trunks)
+            live = following[size:]
+            if step in plan.trained:
+                distribution = kernel.step(trunks, velocity[:size], grid[slice(0, size)])
+                for number in range(plan.branches):
+                    drawn = distribution.sample(noise(step, number).to(latents.device)).to(storage_dtype)
+                    values = (
+                        *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
+                        *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
+                        *(each[:size] for each in negative),
+                    )
+                    for name, value in zip(kept, values, strict=True):
+                        born[name].append(value)
+                    live, owners = torch.cat([live, drawn.float()]), torch.cat([owners, trunk_ids])
+            trunks = following[:size]
+        return Branches(final=live, **{name: torch.cat(values) for name, values in born.items()})
 
 
 _BORN = ("trunk", "step", "number", "before", "after", "log_probs", "means")

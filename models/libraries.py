@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 #: Loggers that tell, when torchao is imported, of kernels for other hardware and of what it registers with torch.
@@ -24,6 +26,11 @@ def diffusers_class(name: str) -> Any:
     import diffusers
 
     return getattr(diffusers, name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, such as a component's config."""
+    return dict(json.loads(path.read_text()))
 
 
 def quiet_libraries() -> None:

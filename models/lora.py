@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import nn
 
 from configs.errors import ConfigError
 
-_ADAPTED = (nn.Linear, nn.Conv2d, nn.Conv3d)
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,17 @@ def targeted(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
+def _takes_adapters(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d | nn.Conv3d]:
+    return isinstance(layer, torch.nn.Linear | torch.nn.Conv2d | torch.nn.Conv3d)
+
+
 def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
     """Check that every LoRA target names at least one linear or convolution layer.
 
     Raises:
         ConfigError: one matches nothing, so part of the model would silently stay untrained.
     """
-    layers = [key for key, layer in module.named_modules() if isinstance(layer, _ADAPTED)]
+    layers = [key for key, layer in module.named_modules() if _takes_adapters(layer)]
     for target in targets:
         if not any(targeted(key, [target]) for key in layers):
             examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
@@ -52,7 +56,7 @@ def lora_parameters(module: nn.Module, lora: LoraSpec) -> int:
     """Return how many parameters adapters have; each layer gets (rank, inputs) and (outputs, rank)."""
     found = 0
     for name, layer in module.named_modules():
-        if isinstance(layer, _ADAPTED) and targeted(name, lora.targets):
+        if _takes_adapters(layer) and targeted(name, lora.targets):
             sizes = layer.weight.shape
             found += lora.rank * (sizes[0] + sizes[1:].numel())
     return found
@@ -93,7 +97,7 @@ def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
     ]
     for part, name, parameter in empty:
         stand_in = torch.zeros(1, dtype=parameter.dtype).expand(parameter.shape)
-        setattr(part, name, nn.Parameter(stand_in, requires_grad=False))
+        setattr(part, name, torch.nn.Parameter(stand_in, requires_grad=False))
     yield
     for part, name, parameter in empty:
         setattr(part, name, parameter)

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
-from models.stored_weights import on_meta
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Dense peak of matrix products in half precision by the name of a device, FLOP/s, as their makers state it. The first
 #: that is part of the name counts.
@@ -115,7 +113,7 @@ class Meter:
         if torch.is_grad_enabled():
             self._with_gradient[call] += rows
         if call not in self._flops and call not in self._seen:
-            self._seen[call] = (rows, module, *tree_map(_shape_only, (args, kwargs)))
+            self._seen[call] = (rows, module, *_shapes_only((args, kwargs)))
         self._started.append(self._now())
 
     def _end(self, *_: Any) -> None:
@@ -148,12 +146,16 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 
     None where there can be no twin: it is no model of diffusers, or does what values decide.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from models.stored_weights import on_meta
+
     # What is sharded has a class of its own, derived from the model's.
     kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     if not hasattr(kind, "from_config"):
         return None
     twin = on_meta(lambda: kind.from_config(module.config))
-    args, kwargs = tree_map(_shape_only, (args, kwargs))
+    args, kwargs = _shapes_only((args, kwargs))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
             twin(*args, **kwargs)
@@ -173,13 +175,15 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return next((peak for known, peak in _PEAKS.items() if known in name), None)
 
 
-def _shape_only(leaf: Any) -> Any:
-    return leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf
+def _shapes_only(values: Any) -> Any:
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, torch.Tensor) else leaf, values)
 
 
 def _rows(values: Any) -> int | None:
     """Return the length of the first tensor's first dim: the rows of a call."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return len(values) if values.ndim else None
     parts = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
     return next(filter(None, map(_rows, parts)), None)
@@ -187,7 +191,7 @@ def _rows(values: Any) -> int | None:
 
 def _shapes(values: Any, rows: int) -> Any:
     """Return the shapes of nested tensors but for their rows, to be compared: this is done before every forward."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return (None, *values.shape[1:]) if values.ndim and len(values) == rows else tuple(values.shape)
     if isinstance(values, Mapping):
         return tuple((name, _shapes(value, rows)) for name, value in values.items())

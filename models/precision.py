@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Devices with fast or at least correct float64; MPS has none, and NPUs emulate it.
 _WIDE = ("cpu", "cuda", "xpu")

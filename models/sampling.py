@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from models.meter import timed
 from models.policies.base import Conditioning, GivesVelocity, Policy
 from models.schedules import Steps
 from models.solvers import Solver
 from models.transitions import Gaussian, Grid, Kernel, expand, gaussian_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Sampler:
     """The stochastic step."""
     solver: Solver
     """The deterministic step."""
-    storage_dtype: torch.dtype = torch.float32
+    storage_dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype the stored latents are rounded to."""
     reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
     """Gives the base model's velocities where a KL to it is wanted."""
@@ -53,7 +56,6 @@ class Sampler:
     """Keep the predictions for the negative prompt."""
 
 
-@torch.no_grad()
 def sample(
     policy: GivesVelocity,
     conditioning: Conditioning,
@@ -81,34 +83,35 @@ def sample(
     Returns:
         Final latents, stored states and log-probs.
     """
-    steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
-    for step in range(steps + 1):
-        stored = [step in plan.states for plan in plans]
-        if any(stored):
-            latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
-            noted.states[step] = latents.to(storage_dtype)
-        if step == steps:
-            break
-        grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
-        moving = [step in plan.stochastic for plan in plans]
-        if sampler.unconditional and any(moving):
-            velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
-            assert known is not None, "the model is called without guidance"
-            noted.unconditional[step] = known
-        else:
-            velocity = policy.velocity(latents, grid.sigma, conditioning)
-        following = sampler.solver.advance(latents, velocity, grid)
-        if any(moving):
-            distribution = sampler.kernel.step(latents, velocity, grid)
-            drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
-            following = torch.where(_rows_where(latents, moving), drawn, following)
-            sampler.solver.forget()
-            noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
-            if sampler.reference is not None:
-                base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
-                noted.reference_kl[step] = gaussian_kl(distribution, base)
-        latents = following
-    return noted.rollout(latents, plans)
+    with torch.no_grad():
+        steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
+        for step in range(steps + 1):
+            stored = [step in plan.states for plan in plans]
+            if any(stored):
+                latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
+                noted.states[step] = latents.to(storage_dtype)
+            if step == steps:
+                break
+            grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
+            moving = [step in plan.stochastic for plan in plans]
+            if sampler.unconditional and any(moving):
+                velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
+                assert known is not None, "the model is called without guidance"
+                noted.unconditional[step] = known
+            else:
+                velocity = policy.velocity(latents, grid.sigma, conditioning)
+            following = sampler.solver.advance(latents, velocity, grid)
+            if any(moving):
+                distribution = sampler.kernel.step(latents, velocity, grid)
+                drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
+                following = torch.where(_rows_where(latents, moving), drawn, following)
+                sampler.solver.forget()
+                noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
+                if sampler.reference is not None:
+                    base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
+                    noted.reference_kl[step] = gaussian_kl(distribution, base)
+            latents = following
+        return noted.rollout(latents, plans)
 
 
 @dataclass(frozen=True, slots=True)

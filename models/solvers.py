@@ -5,13 +5,15 @@ Legend: B rows, ... latent dims. Conventions as in ``models.transitions``.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 from configs.registry import Table
 from models.transitions import ODE, Grid, expand, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SOLVERS = Table(
     {

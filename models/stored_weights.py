@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
 from models.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: What diffusers calls the files of one component (its ``SAFETENSORS_WEIGHTS_NAME`` and the index of several files).
 _WEIGHTS, _INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"

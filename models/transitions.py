@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
 from configs.registry import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KERNELS = Table(
     {

@@ -42,17 +42,22 @@ class State:
 class ArtifactStore:
     """Commits and reads artifacts below one root."""
 
-    def __init__(self, root: Root | StoreSection | str) -> None:
+    def __init__(self, root: Root | StoreSection | str, *, remembers: bool = False) -> None:
         """Open a store.
 
         Args:
             root: a Root, the store section of a config, or the URI of a root.
+            remembers: read each manifest and record once, for what looks at many of them again and again and removes
+                none.
 
         Raises:
             StoreError: the root cannot be used.
         """
         section = StoreSection(root=root) if isinstance(root, str) else root
         self._present: set[ArtifactRef] = set()
+        self._remembers = remembers
+        self._manifests: dict[ArtifactRef, Manifest] = {}
+        self._records: dict[tuple[ArtifactRef, str], ShardRecord] = {}
         self.root: Root = open_root(section) if isinstance(section, StoreSection) else section
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
@@ -61,6 +66,8 @@ class ArtifactStore:
         Raises:
             CorruptError: it cannot be read or belongs to another artifact.
         """
+        if ref in self._manifests:
+            return self._manifests[ref]
         data = self.root.read(layout.manifest(ref))
         if data is None:
             return None
@@ -70,6 +77,8 @@ class ArtifactStore:
                 f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
                 "remove the artifact's folder and run the stage again."
             )
+        if self._remembers:
+            self._manifests[ref] = manifest
         return manifest
 
     def require(self, ref: ArtifactRef) -> Manifest:
@@ -247,11 +256,16 @@ class ArtifactStore:
         self._present.add(ref)
 
     def _read_records(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
-        paths = [layout.record(ref, shard) for shard in shards]
-        return [
-            None if data is None else record_from(parse(data, path), path, ref, shard)
-            for path, shard, data in zip(paths, shards, self.root.read_many(paths), strict=True)
-        ]
+        unknown = [shard for shard in shards if (ref, shard) not in self._records]
+        paths = [layout.record(ref, shard) for shard in unknown]
+        read = {
+            (ref, shard): record_from(parse(data, path), path, ref, shard)
+            for path, shard, data in zip(paths, unknown, self.root.read_many(paths), strict=True)
+            if data is not None
+        }
+        if self._remembers:
+            self._records |= read
+        return [read.get((ref, shard)) or self._records.get((ref, shard)) for shard in shards]
 
     def _settle(self, ref: ArtifactRef, ours: ShardRecord) -> ShardRecord:
         winner = self.record(ref, ours.shard)

@@ -71,6 +71,8 @@ class Chain:
         """The chain of the run's own config, where this is another."""
         self._epoch = epoch
         self._refs: dict[Node, ArtifactRef] = {}
+        # How many records of a stage there were when its artifact was derived: another one may name another attempt.
+        self._records: dict[Node, int] = {}
         self._lock = threading.RLock()
 
     def nodes(self) -> Iterator[Node]:
@@ -80,7 +82,7 @@ class Chain:
     def ref(self, node: Node) -> ArtifactRef:
         """Return the artifact a stage is expected to make, or has made."""
         with self._lock:
-            waiting = [node]
+            waiting = [] if self._is_settled(node) else [node]
             while waiting:
                 # Not by recursion: a thousand epochs are thousands of stages deep.
                 missing = [each for each in self._upstream(waiting[-1]) if each not in self._refs]
@@ -88,6 +90,7 @@ class Chain:
                     waiting += missing
                 else:
                     found = waiting.pop()
+                    self._records[found] = len(self.context.run.made(*found))
                     self._refs[found] = self._settle(found)
             return self._refs[node]
 
@@ -162,6 +165,9 @@ class Chain:
             return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
         return True
 
+    def _is_settled(self, node: Node) -> bool:
+        return node in self._refs and self._records[node] == len(self.context.run.made(*node))
+
     def _upstream(self, node: Node) -> tuple[Node, ...]:
         return () if self._is_the_runs(node) else self.stage(node).upstream()
 
@@ -203,10 +209,13 @@ class Chain:
         return made[-1]
 
 
+def is_evaluated(config: RunConfig, epoch: int) -> bool:
+    """Return whether the policy after an epoch is evaluated: every so many, and the last."""
+    return epoch == config.run.epochs or epoch % config.evaluate.every == 0
+
+
 def run_nodes(config: RunConfig) -> Iterator[Node]:
     """Yield every stage a run of this config consists of, each after those it reads."""
-    from tasks.check import is_evaluated
-
     yield from (Node(0, name) for name in ("base", "encode", "preprocess", "policy"))
     yield from evaluation_nodes(config, 0)
     for epoch in range(1, config.run.epochs + 1):

@@ -17,6 +17,7 @@ from models.solvers import SOLVERS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
+from tasks.chain import is_evaluated
 from tasks.check_rewards import check_rewards
 from tasks.combinations import Combination, check_combination, draw_plans
 from tasks.components import make_algorithm, make_kernel, make_plan
@@ -164,11 +165,6 @@ def _cost(config: RunConfig, prompts: Mapping[str, int], steps: Steps, requires:
         evaluations=evaluations,
         reference=requires.reference or config.advantage.kl_coef > 0,
     )
-
-
-def is_evaluated(config: RunConfig, epoch: int) -> bool:
-    """Return whether the policy after an epoch is evaluated: every so many, and the last."""
-    return epoch == config.run.epochs or epoch % config.evaluate.every == 0
 
 
 def _latent_values(config: RunConfig) -> int | None:

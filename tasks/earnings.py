@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from configs.rewards import RewardSection
 from tasks.algorithms.advantages import composed
 from tasks.chain import Chain
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def earned(chain: Chain, epoch: int) -> str:

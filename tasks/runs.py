@@ -113,7 +113,7 @@ def open_run(
     config = override_config(stored, [f"store.root={root}", *overrides])
     if not (reads or trusted):
         check_trusted(stored, config, run=name)
-    store = ArtifactStore(config.store)
+    store = ArtifactStore(config.store, remembers=reads)
     run = RunFolder(store, name)
     return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
 

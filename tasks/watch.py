@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from configs.errors import CorruptError
 from storage.tables import read_rows
@@ -18,6 +18,9 @@ from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.chain import Chain
 from tasks.earnings import group_numbers, optimized_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

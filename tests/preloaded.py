@@ -39,6 +39,7 @@ _MODULES = (
     "diffusers.models.autoencoders.autoencoder_kl",
     "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
     "tasks.stages.optimize",
+    "tasks.optimize.epoch",
     "tasks.stages.export",
     "tasks.check",
     "prefect.client.orchestration",

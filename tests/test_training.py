@@ -201,7 +201,7 @@ def test_the_scale_survives_a_kill_and_the_end_of_an_epoch(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Begins too high and doubles soon, so that overflow, repetition and growth all happen.
-    monkeypatch.setattr("tasks.stages.optimize.loss_scale", lambda dtype: LossScale(exponent=28))
+    monkeypatch.setattr("tasks.optimize.epoch.loss_scale", lambda dtype: LossScale(exponent=28))
     monkeypatch.setattr("tasks.optimize.scaling._PATIENCE", 2)
     whole = prepare(make_config(f"store.root={tmp_path / 'whole'}", *HALF))
     broken = prepare(make_config(*HALF))

@@ -19,21 +19,23 @@ from tasks.check import check_config
 from tasks.components import make_algorithm
 from tasks.context import RunContext
 from tasks.optimize import checkpoints
+from tasks.optimize import epoch as training
+from tasks.optimize.epoch import TrainingEpoch
 from tasks.optimize.loop import run_updates
 from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.state import read_state
 from tasks.sources import policy_folder
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
-from tasks.stages import optimize as training
+from tasks.stages.optimize import OptimizeStage
 from tests.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
 
-def optimize(context: RunContext, epoch: int) -> training.OptimizeStage:
+def optimize(context: RunContext, epoch: int) -> OptimizeStage:
     made = make_stage(context, "optimize", epoch)
-    assert isinstance(made, training.OptimizeStage)
+    assert isinstance(made, OptimizeStage)
     return made
 
 
@@ -71,7 +73,7 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     chain, stage = context.chain, optimize(context, 1)
     own = (context.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
-    ids = stage._samples(make_algorithm(stage.config).requires).reader.sample_ids.to_pylist()
+    ids = TrainingEpoch(stage)._samples(make_algorithm(stage.config).requires).reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
         expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
         assert stage.updates_of(sample) == expected
@@ -158,7 +160,7 @@ def test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them(make_confi
         for epoch in (1, 2):
             run_epoch(context, epoch)
         found.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
-        fused.append(bool(optimize(context, 2)._state().optimizer.defaults["fused"]))
+        fused.append(bool(TrainingEpoch(optimize(context, 2))._state().optimizer.defaults["fused"]))
     assert fused == [False, True]
     assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-5
 

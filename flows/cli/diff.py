@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -14,14 +13,13 @@ if TYPE_CHECKING:
     from tasks.figures import Figures
 
 
-def diff_command(first: str, second: str, *, root: str, images: Path | None, as_json: bool) -> None:
+def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
     """Print in what two runs differ, what they share and what came of each.
 
     Args:
         first: a run.
         second: another.
         root: the store.
-        images: HTML file to write, with their images from the same noise side by side.
         as_json: print JSON.
 
     Raises:
@@ -45,11 +43,6 @@ def diff_command(first: str, second: str, *, root: str, images: Path | None, as_
         )
     else:
         _print(first, second, found)
-    if images is not None:
-        from flows.cli.report import save_report
-        from tasks.report import run_report
-
-        save_report(run_report(*contexts), images)
 
 
 def _print(first: str, second: str, found: Comparison) -> None:

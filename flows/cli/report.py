@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.deferred import deferred
 from configs.errors import StoreError
 from flows.console import console
 
 
-def report_command(names: Sequence[str], *, root: str, out: Path | None, price: float | None, track: bool) -> None:
+def report_command(
+    names: Sequence[str], *, root: str, out: Path | None, price: float | None = None, track: bool = False
+) -> None:
     """Write the report of one run, or of several beside each other, and print where it is.
 
     Raises:
         StoreError: there is no such run, or the file cannot be written.
         TrackingError: the tracker cannot be used.
     """
-    from tasks.report import run_report
-    from tasks.runs import open_run
+    with deferred("torch"):
+        from tasks.report import run_report
+        from tasks.runs import open_run
 
     contexts = [open_run(root, name, reads=True) for name in names]
     html = run_report(*contexts, price=price)

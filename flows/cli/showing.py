@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from configs.deferred import deferred
 from flows.cli.app import app
 from flows.cli.opening import say
 from flows.cli.options import AsJson, Config, Overrides, Quiet, Root, TrustStore
@@ -45,9 +46,11 @@ def status(
     """Show the runs of a store, or of one run which stages are fresh, stale or missing, and its evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    from flows.cli.status import status_command
+    # What is read here names what computes with torch, and computes nothing.
+    with deferred("torch"):
+        from flows.cli.status import status_command
 
-    status_command(run, root=uri, why=why, check=check, as_json=as_json)
+        status_command(run, root=uri, why=why, check=check, as_json=as_json)
 
 
 @app.command()
@@ -63,9 +66,14 @@ def diff(
     """Compare two runs: in what their settings differ, which artifacts they share, what came of each."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    from flows.cli.diff import diff_command
+    with deferred("torch"):
+        from flows.cli.diff import diff_command
 
-    diff_command(first, second, root=uri, images=images, as_json=as_json)
+        diff_command(first, second, root=uri, as_json=as_json)
+    if images is not None:
+        from flows.cli.report import report_command
+
+        report_command([first, second], root=uri, out=images)
 
 
 @app.command()

@@ -33,15 +33,15 @@ def status_command(name: str | None, *, root: str | None, why: str | None, check
     Raises:
         ConfigError: ``why`` names nothing.
     """
-    from tasks.describe import describe_run
-    from tasks.runs import open_run
-
     store = ArtifactStore(default_root(root))
     if why is not None:
         if name is None:
             raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
         _explain(store.root.uri, name, why)
         return
+    from tasks.describe import describe_run
+    from tasks.runs import open_run
+
     names = [name] if name is not None else list_runs(store)
     runs = [describe_run(open_run(store.root.uri, each, reads=True)) for each in names]
     _print(store, runs, one=name is not None, as_json=as_json)
@@ -112,10 +112,18 @@ def _print_run(run: dict[str, Any]) -> None:
         for stage, speed in run["speed"]["stages"].items():
             console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}", markup=False)
     _print_side_results(run)
-    artifacts = Table("epoch", "stage", "slot", "artifact", title="Artifacts", title_justify="left")
-    for made in run["artifacts"]:
-        artifacts.add_row(str(made["epoch"]), made["stage"], made["slot"], made["artifact"])
-    console.print(artifacts)
+    _print_artifacts(run["artifacts"])
+
+
+def _print_artifacts(made: Sequence[Mapping[str, Any]]) -> None:
+    """Print those of the first and the last epoch: those of all are for programs, not for eyes."""
+    last = max((each["epoch"] for each in made), default=0)
+    shown = [each for each in made if each["epoch"] in (0, last)]
+    left_out = f" ({len(made) - len(shown)} of the epochs between: --json)" if len(made) > len(shown) else ""
+    table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
+    for each in shown:
+        table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
+    console.print(table)
 
 
 def _grid(stages: Sequence[Mapping[str, Any]]) -> Table:

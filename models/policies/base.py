@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from models.merging import Merged
-from models.meter import Meter
-from models.stored_weights import StoredWeights
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from models.merging import Merged
+    from models.meter import Meter
+    from models.stored_weights import StoredWeights
 
 
 class Part(Enum):
@@ -39,7 +41,7 @@ class PolicySettings:
     """Image width in pixels."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 is off."""
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default_factory=lambda: torch.float32)
     """Dtype of weights and forward pass."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of all tensors."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from models.policies.base import Part, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Flux1Kontext(Flux1):

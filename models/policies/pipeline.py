@@ -7,7 +7,6 @@ can do should not wait seconds for it.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from configs.registry import build, option_names
 from models.attention import set_attention
 from models.compilation import compile_blocks
 from models.guidance import guided
-from models.libraries import diffusers_class
+from models.libraries import diffusers_class, read_json
 from models.lora_files import save_lora
 from models.merging import merged_where_possible
 from models.policies.base import Conditioning, Guided, Part, PipelineCall, Policy, PolicySettings
@@ -340,8 +339,3 @@ class PipelinePolicy(Policy):
 def _described(folder: Path, class_name: str) -> nn.Module:
     """Return a component of which only the config is of use."""
     return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file."""
-    return dict(json.loads(path.read_text()))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from configs.errors import ConfigError
 from models.policies.base import Part, PipelineCall
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Pixels that the pipeline scales the image to edit to, whatever its caller wants.
 _PIPELINE_AREA = 1024 * 1024

@@ -10,14 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from models.libraries import read_json
 from models.policies.base import PipelineCall
-from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, read_json
+from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from configs.extras import require_extra
 from models.policies.base import Part
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Wan21ImageToVideo(Wan):

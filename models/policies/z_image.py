@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from models.policies.base import PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ZImage(PipelinePolicy):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from models.rewards.base import Scores
 from models.rewards.clip import ClipEmbeddings
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Names in open_clip's models and in transformers' CLIPModel, first match first.
 _CLIP_NAMES = (

@@ -6,18 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PROMPT, _REWARD, _IMAGE = "{text_prompt}", "<|Reward|>", "<|image_pad|>"
 #: Side of what becomes one token, and how many tokens an image has, about: it is scaled to that.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 #: Of ImageReward's scores over its own data (``ImageReward.py``).
 _MEAN, _STD = 0.16717362830052426, 1.0333394966054072

@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,8 +45,8 @@ class LocalRoot:
                 f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
             )
         self._checked: set[str] = set()
-        #: Folders that are below the root, links followed.
-        self._inside: set[Path] = set()
+        #: Folders below the root that no link leads to.
+        self._inside: set[str] = set()
         self._lock = threading.Lock()
 
     def _at(self, path: str) -> Path:
@@ -55,19 +56,31 @@ class LocalRoot:
             StoreError: it leads out of the root.
         """
         try:
-            found = self.folder / inside(path)
-            parent = found.parent
-            if parent != self.folder and parent not in self._inside:
-                below(self.folder, parent.relative_to(self.folder).as_posix())
-                if parent.is_dir():
-                    self._inside.add(parent)
-            if found.is_symlink():
+            inside(path)
+            folder, _, _ = path.rpartition("/")
+            found = os.path.join(self.uri, path)
+            if not self._is_inside(folder) or os.path.islink(found):
                 below(self.folder, path)
         except ValueError as error:
             raise StoreError(
                 f"{self.uri}: {error}. Nothing outside a store's root is read or written; remove it from the store."
             ) from None
-        return found
+        return Path(found)
+
+    def _is_inside(self, folder: str) -> bool:
+        """Return whether no link leads to a folder of the store, so that it is below the root without a look at it."""
+        if not folder or folder in self._inside:
+            return True
+        try:
+            mode = os.lstat(os.path.join(self.uri, folder)).st_mode
+        except OSError:
+            # What is not there yet may become a link.
+            mode = 0
+        if stat.S_ISLNK(mode) or not self._is_inside(folder.rpartition("/")[0]):
+            return False
+        if stat.S_ISDIR(mode):
+            self._inside.add(folder)
+        return True
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably (write, fsync, link); False when it exists."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from models.adapters import Trainable
-from models.meter import Meter
-from models.policies.base import Conditioning
-from models.transitions import Gaussian, Grid, Kernel
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.adapters import Trainable
+    from models.meter import Meter
+    from models.policies.base import Conditioning
+    from models.transitions import Gaussian, Grid, Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

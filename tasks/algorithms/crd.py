@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from models.precision import widened
 from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
 from tasks.algorithms.forward import ForwardProcess, decay_of
 from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class CRD(ForwardProcess):
         theirs = centered(wanted, weights, units)
         if self.distance == "mse":
             return (ours - theirs) ** 2
-        return F.binary_cross_entropy_with_logits(ours, torch.sigmoid(theirs), reduction="none")
+        return torch.nn.functional.binary_cross_entropy_with_logits(ours, torch.sigmoid(theirs), reduction="none")
 
 
 def crd_error(velocity: Tensor, target: Tensor, *, adaptive: bool) -> Tensor:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from models.sampling import replay
 from models.transitions import Gaussian
 from models.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
 from tasks.algorithms.objectives import clipped_surrogate, policy_kl, ratio_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ Signs and rows of advantage 0 are as in Flow-GRPO. Over the rollout's noise the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from models.transitions import Gaussian
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch
 from tasks.algorithms.grpo import GRPO
 from tasks.algorithms.objectives import guarded_log_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,15 @@ Legend: B rows, G units (pairs or groups) in a batch, ... latent dims.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from models.precision import widened
 from models.transitions import Gaussian, expand, gaussian_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
@@ -137,7 +139,7 @@ def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
 
     -log sigmoid(-beta / 2 (m - m_ref)), m = error of the winner minus error of the loser at shared noise and level.
     """
-    loss: Tensor = -F.logsigmoid(-0.5 * beta * (margin - reference_margin))
+    loss: Tensor = -torch.nn.functional.logsigmoid(-0.5 * beta * (margin - reference_margin))
     return loss
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Means that are looked at together, the last ones, and how few are enough.
 WINDOW, _FEWEST = 5, 4

@@ -6,9 +6,12 @@ Legend: N samples of an epoch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def win_rates(values: Tensor) -> Tensor:

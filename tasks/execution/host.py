@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import resolve
@@ -37,6 +36,8 @@ from tasks.seeds import derive
 from tasks.sources import Weights, chosen_weights, local_model, weight_files
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tasks.context import RunContext
     from tasks.stage import Stage
 

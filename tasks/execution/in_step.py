@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from models.adapters import Trainable
 from models.policies.base import Conditioning, Guided, Policy
 from tasks.execution.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Inputs(NamedTuple):

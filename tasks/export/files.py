@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.libraries import diffusers_class
+from models.libraries import diffusers_class, read_json
 from models.policies.base import Policy, SchedulerChoice
-from models.policies.pipeline import read_json
 from tasks.export.base_model import license_files
 
 INDEX = "model_index.json"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.extras import require_extra
@@ -16,6 +16,9 @@ from tasks.optimize.optimizers import adamw_settings
 require_extra("8bit", "torchao", what="optimize.optimizer 'adamw8bit'")
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit  # type: ignore[import-untyped]  # noqa: E402
 from torchao.optim.subclass_8bit import OptimState8bit  # type: ignore[import-untyped]  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 #: Numbers that share a scale: at most, as bitsandbytes has them, and at least, below which scales cost too much.
 _LARGEST, _SMALLEST = 256, 16

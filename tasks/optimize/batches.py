@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
 
 from configs.errors import CorruptError
 from configs.learning import ReplaySection
@@ -26,6 +25,9 @@ from tasks.optimize.reader import SampleReader
 from tasks.optimize.replay import Proximal, importance_weights
 from tasks.optimize.rows import Units, joint_rows, single_rows
 from tasks.seeds import derive, generator, permutation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SampleSet(ABC):

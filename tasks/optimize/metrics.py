@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from models.precision import widened
 from tasks.algorithms.base import Batch, TransitionBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Figures with this prefix are the largest of all rows; the others are means.
 LARGEST = "max/"

@@ -1,23 +1,24 @@
-"""Optimizers: AdamW, and what of each is written and read again.
+"""Optimizers: which there are, and what of each is written and read again.
 
-A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``AdamW`` below, and one line in the table.
+A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``tasks.optimize.adamw:AdamW``, in a file of
+its own, and one line in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from configs.errors import ConfigError
 from configs.registry import Table, resolve
 from configs.schema import OptimizeSection, RunConfig
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 OPTIMIZERS = Table(
     {
-        "adamw": "tasks.optimize.optimizers:AdamW",
+        "adamw": "tasks.optimize.adamw:AdamW",
         "adamw8bit": "tasks.optimize.adamw8bit:AdamW8bit",
     },
     like="tasks.optimize.optimizers:MomentOptimizer",
@@ -46,43 +47,6 @@ class MomentOptimizer(Protocol):
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
-
-
-class AdamW(torch.optim.AdamW):
-    """torch's, float32 moments."""
-
-    moment_bytes = 4.0
-    fuses = True
-
-    def __init__(self, parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool) -> None:
-        """Bind to parameters.
-
-        Args:
-            parameters: float32.
-            section: the settings.
-            fused: carry out a step as one kernel.
-        """
-        super().__init__(parameters, **adamw_settings(section), fused=fused or None)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
-        for group in self.param_groups:
-            group["lr"] = rate
-
-    @torch.no_grad()
-    def begin(self, parameter: nn.Parameter) -> None:
-        """Give a parameter the moments it has before its first step."""
-        # A fused optimizer counts its steps where it works, the others on the CPU.
-        counted_on = parameter.device if self.defaults["fused"] else torch.device("cpu")
-        self.state[parameter] = {
-            "step": torch.zeros((), device=counted_on),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-
-    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
-        return dict(self.state.get(parameter, {}))
 
 
 def adamw_settings(section: OptimizeSection) -> dict[str, Any]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from models.sharding import local, number
+
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Exponents tried in turn at an overflow lie this far apart.
 _STEP = 2

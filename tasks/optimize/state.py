@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,6 +25,9 @@ from tasks.optimize.loop import TrainerState
 from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.scaling import LossScale
 from tasks.sources import OPTIMIZER, Weights, tensor_files
+
+if TYPE_CHECKING:
+    import torch
 
 METRICS = "metrics.json"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from configs.deferred import deferred
+
 if TYPE_CHECKING:
     from tasks.context import RunContext
 
@@ -18,8 +20,11 @@ def run_report(*contexts: RunContext, price: float | None = None) -> str:
     Raises:
         CorruptError: a file of a run is damaged.
     """
+    with deferred("torch"):
+        from tasks.report.content import read_run
+
+        read = [read_run(context) for context in contexts]
     # Only now: what draws takes seconds to import.
-    from tasks.report.content import read_run
     from tasks.report.page import page
 
-    return page([read_run(context) for context in contexts], price=price)
+    return page(read, price=price)

@@ -52,7 +52,9 @@ def histogram(title: str, values: Mapping[str, np.ndarray], *, along: str) -> st
 
 def _new(title: str, along: str) -> tuple[Figure, Axes]:
     # No pyplot: its figures live until they are closed.
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    figure = Figure(figsize=_SIZE)
+    # Margins for the longest labels there are: to measure these takes as long as to draw them.
+    figure.subplots_adjust(left=0.13, right=0.98, top=0.9, bottom=0.15)
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(along, fontsize=8)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from configs.errors import CorruptError, RewardError
 from configs.rewards import RewardSection
@@ -35,6 +34,9 @@ from tasks.chain import Node
 from tasks.components import open_trajectory_store
 from tasks.earnings import group_numbers, optimized_parts
 from tasks.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from models.policies.base import Part
 from models.sampling import Sampler, ode_plan, sample
@@ -22,6 +20,9 @@ from tasks.prompts import StoredPrompt
 from tasks.seeds import derive, generator
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    import torch
 
 SPLITS = ("heldout", "train")
 CLIPS = "clips"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from configs.errors import ConfigError
-from models.adapters import Trainable
+from models.libraries import read_json
 from models.policies.base import Part, PipelineCall
-from models.policies.pipeline import read_json
 from tasks.chain import Node, policy_after
 from tasks.components import call_options
 from tasks.export.base_model import BaseModel, describe_base, license_identity
@@ -25,6 +24,9 @@ from tasks.prompts import StoredPrompt, read_prompts, uses_guidance
 from tasks.seeds import derive
 from tasks.sources import PIPELINE, Weights
 from tasks.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from models.adapters import Trainable
 
 #: Columns of the picture before and after.
 _SHOWN = 6

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from configs.fingerprint import canonical_json
 from models.policies.base import Part
 from tasks.chain import Node
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ABOUT = "policy.json"
 SHARD = "policy"
@@ -52,5 +52,7 @@ class PolicyStage(Stage):
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
         (folder / ABOUT).write_text(canonical_json(self.options()))
         if self.config.model.lora is not None:
+            from safetensors.torch import save_file
+
             save_file(dict(self._fresh or self.host.fresh_state()), folder / Weights.TRAINED.value)
         return Output(rows=1)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from models.branching import Branches, branch
 from models.policies.base import Conditioning, Part
@@ -38,6 +37,9 @@ from tasks.prompts import SOURCE, StoredPrompt
 from tasks.seeds import derive, epoch_prompts, generator, mixed_prompts
 from tasks.sources import Weights
 from tasks.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RolloutStage(Stage):

@@ -159,8 +159,8 @@ NAMED = (
     Named(
         name="DPO prefers the worse sample",
         path=f"{ALGORITHMS}/objectives.py",
-        before="-F.logsigmoid(-0.5 * beta",
-        after="-F.logsigmoid(0.5 * beta",
+        before="-torch.nn.functional.logsigmoid(-0.5 * beta",
+        after="-torch.nn.functional.logsigmoid(0.5 * beta",
     ),
     Named(
         name="CRD rewards errors",
