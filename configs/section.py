@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation."""
+    """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    They are read where the documentation is made: to read them with every process takes longer than all else here.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Component(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,28 @@ class ArtifactStore:
         if ref in self._manifests:
             return self._manifests[ref]
         data = self.root.read(layout.manifest(ref))
-        if data is None:
-            return None
-        manifest = manifest_from(parse(data, layout.manifest(ref)), layout.manifest(ref))
-        if (manifest.kind, manifest.id) != (ref.kind, ref.id):
-            raise CorruptError(
-                f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
-                "remove the artifact's folder and run the stage again."
-            )
-        if self._remembers:
+        manifest = None if data is None else _manifest_of(ref, data)
+        if self._remembers and manifest is not None:
             self._manifests[ref] = manifest
         return manifest
+
+    def remember(self, refs: Iterable[ArtifactRef], *, records: bool = False) -> None:
+        """Read the manifests of artifacts all together, as far as there are any; nothing in a store that forgets them.
+
+        Args:
+            refs: the artifacts.
+            records: read the records of their shards too.
+
+        Raises:
+            CorruptError: one cannot be read, or belongs elsewhere.
+        """
+        unknown = [ref for ref in refs if ref not in self._manifests] if self._remembers else []
+        for ref, data in zip(unknown, self.root.read_many([layout.manifest(ref) for ref in unknown]), strict=True):
+            if data is not None:
+                self._manifests[ref] = _manifest_of(ref, data)
+        if records:
+            named = [(ref, shard) for ref, made in self._manifests.items() for shard, _, _ in made.shards]
+            self._records |= self._read_records([each for each in named if each not in self._records])
 
     def require(self, ref: ArtifactRef) -> Manifest:
         """Return the manifest of an artifact that must be complete.
@@ -94,7 +105,7 @@ class ArtifactStore:
 
     def record(self, ref: ArtifactRef, shard: str) -> ShardRecord | None:
         """Return the commit record of one shard, or None."""
-        return self._read_records(ref, [shard])[0]
+        return self._recorded(ref, [shard])[0]
 
     def records(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of all committed shards, sorted by shard name."""
@@ -102,7 +113,7 @@ class ArtifactStore:
 
     def recorded(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord]:
         """Return the records of those of some shards that are committed; lists nothing."""
-        return [record for record in self._read_records(ref, shards) if record is not None]
+        return [record for record in self._recorded(ref, shards) if record is not None]
 
     def shards(self, ref: ArtifactRef) -> list[ShardRecord]:
         """Return the records of a complete artifact, all that its manifest names and nothing else.
@@ -112,7 +123,7 @@ class ArtifactStore:
             CorruptError: a record is missing, or describes other content than the manifest.
         """
         manifest = self.require(ref)
-        found = self._read_records(ref, [shard for shard, _, _ in manifest.shards])
+        found = self._recorded(ref, [shard for shard, _, _ in manifest.shards])
         for (shard, digest, _), record in zip(manifest.shards, found, strict=True):
             if record is None or record.digest != digest:
                 state = "is missing" if record is None else f"describes content {record.digest[:12]}"
@@ -194,7 +205,7 @@ class ArtifactStore:
         Raises:
             NotCommittedError: a planned shard has no record.
         """
-        records = self._read_records(ref, shards)
+        records = self._recorded(ref, shards)
         missing = [shard for shard, record in zip(shards, records, strict=True) if record is None]
         if missing:
             raise NotCommittedError(f"{ref} cannot be completed: shards {', '.join(missing)} are not committed.")
@@ -255,17 +266,19 @@ class ArtifactStore:
             )
         self._present.add(ref)
 
-    def _read_records(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
-        unknown = [shard for shard in shards if (ref, shard) not in self._records]
-        paths = [layout.record(ref, shard) for shard in unknown]
-        read = {
-            (ref, shard): record_from(parse(data, path), path, ref, shard)
-            for path, shard, data in zip(paths, unknown, self.root.read_many(paths), strict=True)
-            if data is not None
-        }
+    def _recorded(self, ref: ArtifactRef, shards: Sequence[str]) -> list[ShardRecord | None]:
+        read = self._read_records([(ref, shard) for shard in shards if (ref, shard) not in self._records])
         if self._remembers:
             self._records |= read
         return [read.get((ref, shard)) or self._records.get((ref, shard)) for shard in shards]
+
+    def _read_records(self, named: Sequence[tuple[ArtifactRef, str]]) -> dict[tuple[ArtifactRef, str], ShardRecord]:
+        paths = [layout.record(ref, shard) for ref, shard in named]
+        return {
+            (ref, shard): record_from(parse(data, path), path, ref, shard)
+            for path, (ref, shard), data in zip(paths, named, self.root.read_many(paths), strict=True)
+            if data is not None
+        }
 
     def _settle(self, ref: ArtifactRef, ours: ShardRecord) -> ShardRecord:
         winner = self.record(ref, ours.shard)
@@ -279,6 +292,16 @@ class ArtifactStore:
                 "both writers run the same version on the same kind of device."
             )
         return winner
+
+
+def _manifest_of(ref: ArtifactRef, data: bytes) -> Manifest:
+    manifest = manifest_from(parse(data, layout.manifest(ref)), layout.manifest(ref))
+    if (manifest.kind, manifest.id) != (ref.kind, ref.id):
+        raise CorruptError(
+            f"{layout.manifest(ref)} describes {manifest.kind}/{manifest.id}. It was copied from elsewhere; "
+            "remove the artifact's folder and run the stage again."
+        )
+    return manifest
 
 
 def _content(files: Sequence[FileEntry]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _ID = re.compile(r"\w[\w.-]*")
 KINDS = (
@@ -61,8 +62,9 @@ class ArtifactRef:
     def __str__(self) -> str:
         return self.path
 
-    @classmethod
-    def parse(cls, text: str) -> ArtifactRef:
+    @staticmethod
+    @lru_cache(maxsize=1 << 16)
+    def parse(text: str) -> ArtifactRef:
         """Return the ref spelled ``kind/id``.
 
         Raises:
@@ -71,7 +73,7 @@ class ArtifactRef:
         kind, separator, identifier = text.partition("/")
         if not separator or kind not in KINDS or not identifier or "\0" in identifier or not _ID.fullmatch(identifier):
             raise ValueError(f"'{text}' is not an artifact; artifacts are kind/id with kind one of {', '.join(KINDS)}")
-        return cls(kind, identifier)
+        return ArtifactRef(kind, identifier)
 
 
 def manifest(ref: ArtifactRef) -> str:

@@ -27,6 +27,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
     from tasks.staleness import standings
 
     chain, run = context.chain, context.run
+    context.store.remember(map(chain.ref, chain.nodes()))
     entries = chain.entries()
     finished = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
     return {

@@ -130,9 +130,10 @@ def side_results(chain: Chain) -> list[Side]:
     for entry in run.entries():
         node = Node(*entry.key)
         label = _label(chain, node, entry, scheduled=node in nodes)
+        if label is None:
+            continue
         newest = run.made(*node)[-1]
-        stale = node in nodes and entry == newest and standing(chain, node).state is State.STALE
-        if label is not None and not stale:
+        if not (node in nodes and entry == newest and standing(chain, node).state is State.STALE):
             found.append(Side(entry=entry, label=label))
     return found
 

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from configs.registry import resolve
 from configs.schema import RunConfig
+from configs.section import Section
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
@@ -51,7 +53,7 @@ def render() -> str:
     """Return the page's sections."""
     lines: list[str] = []
     for section, field in RunConfig.model_fields.items():
-        lines += [f"## {section}", "", _text(field.description), ""]
+        lines += [f"## {section}", "", _text(docstrings(RunConfig)[section]), ""]
         lines += ["| setting | type | default | |", "|---|---|---|---|"]
         model = _model(field.annotation)
         assert model is not None
@@ -74,15 +76,16 @@ def render() -> str:
 
 
 def _rows(prefix: str, model: type[BaseModel]) -> Iterator[str]:
+    said = docstrings(model)
     for name, field in model.model_fields.items():
         inner = _model(field.annotation)
         if inner is not None and inner.__name__ != "Component":
             many = typing.get_origin(field.annotation) in (tuple, list)
             default = _default(field) if _default(field) in ("none", "empty", "required") else "as below"
-            yield f"| `{prefix}.{name}` | section | {default} | {_text(field.description)} |"
+            yield f"| `{prefix}.{name}` | section | {default} | {_text(said[name])} |"
             yield from _rows(f"{prefix}.{name}{'[]' if many else ''}", inner)
             continue
-        yield f"| `{prefix}.{name}` | {_type(field)} | {_default(field)} | {_text(field.description)} |"
+        yield f"| `{prefix}.{name}` | {_type(field)} | {_default(field)} | {_text(said[name])} |"
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
@@ -144,8 +147,9 @@ def _component(name: str, kind: Any) -> Iterator[str]:
     yield f"| **`{name}`** | | | | {about} |"
     if not dataclasses.is_dataclass(options):
         return
-    said = _docstrings(options)
-    hints = typing.get_type_hints(options)
+    said = docstrings(options)
+    # What names torch's types does not import them.
+    hints = typing.get_type_hints(options, localns={"Tensor": torch.Tensor, "nn": torch.nn})
     for field in dataclasses.fields(options):
         if field.init and not field.name.startswith("_"):
             given = field.default_factory() if callable(field.default_factory) else field.default
@@ -154,11 +158,11 @@ def _component(name: str, kind: Any) -> Iterator[str]:
             yield row
 
 
-def _docstrings(kind: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a dataclass and of those it comes from."""
+def docstrings(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass or section, and of those it comes from."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
+        if not (dataclasses.is_dataclass(base) or issubclass(base, Section)):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(tree, ast.ClassDef)

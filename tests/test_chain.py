@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from configs.errors import ConfigError, NotCommittedError
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
-from tasks.chain import Node, run_nodes
+from storage.lineage import LineageEntry
+from storage.roots.local import LocalRoot
+from tasks.chain import Chain, Node, run_nodes
 from tasks.context import RunContext
 from tasks.describe import describe_run
 from tasks.figures import evaluation_figures, named_figures
@@ -73,6 +76,45 @@ def test_a_finished_run_is_fresh_and_a_new_one_missing(make_config: Make) -> Non
     described = describe_run(context)
     assert set(described["evaluations"]) == {"0", "1"}
     assert {stage["state"] for stage in described["stages"]} == {"fresh"}
+
+
+def test_looking_at_a_run_reads_every_file_once_and_derives_every_artifact_once(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = finish(make_config("run.epochs=2"))
+    expected = describe_run(context)
+    reads, settled = Counter[str](), Counter[Node]()
+    read, settle = LocalRoot.read, Chain._settle
+
+    def counted(self: LocalRoot, path: str) -> bytes | None:
+        reads[path] += 1
+        return read(self, path)
+
+    def noted(self: Chain, node: Node) -> ArtifactRef:
+        settled[node] += 1
+        return settle(self, node)
+
+    reader = open_run(context.store.root.uri, "small", reads=True)
+    monkeypatch.setattr(LocalRoot, "read", counted)
+    monkeypatch.setattr(Chain, "_settle", noted)
+    assert describe_run(reader) == expected
+    assert settled == Counter(reader.chain.nodes())
+    committed = {path: count for path, count in reads.items() if path.endswith("manifest.json") or "/lineage/" in path}
+    assert len(committed) >= 2 * len(settled) - 2
+    assert set(committed.values()) == {1}
+
+
+def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
+    context = finish(make_config("run.epochs=1"))
+    node, chain = Node(1, "score", REWARD), context.chain
+    before = chain.ref(node)
+    other = open_run(context.store.root.uri, "small")
+    again = other.chain.stage(node)
+    again.begin_attempt()
+    other.run.append(LineageEntry(epoch=1, stage="score", slot=REWARD, artifact=str(again.ref), forced=True))
+    assert chain.ref(node) == before
+    context.run.refresh()
+    assert chain.ref(node) == again.ref != before
 
 
 def test_forcing_what_comes_out_equal_makes_nothing_due(make_config: Make) -> None:

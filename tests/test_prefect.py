@@ -85,6 +85,7 @@ def scheduling_server(tmp_path: Path) -> Iterator[dict[str, str]]:
         port = probe.getsockname()[1]
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
     environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "2"
+    environment["PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION"] = "60"
     command = [
         sys.executable,
         "-m",
@@ -159,7 +160,7 @@ def test_a_schedule_trains_on_and_catches_up_once(
         mistaken = client.read_deployment_by_name("optimize/optimize").id
         asked = {"request": {"run": "small", "root": root, "epoch": 99, "wait_minutes": 30}}
         failed = client.create_flow_run_from_deployment(mistaken, parameters=asked).id
-        # What was killed keeps its deployment's slot for up to five minutes.
+        # What was killed keeps its deployment's slot until its lease ends.
         wait_until(lambda: done() >= before + 2, 480)
         wait_until(lambda: client.read_flow_run(failed).state.is_final(), 240)
         runs = client.read_flow_runs()

@@ -95,7 +95,7 @@ def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [pytest.param(1, marks=pytest.mark.campaign), 2])
 def test_a_sweep_samples_once_what_its_variants_share(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, parallel: int
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_sweep_samples_once_what_its_variants_share(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["1", "2"])
+@pytest.mark.parametrize("parallel", [pytest.param("1", marks=pytest.mark.campaign), "2"])
 def test_a_variant_that_fails_stops_no_other(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, parallel: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_variant_that_fails_stops_no_other(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["1", "2"])
+@pytest.mark.parametrize("parallel", [pytest.param("1", marks=pytest.mark.campaign), "2"])
 def test_a_sweep_that_is_stopped_leaves_no_process(
     config_file: Path, tmp_path: Path, prefect_server: str, parallel: str
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shlex
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
+from configs.deferred import deferred
 from configs.errors import FlowmillError
 from flows.cli.stopping import STOPPED, terminable
 from flows.environment import wants_traceback
@@ -19,6 +21,17 @@ def say(text: str, *, quiet: bool = False) -> None:
     if not quiet:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def brief() -> Iterator[None]:
+    """Let a command that reads, prints and ends do nothing else inside.
+
+    What it reads names what computes with torch, and computes nothing; and it ends before its garbage matters.
+    """
+    gc.disable()
+    with deferred("torch"):
+        yield
 
 
 @contextlib.contextmanager

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from configs.deferred import deferred
 from flows.cli.app import app
-from flows.cli.opening import say
+from flows.cli.opening import brief, say
 from flows.cli.options import AsJson, Config, Overrides, Quiet, Root, TrustStore
 from flows.environment import existing_root
 
@@ -46,8 +45,7 @@ def status(
     """Show the runs of a store, or of one run which stages are fresh, stale or missing, and its evaluations."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    # What is read here names what computes with torch, and computes nothing.
-    with deferred("torch"):
+    with brief():
         from flows.cli.status import status_command
 
         status_command(run, root=uri, why=why, check=check, as_json=as_json)
@@ -66,7 +64,7 @@ def diff(
     """Compare two runs: in what their settings differ, which artifacts they share, what came of each."""
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
-    with deferred("torch"):
+    with brief():
         from flows.cli.diff import diff_command
 
         diff_command(first, second, root=uri, as_json=as_json)

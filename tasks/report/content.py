@@ -112,6 +112,7 @@ def read_run(context: RunContext) -> RunReport:
         CorruptError: a file of it is damaged.
     """
     chain, config = context.chain, context.config
+    context.store.remember(map(chain.ref, chain.nodes()), records=True)
     trained = trained_epochs(chain)
     evaluated = evaluated_epochs(chain)
     last = evaluated[-1] if evaluated else 0

@@ -12,7 +12,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import crossing, embeddings, epoch, growth, kernels, learning, page, peers, rewards, store
+from tests.benchmarks import (
+    crossing,
+    embeddings,
+    epoch,
+    growth,
+    kernels,
+    learning,
+    looking,
+    page,
+    peers,
+    rewards,
+    store,
+)
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = {"learning": DOCS / "algorithms.md"}
@@ -28,6 +40,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "epoch": epoch.table,
         "growth": growth.table,
         "store": store.table,
+        "looking": looking.table,
         "kernels": kernels.table,
         "embeddings": embeddings.table,
         "rewards": rewards.table,

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -388,8 +389,10 @@ def test_forwards_without_gradient_merge_the_adapters_as_they_are(load: Load) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["sd3"])
-def test_compiled_blocks_compute_what_eager_ones_do(load: Load) -> None:
-    """Of the family whose repeated blocks diffusers does not name."""
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.campaign)])
+def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the family whose repeated blocks diffusers does not name; of two backends, as inductor takes minutes."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     found = []
     for compiled in (False, True):
         torch._dynamo.utils.counters.clear()
