@@ -36,8 +36,6 @@ from tasks.seeds import derive
 from tasks.sources import Weights, chosen_weights, local_model, weight_files
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from tasks.context import RunContext
     from tasks.stage import Stage
 
@@ -93,7 +91,7 @@ class ModelHost:
 
     def held(self) -> dict[str, int]:
         """Return the bytes of parameters and buffers of every part that is loaded."""
-        parts: dict[str, Mapping[str, nn.Module]] = {}
+        parts: dict[str, Mapping[str, torch.nn.Module]] = {}
         if self._encoder is not None:
             parts["encoder"] = self._encoder.modules()
         if self._trainable is not None:
