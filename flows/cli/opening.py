@@ -29,9 +29,14 @@ def brief() -> Iterator[None]:
 
     What it reads names what computes with torch, and computes nothing; and it ends before its garbage matters.
     """
+    collects = gc.isenabled()
     gc.disable()
-    with deferred("torch"):
-        yield
+    try:
+        with deferred("torch"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager
