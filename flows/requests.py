@@ -33,7 +33,8 @@ def _own_first(schema: dict[str, Any]) -> None:
 class Request(Section, ABC):
     """What every flow takes."""
 
-    model_config = ConfigDict(json_schema_extra=_own_first)
+    # Prefect's forms show the docstrings.
+    model_config = ConfigDict(json_schema_extra=_own_first, use_attribute_docstrings=True)
 
     wait_minutes: float = Field(default=0, ge=0)
     """How long to wait while another process executes the run; 0 refuses at once."""
