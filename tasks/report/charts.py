@@ -54,11 +54,12 @@ def _new(title: str, along: str) -> tuple[Figure, Axes]:
     # No pyplot: its figures live until they are closed.
     figure = Figure(figsize=_SIZE)
     # Margins for the longest labels there are: to measure these takes as long as to draw them.
-    figure.subplots_adjust(left=0.13, right=0.98, top=0.9, bottom=0.15)
+    figure.subplots_adjust(left=0.15, right=0.98, top=0.87, bottom=0.15)
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xlabel(along, fontsize=8)
     axes.tick_params(labelsize=7)
+    axes.yaxis.get_offset_text().set_fontsize(7)
     axes.grid(visible=True, linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
