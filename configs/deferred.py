@@ -78,7 +78,8 @@ def deferred(package: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(parts)
-        if sys.modules[package] is stand_in:
+        # It is gone too where its import failed.
+        if sys.modules.get(package) is stand_in:
             del sys.modules[package]
 
 

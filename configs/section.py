@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused, field docstrings are the documentation.
 
-    They are read where the documentation is made: to read them with every process takes longer than all else here.
+    They are read where the documentation is made, as pydantic would parse the source again in every process.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -68,7 +68,11 @@ def test_a_run_from_nothing_to_an_export_and_again(
     mean = status["advantages"]["2"]["reward_mean"]
     assert f"epoch 2/2  reward jpeg_compressibility {mean:.3f}  " in first.stdout, "that of the whole epoch"
     assert "small" in flowmill("status", *root).stdout
-    assert "Evaluations" in flowmill("status", "small", *root).stdout
+    shown = flowmill("status", "small", *root).stdout
+    assert "Evaluations" in shown
+    first, between, last = ([a["artifact"] for a in status["artifacts"] if a["epoch"] == epoch] for epoch in range(3))
+    assert all(artifact in shown for artifact in (*first, *last))
+    assert f"({len(between)} of the epochs between: --json)" in shown
 
     listed = json.loads(flowmill("store", "ls", *root, "--json").stdout)
     kinds = {item["artifact"].split("/")[0] for item in listed}

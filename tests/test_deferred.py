@@ -28,7 +28,7 @@ def carried_out(folder: Path, code: str) -> list[str]:
         (folder / name).write_text(text)
     command = [sys.executable, "-c", _BEGIN + code]
     environment = {"PYTHONPATH": f"{ROOT}:{folder}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -74,7 +74,19 @@ def test_a_package_that_is_imported_or_missing_is_left_alone(tmp_path: Path) -> 
     assert carried_out(tmp_path, code) == ["module", "False"]
 
 
-@pytest.mark.parametrize("command", ["status small", "status", "status --why optimize@1 small", "diff small small"])
+def test_an_import_that_fails_fails_as_it_would_have(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('why')\n")
+    code = (
+        "try:\n    with deferred('broken'):\n        import broken\n        broken.anything\n"
+        "except RuntimeError as error:\n    print(error, 'broken' in sys.modules, len(sys.meta_path))"
+    )
+    assert carried_out(tmp_path, code)[:2] == ["why", "False"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["report small --out report.html", "status small", "status", "status --why optimize@1 small", "diff small small"],
+)
 def test_what_looks_at_a_run_computes_nothing(make_config: ConfigFactory, tmp_path: Path, command: str) -> None:
     context = prepare(make_config())
     run_epoch(context, 1)

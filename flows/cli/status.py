@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import ConfigError
-from flows.console import console, print_json
+from flows.console import console, print_json, print_table
 from flows.environment import default_root
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
@@ -95,7 +95,7 @@ def _explain(root: str, name: str, why: str) -> None:
 def _print_run(run: dict[str, Any]) -> None:
     counts = _counts(run["stages"])
     console.print(f"run [bold]{run['run']}[/bold] in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs")
-    console.print(_grid(run["stages"]))
+    print_table(_grid(run["stages"]))
     for stage in _roots(run["stages"]):
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
         console.print(f"stale: {label}: {'; '.join(stage['causes'])}", markup=False)
@@ -123,7 +123,7 @@ def _print_artifacts(made: Sequence[Mapping[str, Any]]) -> None:
     table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
     for each in shown:
         table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
-    console.print(table)
+    print_table(table)
 
 
 def _grid(stages: Sequence[Mapping[str, Any]]) -> Table:
