@@ -15,6 +15,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="flowmill-state-")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="flowmill-cache-")
 prepare_environment()
 
+import gc  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -27,8 +28,9 @@ import torch  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
-from tests.preloaded import READ_AT_IMPORT, Preloaded  # noqa: E402
+from tests.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
+from tests.shared import VARIABLE, Shared, where  # noqa: E402
 from tests.small import small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
@@ -37,6 +39,20 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-dir", default=None, help="folder of golden vectors; tests/golden/data when absent")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share servers among the processes of a test run, which inherit their address."""
+    if not hasattr(config, "workerinput"):
+        shared = Shared()
+        os.environ[VARIABLE] = shared.address
+        config.add_cleanup(shared.close)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what imports made out of every further search for garbage: it is most of all objects, and stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -79,38 +95,28 @@ def make_config(config_file: Path) -> ConfigFactory:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[str]:
+def prefect_server() -> str:
     """The URL of a real Prefect API server, shared by the tests that start many runs."""
-    from flows.server import LocalApi
+    return where("prefect")
 
-    api = LocalApi()
-    try:
-        yield api.wait()
-    finally:
-        api.stop()
+
+@pytest.fixture(scope="session")
+def preloaded() -> str:
+    """Where command lines are carried out against the shared server."""
+    return where("preloaded")
 
 
 FlowmillCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="session")
-def preloaded(prefect_server: str) -> Iterator[Preloaded]:
-    """Carries out command lines against the shared server."""
-    started = Preloaded({**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200"})
-    try:
-        yield started
-    finally:
-        started.close()
-
-
 @pytest.fixture
-def flowmill(preloaded: Preloaded, prefect_server: str) -> FlowmillCommand:
+def flowmill(preloaded: str, prefect_server: str) -> FlowmillCommand:
     """Runs the command line as a process of its own, against the shared server."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
         if not any(name.startswith(READ_AT_IMPORT) for name in environment):
-            return preloaded.run(arguments, cwd=ROOT, env=variables, timeout=300)
+            return carry_out(preloaded, arguments, cwd=ROOT, env=variables, timeout=300)
         command = [sys.executable, "-m", "flows.cli", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False

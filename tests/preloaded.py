@@ -61,30 +61,31 @@ class Preloaded:
                 command, cwd=ROOT, env=dict(environment), pass_fds=[listening.fileno()], stderr=subprocess.DEVNULL
             )
 
-    def run(
-        self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
-        """Carry out a command line.
-
-        Raises:
-            subprocess.TimeoutExpired: it takes longer; it is ended.
-        """
-        command = ["flowmill", *arguments]
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            streams = [out.fileno(), err.fileno()]
-            code = ask(self.address, arguments, streams, cwd=str(cwd), env=env, timeout=timeout)
-            out.seek(0)
-            err.seek(0)
-            found = subprocess.CompletedProcess(command, code, out.read(), err.read())
-        if code == -signal.SIGALRM:
-            raise subprocess.TimeoutExpired(command, timeout, found.stdout, found.stderr)
-        return found
-
     def close(self) -> None:
         """End it."""
         self._process.terminate()
         self._process.wait(10)
         self._folder.cleanup()
+
+
+def carry_out(
+    address: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Have a command line carried out, and return what came of it.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes longer; it is ended.
+    """
+    command = ["flowmill", *arguments]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        streams = [out.fileno(), err.fileno()]
+        code = ask(address, arguments, streams, cwd=str(cwd), env=env, timeout=timeout)
+        out.seek(0)
+        err.seek(0)
+        found = subprocess.CompletedProcess(command, code, out.read(), err.read())
+    if code == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired(command, timeout, found.stdout, found.stderr)
+    return found
 
 
 def ask(

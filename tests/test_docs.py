@@ -19,7 +19,6 @@ from flows.cli import app
 from models.rewards import REWARDS
 from tests import config_page
 from tests.conftest import ROOT
-from tests.preloaded import Preloaded
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Pages whose blocks of code are carried out below, but for those marked as shown only.
@@ -103,13 +102,13 @@ def test_troubleshooting_quotes_real_messages() -> None:
 
 
 @pytest.fixture
-def pasted(preloaded: Preloaded, prefect_server: str, tmp_path: Path) -> Callable[[list[str]], str]:
+def pasted(preloaded: str, prefect_server: str, tmp_path: Path) -> Callable[[list[str]], str]:
     """Return what runs a command in an empty folder, the same every time, and gives its output."""
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (tmp_path / "bin").mkdir()
     asking = "import os, sys; from tests.preloaded import ask; sys.exit(ask(sys.argv[1], sys.argv[2:], [1, 2], "
     asking += "cwd=os.getcwd(), env=os.environ))"
-    launcher = f"#!/bin/sh\nexec {sys.executable} -c '{asking}' {preloaded.address} \"$@\"\n"
+    launcher = f"#!/bin/sh\nexec {sys.executable} -c '{asking}' {preloaded} \"$@\"\n"
     (tmp_path / "bin" / "flowmill").write_text(launcher)
     (tmp_path / "bin" / "flowmill").chmod(0o755)
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_server}

@@ -32,12 +32,16 @@ from tests.conftest import ROOT
 from tests.inside import evaluate, prepare, run_epoch
 
 
-@pytest.fixture(params=sorted(POLICIES))
-def finished(request: pytest.FixtureRequest, tmp_path: Path) -> RunContext:
-    """One trained, evaluated and exported epoch of a family's tiny preset."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(family, marks=pytest.mark.xdist_group(f"preset {family}")) for family in sorted(POLICIES)],
+)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """One trained, evaluated and exported epoch of a family's tiny preset, which tests only look at."""
     quiet_libraries()
     preset = ROOT / "configs" / f"tiny_{request.param}.yaml"
-    config = load_config(preset, [f"store.root={tmp_path / 'store'}", "run.name=tiny", "run.epochs=1"])
+    folder = tmp_path_factory.mktemp(request.param)
+    config = load_config(preset, [f"store.root={folder / 'store'}", "run.name=tiny", "run.epochs=1"])
     context = prepare(config)
     run_epoch(context, 1)
     evaluate(context, 1)

@@ -65,6 +65,7 @@ def test_samples_are_numbered_across_shards(tmp_path: Path, per_shard: int) -> N
 @pytest.mark.parametrize("store", sorted(TRAJECTORY_STORES))
 def test_few_payload_files_are_mapped_at_a_time(tmp_path: Path, store: str) -> None:
     reader = SampleReader(shards(tmp_path, 12, 1, store), max_open=3)
+    gc.freeze()
     for n in range(12):
         reader.array("latents", n)
         gc.collect()

@@ -542,8 +542,8 @@ def test_an_attention_backend_is_that_of_one_model(load: Load) -> None:
 
 
 def test_large_images_are_decoded_in_tiles_and_small_ones_whole(load: Load) -> None:
-    for size, same in ((320, False), (32, True)):
-        whole, tiled = (load(height=size, width=size, vae_tiling=tiling) for tiling in (False, True))
+    for height, same in ((320, False), (32, True)):
+        whole, tiled = (load(height=height, width=32, vae_tiling=tiling) for tiling in (False, True))
         latents = noise(whole, 1)
         images = [policy.decode(latents) for policy in (whole, tiled)]
         assert images[0].shape == images[1].shape
