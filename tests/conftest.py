@@ -6,19 +6,22 @@ import os
 import tempfile
 
 from flows.environment import prepare_environment
+from tests.shared import VARIABLE, Shared, where
 
-# Prefect's database of the tests is their own; a server named in the environment is not used.
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="flowmill-prefect-")
+_HOMES = ("PREFECT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+if VARIABLE not in os.environ:
+    # Prefect's database, logs and caches of the tests are their own, those of all processes of a test run together.
+    os.environ |= {name: tempfile.mkdtemp(prefix="flowmill-tests-") for name in _HOMES}
+# A server named in the environment is not used.
 os.environ.pop("PREFECT_API_URL", None)
-# Logs and caches of the tests are not the user's.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="flowmill-state-")
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="flowmill-cache-")
 prepare_environment()
 
 import gc  # noqa: E402
+import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -30,7 +33,6 @@ from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tests.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
-from tests.shared import VARIABLE, Shared, where  # noqa: E402
 from tests.small import small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
@@ -46,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shared = Shared()
         os.environ[VARIABLE] = shared.address
+        for name in _HOMES:
+            config.add_cleanup(partial(shutil.rmtree, os.environ[name], ignore_errors=True))
+        # Carried out last to first.
         config.add_cleanup(shared.close)
 
 
@@ -98,6 +103,15 @@ def make_config(config_file: Path) -> ConfigFactory:
 def prefect_server() -> str:
     """The URL of a real Prefect API server, shared by the tests that start many runs."""
     return where("prefect")
+
+
+@pytest.fixture
+def prefect_home(tmp_path: Path) -> Path:
+    """A PREFECT_HOME of one's own, with the tables that a new server takes seconds to make."""
+    folder = tmp_path / "prefect"
+    folder.mkdir()
+    shutil.copy(where("database"), folder / "prefect.db")
+    return folder
 
 
 @pytest.fixture(scope="session")

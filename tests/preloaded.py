@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,10 +20,10 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 ROOT = Path(__file__).parent.parent
-READ_AT_IMPORT = ("COLUMNS", "PREFECT_", "MLFLOW_", "OMP_", "TORCH", "HF_", "PYTHONHASHSEED")
+READ_AT_IMPORT = ("COLUMNS", "MLFLOW_", "OMP_", "TORCH", "HF_", "PYTHONHASHSEED")
 _MODULES = (
     "flows.cli.run",
     "flows.cli.stage",
@@ -101,18 +102,85 @@ def ask(
 
     Args:
         address: where the process that forks listens.
-        arguments: of ``flowmill``.
+        arguments: of ``flowmill``, or ``-c`` and Python code.
         streams: descriptors of its output and its errors.
         cwd: its folder.
         env: its environment.
         timeout: seconds after which a signal ends it.
     """
-    request = json.dumps({"arguments": list(arguments), "cwd": cwd, "env": dict(env), "timeout": timeout}).encode()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        socket.send_fds(connection, [f"{len(request):8d}".encode()], list(streams))
-        connection.sendall(request)
-        return os.waitstatus_to_exitcode(int(connection.recv(16)))
+    request = {"arguments": list(arguments), "cwd": cwd, "env": dict(env), "timeout": timeout}
+    with _asked(address, request, streams) as connection:
+        _number(connection)
+        return os.waitstatus_to_exitcode(_number(connection))
+
+
+class Forked:
+    """A command line in a session of its own that goes on beside the test, as ``subprocess.Popen`` has it."""
+
+    #: Those of this process, as their environment does not show in the system.
+    all: ClassVar[list[Forked]] = []
+
+    def __init__(self, address: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+        """Begin it; what it writes is kept for ``communicate``."""
+        self.args = ["flowmill", *arguments]
+        self.returncode: int | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this is
+        request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "timeout": 1200, "session": True}
+        self._connection = _asked(address, request, [self._output.fileno()] * 2)
+        self.pid = _number(self._connection)
+        self.all.append(self)
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it is at work."""
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer.
+        """
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(_number(self._connection))
+            self._connection.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, None]:
+        """Return what it wrote once it has ended."""
+        self.wait(timeout)
+        self._output.seek(0)
+        return self._output.read(), None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _asked(address: str, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket:
+    """Return a connection on which come the process id and, in the end, the status."""
+    text = json.dumps(request).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    socket.send_fds(connection, [f"{len(text):8d}".encode()], list(streams))
+    connection.sendall(text)
+    return connection
+
+
+def _number(connection: socket.socket) -> int:
+    return int(connection.recv(16, socket.MSG_WAITALL))
 
 
 def serve(descriptor: int) -> None:
@@ -141,6 +209,7 @@ def _answer(connection: socket.socket) -> NoReturn:
     if child == 0:
         connection.close()
         _become(json.loads(request), descriptors)
+    connection.sendall(f"{child:16d}".encode())
     _, status = os.waitpid(child, 0)
     connection.sendall(f"{status:16d}".encode())
     os._exit(0)
@@ -151,6 +220,10 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     code = 1
     try:
         signal.alarm(int(request["timeout"]))
+        # Whoever started pytest may have had Ctrl-C ignored, which children inherit.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if request.get("session"):
+            os.setsid()
         for number, descriptor in enumerate(descriptors, 1):
             os.dup2(descriptor, number)
         os.environ.clear()
@@ -158,9 +231,10 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         os.chdir(request["cwd"])
         sys.argv = ["flowmill", *request["arguments"]]
         sys.path[:0] = [entry for entry in request["env"].get("PYTHONPATH", "").split(":") if entry]
-        from flows.cli import main
+        from prefect.context import refresh_global_settings_context
 
-        main()
+        refresh_global_settings_context()
+        _carry_out(request["arguments"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -171,6 +245,16 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         sys.stderr.flush()
         threading._shutdown()
         os._exit(code)
+
+
+def _carry_out(arguments: Sequence[str]) -> None:
+    """Carry out a command line of flowmill, or, after ``-c``, a piece of Python."""
+    if arguments[:1] == ["-c"]:
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
+    from flows.cli import main
+
+    main()
 
 
 if __name__ == "__main__":

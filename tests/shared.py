@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import socketserver
+import sqlite3
 import tempfile
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from flows.server import LocalApi
@@ -45,10 +46,14 @@ class Shared:
                 api = LocalApi()
                 self._stack.callback(api.stop)
                 self._found["prefect"] = api.wait()
-            if name not in self._found:
+            if name == "preloaded" and name not in self._found:
                 started = Preloaded({**os.environ, "PREFECT_API_URL": self._found["prefect"], "COLUMNS": "200"})
                 self._stack.callback(started.close)
                 self._found[name] = started.address
+            if name == "database" and name not in self._found:
+                self._found[name] = str(Path(self.address).with_name("prefect.db"))
+                with closing(sqlite3.connect(Path(os.environ["PREFECT_HOME"]) / "prefect.db")) as database:
+                    database.execute("VACUUM INTO ?", [self._found[name]])
             return self._found[name]
 
     def close(self) -> None:
@@ -60,7 +65,11 @@ class Shared:
 
 
 def where(name: str) -> str:
-    """Return where 'prefect' or what has 'preloaded' everything is, started now if nobody has asked before."""
+    """Return where something shared is, made now if nobody has asked before.
+
+    Args:
+        name: ``prefect``, the server; ``preloaded``, what forks; ``database``, a server's with all its tables, to copy.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[VARIABLE])
         connection.sendall(f"{name}\n".encode())

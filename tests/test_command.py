@@ -18,6 +18,7 @@ import pytest
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tests.conftest import ROOT
+from tests.preloaded import carry_out
 
 COMMAND = [sys.executable, "-m", "flows.cli"]
 DIGITS = str(ROOT / "configs" / "digits.yaml")
@@ -129,9 +130,12 @@ def test_the_first_line_costs_less_than_a_second(command: str, config_file: Path
     assert times.user + times.system < 1.0
 
 
-def test_quiet_and_json_say_nothing_else(config_file: Path, tmp_path: Path) -> None:
-    assert call("check", "small.yaml", "--json", cwd=tmp_path).stdout.startswith("{")
-    quiet = call("run", "small.yaml", "--quiet", "--set", "rewards.0.name=nope", cwd=tmp_path)
+def test_quiet_and_json_say_nothing_else(config_file: Path, preloaded: str, tmp_path: Path) -> None:
+    def forked(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return carry_out(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=300)
+
+    assert forked("check", "small.yaml", "--json").stdout.startswith("{")
+    quiet = forked("run", "small.yaml", "--quiet", "--set", "rewards.0.name=nope")
     assert (quiet.stdout, quiet.returncode) == ("", 1)
 
 
@@ -163,9 +167,12 @@ def test_version_and_completion(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_mistyped_root_makes_no_folder_and_names_its_neighbor(command: list[str], tmp_path: Path) -> None:
+def test_a_mistyped_root_makes_no_folder_and_names_its_neighbor(
+    command: list[str], preloaded: str, tmp_path: Path
+) -> None:
     (tmp_path / "my-store" / "runs").mkdir(parents=True)
-    result = call(*command, "--root", "my-stroe", cwd=tmp_path)
+    arguments = [*command, "--root", "my-stroe"]
+    result = carry_out(preloaded, arguments, cwd=tmp_path, env=environment(), timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith(
         f"flowmill: There is no store at '{tmp_path / 'my-stroe'}'. Did you mean 'my-store'?"
@@ -307,12 +314,12 @@ def test_an_import_string_that_ours_hides_is_refused(crowded: Path, name: str, f
     ids=["imports, Ctrl-C", "start-up, SIGTERM", "sampling, Ctrl-C", "training, SIGTERM"],
 )
 def test_a_signal_says_what_stays_and_how_to_go_on(
-    after: str, number: signal.Signals, code: int, config_file: Path, tmp_path: Path
+    after: str, number: signal.Signals, code: int, config_file: Path, prefect_home: Path, tmp_path: Path
 ) -> None:
     build = "{name: digits, options: {steps: 3, vae_steps: 3, images: 99}}"
     line = [*COMMAND, "run", "small.yaml", "--root", "my store", "--set", "run.epochs=50"]
     line += ["--set", "model.path=null", "--set", f"model.build={build}"]
-    variables = environment(COLUMNS="200")
+    variables = environment(COLUMNS="200", PREFECT_HOME=str(prefect_home))
     variables.pop("PREFECT_API_URL", None)
     process = subprocess.Popen(
         line,

@@ -150,16 +150,19 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
 
 
 @pytest.mark.slow
-def test_python_works_as_pasted_with_and_without_a_server(pasted: Callable[[list[str]], str], tmp_path: Path) -> None:
+def test_python_works_as_pasted_with_and_without_a_server(
+    pasted: Callable[[list[str]], str], tmp_path: Path, prefect_home: Path
+) -> None:
     own_flow, reading, trained = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL
     )
     assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18
-    assert "reward.detail" in pasted([sys.executable, "-c", own_flow])
-    assert "optimize/ratio_mean" in pasted([sys.executable, "-c", reading + trained])
+    # What carries commands out carries out code too.
+    assert "reward.detail" in pasted(["flowmill", "-c", own_flow])
+    assert "optimize/ratio_mean" in pasted(["flowmill", "-c", reading + trained])
     assert (tmp_path / "best.png").exists()
-    alone = ["env", "-u", "PREFECT_API_URL", sys.executable, "-c", own_flow.replace("@flow\n", "")]
-    assert "reward.detail" in pasted(alone)
+    alone = ["env", "-u", "PREFECT_API_URL", f"PREFECT_HOME={prefect_home}", sys.executable]
+    assert "reward.detail" in pasted([*alone, "-c", own_flow.replace("@flow\n", "")])
 
 
 @pytest.mark.slow

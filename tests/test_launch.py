@@ -112,10 +112,8 @@ def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(modu
         printed(module(body), [])
 
 
-@pytest.mark.parametrize(("late", "slow"), [(1, None), (0, None), (None, 0)])
-def test_every_shard_is_taken_once_whoever_is_late_or_slow(
-    module: Callable[[str], str], tmp_path: Path, late: int | None, slow: int | None
-) -> None:
+def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str], str], tmp_path: Path) -> None:
+    cases = [(1, None), (0, None), (None, 0)]
     body = f"""
         from pathlib import Path
         import torch
@@ -125,22 +123,31 @@ def test_every_shard_is_taken_once_whoever_is_late_or_slow(
         from tasks.execution.worker import deal
         from tasks.stage import Shard
 
-        folder = Path(sys.argv[1])
-        with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
+        def carry_out(number, ranks, board, late, slow):
+            folder = Path(sys.argv[1]) / str(number)
             dist.barrier()
-            time.sleep(3 * (ranks.rank == {late}))
+            time.sleep(3 * (ranks.rank == late))
             pending = lambda: [Shard(f"{{n:03d}}", n, n + 1) for n in range(8) if not (folder / f"{{n:03d}}").exists()]
-            for shard in deal(ranks, Board(), pending):
-                time.sleep(1 if ranks.rank == {slow} else 0.01)
+            for shard in deal(ranks, board, pending):
+                time.sleep(1 if ranks.rank == slow else 0.01)
                 (folder / shard.name).touch()
-                sys.stdout.write(f"took {{ranks.rank}} {{shard.name}}\\n")
+                sys.stdout.write(f"took {{number}} {{ranks.rank}} {{shard.name}}\\n")
             dist.barrier()
+
+        with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
+            board = Board()
+            for number, case in enumerate({cases}):
+                carry_out(number, ranks, board.below(f"case{{number}}"), *case)
     """
-    (tmp_path / "done").mkdir()
-    took = [line.split()[1:] for line in printed(module(body), [str(tmp_path / "done")]) if line.startswith("took")]
-    assert sorted(name for _, name in took) == [f"{n:03d}" for n in range(8)]
-    if slow is not None:
-        assert len([rank for rank, _ in took if int(rank) == slow]) <= 2, "a slow rank idles nobody"
+    for number in range(len(cases)):
+        (tmp_path / "done" / str(number)).mkdir(parents=True)
+    lines = printed(module(body), [str(tmp_path / "done")])
+    took = [line.split()[1:] for line in lines if line.startswith("took")]
+    for number, (_, slow) in enumerate(cases):
+        mine = [(int(rank), name) for case, rank, name in took if int(case) == number]
+        assert sorted(name for _, name in mine) == [f"{n:03d}" for n in range(8)]
+        if slow is not None:
+            assert len([rank for rank, _ in mine if rank == slow]) <= 2, "a slow rank idles nobody"
 
 
 def alive(pids: list[int]) -> list[int]:

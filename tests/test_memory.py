@@ -29,6 +29,9 @@ from tasks.prompts import uses_guidance
 from tests.conftest import ROOT, FlowmillCommand
 from tests.gpu_page import PAGE, TRAFFIC, memory_of, memory_row, traffic_row
 
+# What one test has traced is traced no more.
+pytestmark = pytest.mark.xdist_group("memory")
+
 #: Billions of parameters the models' authors state for all denoisers together.
 STATED = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": 0.86,
@@ -285,7 +288,7 @@ def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
     assert checked.returncode == 0, checked.stderr
     assert "20.43 billion parameters" in checked.stdout
     assert "does not fit 51 GB; optimize: set execution.micro_batch_size=1" in checked.stdout
-    assert "fits 80 GB per GPU." in flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "80").stdout
+    assert "fits 80 GB per GPU." in flowmill("check", "configs/wan21_1_3b.yaml", "--gpu-memory", "80").stdout
 
 
 @pytest.mark.slow

@@ -78,12 +78,12 @@ def test_what_cannot_be_deployed(flowmill: FlowmillCommand, given: list[str], sa
 
 
 @pytest.fixture
-def scheduling_server(tmp_path: Path) -> Iterator[dict[str, str]]:
+def scheduling_server(prefect_home: Path) -> Iterator[dict[str, str]]:
     """A server with its scheduler, and the environment that names it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(ROOT)}
     environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "2"
     environment["PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION"] = "60"
     command = [

@@ -24,6 +24,9 @@ from tests.conftest import ROOT
 from tests.inside import prepare
 from tests.test_stages import assert_same_trajectories, weights
 
+# All of them work with the same ranks.
+pytestmark = pytest.mark.xdist_group("strategies")
+
 FAMILIES = ("sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22")
 STRATEGIES = {
     "ddp": (),

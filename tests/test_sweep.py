@@ -95,7 +95,7 @@ def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [pytest.param(1, marks=pytest.mark.campaign), 2])
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_a_sweep_samples_once_what_its_variants_share(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, parallel: int
 ) -> None:

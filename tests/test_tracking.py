@@ -25,6 +25,7 @@ from tasks.figures import evaluation_figures, weighted_reward
 from tasks.runs import open_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
+from tasks.tracking import client as mlflow_client
 from tasks.tracking import content
 from tasks.tracking.client import open_client
 from tasks.tracking.tracker import Tracker
@@ -309,6 +310,27 @@ connection.execute("BEGIN")
 connection.executemany("INSERT INTO tags_of_ours VALUES (?, ?, 'half')", [(f"k{n}", "x" * 3000) for n in range(200)])
 os._exit(9)
 """
+
+
+@pytest.mark.parametrize("kept", ["whole", "damaged", "no folder"])
+def test_an_empty_database_is_made_once_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    cache, made = tmp_path / "cache", []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    make = mlflow_client._make_empty
+    monkeypatch.setattr(mlflow_client, "_make_empty", lambda target: (made.append(target), make(target)))
+    if kept == "no folder":
+        cache.write_text("not a folder")
+    mlflow_client.FolderClient(tmp_path / "first")
+    assert len(made) == 1
+    if kept == "damaged":
+        (known,) = (cache / "flowmill").glob("mlflow-*.db")
+        known.write_bytes(b"nothing of MLflow's " * 1000)
+    second = mlflow_client.FolderClient(tmp_path / "second")
+    assert len(made) == (1 if kept == "whole" else 2)
+    run = second.create_run(second.create_experiment("flowmill"))
+    second.log_metric(run.info.run_id, "reward/mean", 0.5)
+    assert second.get_run(run.info.run_id).data.metrics == {"reward/mean": 0.5}
+    assert mlflow_client.FolderClient(tmp_path / "first").search_experiments(filter_string="name = 'flowmill'") == []
 
 
 def test_a_transaction_a_killed_process_left_is_taken_back(tmp_path: Path) -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.version import VERSION as MLFLOW_VERSION
 
 from configs.errors import TrackingError
+from configs.places import user_cache
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to wherever the artifacts are.
@@ -106,13 +109,36 @@ def _check(database: Path) -> None:
 
 
 def _make(database: Path) -> None:
-    """Create an empty database in place, or leave the one that another process put there first."""
+    """Put an empty database in place whole, or leave the one that another process put there first."""
     database.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=database.parent) as aside:
-        made = Path(aside) / database.name
-        store = SqlAlchemyStore(f"sqlite:///{made}", f"{RELATIVE}/")
-        store.engine.dispose()
-        try:
-            os.link(made, database)
-        except FileExistsError:
-            return
+    _put(database, _copy_known)
+
+
+def _copy_known(target: Path) -> None:
+    """Copy the empty database that is kept of this version of MLflow, which takes a second to make one."""
+    known = user_cache() / f"mlflow-{MLFLOW_VERSION}.db"
+    try:
+        if not known.exists():
+            known.parent.mkdir(parents=True, exist_ok=True)
+            _put(known, _make_empty)
+        shutil.copyfile(known, target)
+        _check(target)
+    except (OSError, TrackingError):
+        # Without a writable home, or with a damaged file there, it only takes longer.
+        target.unlink(missing_ok=True)
+        _make_empty(target)
+
+
+def _make_empty(target: Path) -> None:
+    SqlAlchemyStore(f"sqlite:///{target}", f"{RELATIVE}/").engine.dispose()
+
+
+def _put(target: Path, make: Callable[[Path], None]) -> None:
+    """Make a file aside and link it, so that a kill leaves a whole one or none."""
+    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=target.parent) as aside:
+        made = Path(aside) / target.name
+        make(made)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(made, target)

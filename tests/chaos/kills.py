@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.preloaded import Forked
+
 #: What is in the command lines of a run's processes.
 _KINDS = {"prefect.server": "server", "agent.py": "agent", "rank.py": "rank"}
 ROOT = Path(__file__).parent.parent.parent
@@ -36,8 +38,16 @@ class Outcome:
     """Which process each kill hit, and how much was committed by then."""
 
 
-def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start ``flowmill`` in a process group of its own."""
+def start(arguments: list[str], environment: dict[str, str], *, fork: str = "") -> subprocess.Popen[bytes]:
+    """Start ``flowmill`` in a process group of its own.
+
+    Args:
+        arguments: of the command.
+        environment: its environment.
+        fork: what forks command lines, where a start need not be one from nothing.
+    """
+    if fork:
+        return Forked(fork, arguments, cwd=ROOT, env=environment)  # type: ignore[return-value]
     command = [sys.executable, "-m", "flows.cli", *arguments]
     return subprocess.Popen(
         command,
@@ -65,16 +75,16 @@ def records(root: str) -> int:
     return sum(name.endswith(".json") for _, _, names in os.walk(root) for name in names)
 
 
-def uninterrupted(config: str, root: str, environment: dict[str, str]) -> str:
+def uninterrupted(config: str, root: str, environment: dict[str, str], *, fork: str = "") -> str:
     """Run to the end and return the digest."""
-    process = start(["run", config, "--root", root, "--quiet"], environment)
+    process = start(["run", config, "--root", root, "--quiet"], environment, fork=fork)
     output = process.communicate(timeout=1200)[0].decode()
     if process.returncode:
         raise SystemExit(output)
     return digest(root, "small", environment)
 
 
-def killed(config: str, root: str, environment: dict[str, str], *, kills: int, seed: int) -> Outcome:
+def killed(config: str, root: str, environment: dict[str, str], *, kills: int, seed: int, fork: str = "") -> Outcome:
     """Kill processes of the run ``kills`` times at random moments after it has begun to commit, then let it finish.
 
     Without ranks it is the run itself that is killed; with ranks it is the run, torchrun's agent, or one of the ranks.
@@ -82,7 +92,7 @@ def killed(config: str, root: str, environment: dict[str, str], *, kills: int, s
     rng = random.Random(seed)
     hits: list[str] = []
     while len(hits) < kills:
-        process = start(["run", config, "--root", root, "--quiet"], environment)
+        process = start(["run", config, "--root", root, "--quiet"], environment, fork=fork)
         while len(hits) < kills:
             before = records(root)
             # Wait for new work, then for a random moment within it: kills spread over the whole run, not over start-up.
@@ -105,7 +115,7 @@ def killed(config: str, root: str, environment: dict[str, str], *, kills: int, s
         if process.poll() is None:
             process.kill()
             process.wait()
-    return Outcome(uninterrupted(config, root, environment), len(hits), tuple(hits))
+    return Outcome(uninterrupted(config, root, environment, fork=fork), len(hits), tuple(hits))
 
 
 def victims(pid: int) -> dict[str, list[psutil.Process]]:
@@ -129,7 +139,7 @@ def victims(pid: int) -> dict[str, list[psutil.Process]]:
 
 def orphans(marker: str) -> list[int]:
     """Return live processes whose command line or environment names a marker."""
-    found = []
+    found = [forked.pid for forked in Forked.all if forked.poll() is None]
     for process in psutil.process_iter(["pid", "status"]):
         try:
             if process.info["status"] != psutil.STATUS_ZOMBIE and marker in process.environ().get("FLOWMILL_TEST", ""):

@@ -45,9 +45,9 @@ def wait_until(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.02)
 
 
-def begun(longer: str, root: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def begun(longer: str, root: str, environment: dict[str, str], *, fork: str = "") -> subprocess.Popen[bytes]:
     """Start a run and wait until its first epoch has begun to commit."""
-    process = start(["run", longer, "--root", root], environment)
+    process = start(["run", longer, "--root", root], environment, fork=fork)
     wait_until(lambda: bool(list(Path(root).glob("trajectories/*/_shards/*.json"))) or process.poll() is not None)
     assert process.poll() is None
     return process
@@ -60,9 +60,9 @@ def tracked_state(root: str) -> str:
     return str(open_client(root, None).get_run(note["mlflow_run_id"]).info.status)
 
 
-def test_kills_change_nothing(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    expected = uninterrupted(longer, str(tmp_path / "whole"), environment)
-    outcome = killed(longer, str(tmp_path / "killed"), environment, kills=4, seed=1)
+def test_kills_change_nothing(longer: str, tmp_path: Path, environment: dict[str, str], preloaded: str) -> None:
+    expected = uninterrupted(longer, str(tmp_path / "whole"), environment, fork=preloaded)
+    outcome = killed(longer, str(tmp_path / "killed"), environment, kills=4, seed=1, fork=preloaded)
     assert outcome.kills == 4
     assert outcome.digest == expected
     assert verify_store(ArtifactStore(str(tmp_path / "killed")), deep=True)["problems"] == []
@@ -89,8 +89,15 @@ def test_a_signal_stops_the_run_and_loses_nothing(
     assert tracked_state(root) == "FINISHED"
 
 
-def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    alone = {name: value for name, value in environment.items() if name != "PREFECT_API_URL"}
+@pytest.fixture
+def alone(environment: dict[str, str], prefect_home: Path) -> dict[str, str]:
+    """The environment of runs with a server of their own."""
+    return {name: value for name, value in environment.items() if name != "PREFECT_API_URL"} | {
+        "PREFECT_HOME": str(prefect_home)
+    }
+
+
+def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
     process = begun(longer, str(tmp_path / "store"), alone)
     assert len(orphans(str(tmp_path))) >= 2
     process.kill()
@@ -98,8 +105,7 @@ def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path
     wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
 
 
-def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    alone = {name: value for name, value in environment.items() if name != "PREFECT_API_URL"}
+def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
     process = begun(longer, str(tmp_path / "store"), alone)
     (server,) = [child for child in psutil.Process(process.pid).children() if "prefect.server" in str(child.cmdline())]
     server.kill()
@@ -112,23 +118,23 @@ def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path,
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_cancelling_in_prefect_stops_the_run(
-    longer: str, tmp_path: Path, environment: dict[str, str], processes: int, monkeypatch: pytest.MonkeyPatch
+    longer: str, tmp_path: Path, environment: dict[str, str], preloaded: str, processes: int
 ) -> None:
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
     from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect.states import Cancelling
 
     data = yaml.safe_load(Path(longer).read_text())
-    data["run"]["epochs"] = 50
+    # Other tests have runs on the server meanwhile.
+    data["run"] = {"name": f"cancelled-{processes}", "epochs": 50}
     data["execution"]["processes"] = processes
     Path(longer).write_text(yaml.safe_dump(data))
     root = str(tmp_path / "store")
-    process = begun(longer, root, environment)
+    process = begun(longer, root, environment, fork=preloaded)
     with temporary_settings({PREFECT_API_URL: environment["PREFECT_API_URL"]}), get_client(sync_client=True) as client:
-        flow_runs = [
-            run for run in client.read_flow_runs() if run.name == "small" and run.state and run.state.is_running()
-        ]
-        flow_run = max(flow_runs, key=lambda run: run.created)
+        name = FlowRunFilter(name=FlowRunFilterName(any_=[data["run"]["name"]]))
+        (flow_run,) = client.read_flow_runs(flow_run_filter=name)
         client.set_flow_run_state(flow_run.id, Cancelling(), force=True)
         output = process.communicate(timeout=120)[0].decode()
         assert process.returncode == 1, output
@@ -141,13 +147,15 @@ def test_cancelling_in_prefect_stops_the_run(
     assert verify_store(ArtifactStore(root), deep=True)["problems"] == []
 
 
-def test_a_second_process_on_the_same_run_is_refused(longer: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_second_process_on_the_same_run_is_refused(
+    longer: str, tmp_path: Path, environment: dict[str, str], preloaded: str
+) -> None:
     data = yaml.safe_load(Path(longer).read_text())
     data["run"]["epochs"] = 200
     Path(longer).write_text(yaml.safe_dump(data))
     root = str(tmp_path / "store")
-    first = begun(longer, root, environment)
-    second = start(["run", longer, "--root", root], environment)
+    first = begun(longer, root, environment, fork=preloaded)
+    second = start(["run", longer, "--root", root], environment, fork=preloaded)
     output = second.communicate(timeout=60)[0].decode()
     assert second.returncode == 1
     assert f"is being executed by another process (pid {first.pid})" in output
