@@ -4,19 +4,27 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What is imported is compiled when it first is: compiling all of torch and its company takes as long as installing it.
 INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
-TEST_PROCESSES ?= 2
+# One more than cores: some tests wait for others.
+TEST_PROCESSES ?= 3
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
 # Some machines forbid it; hundreds of processes would then compile all they import anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run test test-slow chaos install install-test lint typecheck format bench docs clean
+.PHONY: run check test test-all test-slow chaos install install-test lint typecheck format bench docs clean
 
 run: install
 	$(BIN)/flowmill run configs/digits_crd.yaml
 
 PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
+
+# What a change must pass; types are looked at beside the tests.
+check: install-test
+	$(MAKE) --jobs 2 --output-sync=target lint typecheck test-all
+
+test-all: install-test
+	$(PYTEST) -m "not campaign"
 
 # What can be looked at without other processes; then what starts them; then kills, and every shape there is.
 test: install-test

@@ -54,6 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(shared.close)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count what asks for the shared server, or for what forks commands, among the slow ones."""
+    for item in items:
+        if {"prefect_server", "preloaded"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Leave what imports made out of every further search for garbage: it is most of all objects, and stays."""
     gc.collect()

@@ -48,6 +48,7 @@ def test_every_component_is_crossed() -> None:
     assert sum(len(part) for part in parts) == len(SAMPLERS) * len(PLANS)
 
 
+@pytest.mark.slow
 def test_all_of_them_are_refused_with_a_remedy_or_trained_right(bench: Bench) -> None:
     cases = some_cases()
     tally = run(bench, cases)

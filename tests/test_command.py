@@ -243,6 +243,7 @@ def crowded(config_file: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "."], ids=["plain", "PYTHONPATH=."])
 def test_a_crowded_folder_does_not_break_the_command(crowded: Path, path: str) -> None:
     rewards = 'rewards=[{name: "my_reward:Redness"}]'

@@ -58,6 +58,7 @@ def listened_at(pids: list[int]) -> Iterator[tuple[str, str]]:
                 yield connection.laddr.ip, " ".join(process.cmdline())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_listen_on_loopback_alone(ranks: Callable[[int, int, Launcher], Launched], nodes: int) -> None:
     meeting = Agents(endpoint=f"127.0.0.1:{free_port()}", prefixes=((), ())) if nodes > 1 else Local()

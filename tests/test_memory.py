@@ -245,6 +245,7 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     assert traced.decoding() == pytest.approx(memory.peak, rel=0.1)
 
 
+@pytest.mark.slow
 def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
     memory = estimate("flux1_dev", "model.lora={rank: 32, alpha: 64, targets: [attn.add_q_proj]}")
     assert memory.trained == 19 * 32 * (3072 + 3072)
@@ -271,6 +272,7 @@ def test_ranks_that_share_the_weights_hold_less() -> None:
     assert split.optimize_activations == one.optimize_activations // 2
 
 
+@pytest.mark.slow
 def test_text_encoders_are_counted_where_they_live() -> None:
     memory = estimate("sd35_medium")
     assert memory.encode == pytest.approx(11.2e9, rel=0.02), "CLIP-L, CLIP-G and T5-XXL in bfloat16"

@@ -37,7 +37,7 @@ def sign(text: str, font: str, size: int, *, dark: bool) -> np.ndarray:
     return np.asarray(image)
 
 
-@pytest.mark.parametrize("detect", [False, True])
+@pytest.mark.parametrize("detect", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_words_in_several_fonts_are_read_exactly(detect: bool) -> None:
     assert len(WORDS) == len(set(WORDS)) == 100
     texts = [word.upper() if number % 3 == 0 else word for number, word in enumerate(WORDS)]
