@@ -31,6 +31,8 @@ _PEAKS: Mapping[str, float] = {
 
 #: A module by identity, and the shapes of what it is called with, without the number of rows.
 _Call = tuple[int, Any, Any]
+#: FLOPs by class, config and shapes: other runs of this process have models of the same kinds.
+_COUNTED: dict[tuple[Any, str, str], float | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +148,26 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 
     None where there can be no twin: it is no model of diffusers, or does what values decide.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from models.stored_weights import on_meta
+    from torch.utils._pytree import tree_map
 
     # What is sharded has a class of its own, derived from the model's.
     kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     if not hasattr(kind, "from_config"):
         return None
-    twin = on_meta(lambda: kind.from_config(module.config))
-    args, kwargs = _shapes_only((args, kwargs))
+    config: Any = module.config
+    shapes = tree_map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+    key = (kind, repr(sorted(dict(config).items())), repr(shapes))
+    if key not in _COUNTED:
+        _COUNTED[key] = _counted(kind, config, *_shapes_only((args, kwargs)))
+    return _COUNTED[key]
+
+
+def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from models.stored_weights import on_meta
+
+    twin = on_meta(lambda: kind.from_config(config))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
             twin(*args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from configs.schema import RunConfig
+from models import meter
 from models.meter import Meter, forward_flops
 from tasks.execution.host import ModelHost
 from tasks.speed import epoch_speeds, in_words
@@ -81,6 +82,19 @@ def test_a_model_that_cannot_be_counted_is_not() -> None:
     found = meter.take()
     assert found.flops is None
     assert found.seconds > 0
+
+
+def test_models_of_one_kind_are_counted_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = Perceptron.from_config
+    monkeypatch.setattr(Perceptron, "from_config", lambda config: (made.append(config["width"]), make(config))[1])
+    monkeypatch.setattr(meter, "_COUNTED", {})
+    counts = [
+        forward_flops(Perceptron(width), (torch.ones(rows, width),), {})
+        for width, rows in ((6, 2), (6, 2), (6, 4), (7, 2))
+    ]
+    assert made == [6, 6, 7]
+    assert counts == [2 * rows * 2 * 4 * width**2 for width, rows in ((6, 2), (6, 2), (6, 4), (7, 2))]
 
 
 class ByValue(Perceptron):
