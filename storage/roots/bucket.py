@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from configs.errors import CorruptError, StoreError
+from storage.roots.bulk import LEAST, Bulk
 from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, status_of
 from storage.roots.processes import tag
 
@@ -51,6 +52,7 @@ class Bucket:
         if not self.bucket:
             raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
         self.uri = "s3://" + "/".join(part for part in (self.bucket, self.prefix) if part)
+        self._bulk = Bulk(self.bucket)
         self._fs = connection(attempts=_ATTEMPTS, connect_s=10, read_s=60)
         check_bucket(self.uri, self.bucket)
 
@@ -130,16 +132,20 @@ class Bucket:
 
     def get_many(self, paths: list[str]) -> list[bytes | None]:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
-        keys, none = [self._key(path) for path in paths], [None] * len(paths)
+        got: list[bytes | None] = [None] * len(paths)
+        if len(paths) >= LEAST:
+            got = self._bulk.get([self._name(path) for path in paths])
+        left = [number for number, data in enumerate(got) if data is None]
+        keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
         # Not s3fs's 'cat', which takes names with brackets for patterns.
-        found = self._steady(self._fs.cat_ranges, keys, none, none, on_error="return", max_concurrency=1)
+        options = {"on_error": "return", "max_concurrency": 1}
+        found = self._steady(self._fs.cat_ranges, keys, none, none, **options) if left else []
         # One failure does not fail the others; what did not come is asked for again on its own.
-        got: list[bytes | None] = []
-        for answer, path in zip(found, paths, strict=True):
+        for number, answer in zip(left, found, strict=True):
             if isinstance(answer, bytes):
-                got.append(answer)
-            else:
-                got.append(None if isinstance(answer, FileNotFoundError) else self.get(path))
+                got[number] = answer
+            elif not isinstance(answer, FileNotFoundError):
+                got[number] = self.get(paths[number])
         return got
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:

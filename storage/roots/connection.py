@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from configs.errors import StoreError
 
 try:
+    import botocore.session
     import s3fs
     import tenacity
     from aiohttp import ClientError as HttpError
@@ -21,6 +22,7 @@ try:
         SSLError,
     )
     from botocore.exceptions import ConnectionError as EndpointError
+    from obstore.store import S3Store
 except ModuleNotFoundError as error:
     raise StoreError(
         f"store.root: stores on S3 need '{error.name}'. Install flowmill with its extra 's3': "
@@ -55,6 +57,31 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
         },
+    )
+
+
+def bulk_connection(bucket: str) -> S3Store | None:
+    """Return a client in Rust for a bucket, with the credentials of now, which may expire; None without any."""
+    session = botocore.session.get_session()
+    credentials = session.get_credentials()
+    if credentials is None:
+        return None
+    now, endpoint = credentials.get_frozen_credentials(), os.environ.get(_ENDPOINT)
+    given = {"session_token": now.token, "endpoint": endpoint}
+    return S3Store(
+        bucket,
+        access_key_id=now.access_key,
+        secret_access_key=now.secret_key,
+        region=session.get_config_variable("region") or "us-east-1",
+        virtual_hosted_style_request=False,
+        # Of small objects; what takes longer is asked for again by the other client.
+        client_options={
+            "connect_timeout": "5s",
+            "timeout": "20s",
+            "allow_http": (endpoint or "").startswith("http:"),
+        },
+        retry_config={"max_retries": 0},
+        **{name: value for name, value in given.items() if value},
     )
 
 

@@ -18,6 +18,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots import ROOTS, open_root
 from storage.roots.base import BLOCK, Root
+from storage.roots.bulk import Bulk
 from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
@@ -223,6 +224,45 @@ class TestS3:
         entry = describe_file(tmp_path / "source", "file")
         publish(root, "kind/id", file=data)
         root.check("kind/id", entry)
+
+    @pytest.mark.parametrize("share", [0.0, 0.3], ids=["sound", "faulty"])
+    def test_many_small_objects_come_whole(
+        self, monkeypatch: pytest.MonkeyPatch, s3_server: Server, bucket: str, tmp_path: Path, share: float
+    ) -> None:
+        section = StoreSection(root=f"s3://{bucket}/many", cache=str(tmp_path / "cache"))
+        names = [f"a/{n:02d}.json" for n in range(40)] + ["a/[x].json", "a/*.json", "a/x y+%41.json"]
+        root = open_root(section)
+        for name in names:
+            assert root.create(name, name.encode() * 9)
+        root.create("a/A.json", b"what '%41' is not")
+        asked = [*names, "a/none.json", "a/?.json"]
+        came: list[int] = []
+        get = Bulk.get
+
+        def noted(self: Bulk, keys: list[str]) -> list[bytes | None]:
+            found = get(self, keys)
+            came.append(sum(data is not None for data in found))
+            return found
+
+        monkeypatch.setattr(Bulk, "get", noted)
+        with unreliable(s3_server, Faults(share, seed=5)) as endpoint:
+            use(monkeypatch, s3_server.variables(endpoint))
+            other = open_root(section.model_copy(update={"cache": str(tmp_path / "other")}))
+            found = other.read_many(asked)
+        assert found == [*(name.encode() * 9 for name in names), None, None]
+        assert came[0] >= (40 if share == 0 else 10), "most of them by the client for many"
+
+    def test_where_the_client_for_many_reaches_nothing_it_is_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch, s3_server: Server
+    ) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            use(monkeypatch, s3_server.variables(f"http://127.0.0.1:{other.getsockname()[1]}"))
+            bulk = Bulk("some-bucket")
+            assert bulk.get([f"{n}" for n in range(100)]) == [None] * 100
+            assert bulk._useless.is_set()
+            monkeypatch.setattr("storage.roots.bulk.bulk_connection", lambda bucket: pytest.fail("asked again"))
+            assert bulk.get(["1"]) == [None]
 
     def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
         import s3fs
