@@ -52,8 +52,8 @@ class Bucket:
         if not self.bucket:
             raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
         self.uri = "s3://" + "/".join(part for part in (self.bucket, self.prefix) if part)
-        self._bulk = Bulk(self.bucket)
         self._fs = connection(attempts=_ATTEMPTS, connect_s=10, read_s=60)
+        self._bulk = Bulk(self._fs, self.bucket)
         check_bucket(self.uri, self.bucket)
 
     def put(self, path: str, data: bytes, **arguments: Any) -> None:

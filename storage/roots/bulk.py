@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 from storage.roots.connection import bulk_connection
 
@@ -21,14 +22,14 @@ _TOGETHER = 16
 class Bulk:
     """Gets from one bucket."""
 
-    def __init__(self, bucket: str) -> None:
-        """Bind to a bucket; nothing is asked yet."""
-        self._bucket = bucket
+    def __init__(self, client: Any, bucket: str) -> None:
+        """Bind to a bucket, and to the client of everything else; nothing is asked yet."""
+        self._client, self._bucket = client, bucket
         self._useless = Event()
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the objects it could get; None for every other."""
-        store = None if self._useless.is_set() else bulk_connection(self._bucket)
+        store = None if self._useless.is_set() else bulk_connection(self._client, self._bucket)
         if store is None:
             return [None] * len(keys)
         from obstore import get

@@ -60,28 +60,32 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
     )
 
 
-def bulk_connection(bucket: str) -> S3Store | None:
-    """Return a client in Rust for a bucket, with the credentials of now, which may expire; None without any."""
-    session = botocore.session.get_session()
-    credentials = session.get_credentials()
+def bulk_connection(client: Any, bucket: str) -> S3Store | None:
+    """Return a client in Rust for a bucket, with the credentials of now, which may expire; None without any.
+
+    Args:
+        client: a file system of s3fs; both ask the same server.
+        bucket: the bucket.
+    """
+    credentials = botocore.session.get_session().get_credentials()
     if credentials is None:
         return None
-    now, endpoint = credentials.get_frozen_credentials(), os.environ.get(_ENDPOINT)
-    given = {"session_token": now.token, "endpoint": endpoint}
+    now, meta = credentials.get_frozen_credentials(), client.s3.meta
     return S3Store(
         bucket,
+        endpoint=meta.endpoint_url,
         access_key_id=now.access_key,
         secret_access_key=now.secret_key,
-        region=session.get_config_variable("region") or "us-east-1",
+        region=meta.region_name or "us-east-1",
         virtual_hosted_style_request=False,
         # Of small objects; what takes longer is asked for again by the other client.
         client_options={
             "connect_timeout": "5s",
             "timeout": "20s",
-            "allow_http": (endpoint or "").startswith("http:"),
+            "allow_http": meta.endpoint_url.startswith("http:"),
         },
         retry_config={"max_retries": 0},
-        **{name: value for name, value in given.items() if value},
+        **({"session_token": now.token} if now.token else {}),
     )
 
 

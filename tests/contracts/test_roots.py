@@ -19,6 +19,7 @@ from storage.layout import ArtifactRef
 from storage.roots import ROOTS, open_root
 from storage.roots.base import BLOCK, Root
 from storage.roots.bulk import Bulk
+from storage.roots.connection import connection
 from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
@@ -258,10 +259,10 @@ class TestS3:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             use(monkeypatch, s3_server.variables(f"http://127.0.0.1:{other.getsockname()[1]}"))
-            bulk = Bulk("some-bucket")
+            bulk = Bulk(connection(attempts=1, connect_s=1, read_s=1), "some-bucket")
             assert bulk.get([f"{n}" for n in range(100)]) == [None] * 100
             assert bulk._useless.is_set()
-            monkeypatch.setattr("storage.roots.bulk.bulk_connection", lambda bucket: pytest.fail("asked again"))
+            monkeypatch.setattr("storage.roots.bulk.bulk_connection", lambda *_: pytest.fail("asked again"))
             assert bulk.get(["1"]) == [None]
 
     def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
