@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from configs.errors import PromptError
 from configs.schema import PromptsSection
@@ -57,8 +56,10 @@ def _no_number(name: str) -> None:
 
 
 def _parquet_rows(path: str, column: str) -> Rows:
+    from pyarrow import parquet
+
     try:
-        table = pq.read_table(path)
+        table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise PromptError(f"'{path}' is not a Parquet file: {_first_line(error)}") from None
     values: dict[str, list[Any]] = {}

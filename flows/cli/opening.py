@@ -27,12 +27,13 @@ def say(text: str, *, quiet: bool = False) -> None:
 def brief() -> Iterator[None]:
     """Let a command that reads, prints and ends do nothing else inside.
 
-    What it reads names what computes with torch, and computes nothing; and it ends before its garbage matters.
+    What it reads names what computes with torch and holds tables, and does neither; and it ends before its garbage
+    matters.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        with deferred("torch"):
+        with deferred("torch"), deferred("pyarrow"), deferred("numpy"):
             yield
     finally:
         if collects:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.schema import REWARDS, read_table
+from storage.tables import read_shard
 from tasks.chain import Node, evaluation_nodes
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
@@ -60,6 +60,6 @@ def _verdicts(context: RunContext, epoch: int, split: str) -> dict[str, str]:
     record = None if entry is None else store.record(entry.ref, split)
     if entry is None or record is None:
         return {}
-    rows = read_table(store.files(entry.ref, record), "rewards.parquet", REWARDS).to_pylist()
+    rows = read_shard(store, entry.ref, record).to_pylist()
     given = {row["sample_id"]: "" if row["reward"] is None else f"{row['reward']:.3g}" for row in rows}
     return {row["sample_id"]: f"{row['note']} {given[row['sample_id']]}".strip() for row in rows}

@@ -16,8 +16,7 @@ from configs.errors import CorruptError, RewardError
 from configs.rewards import RewardSection
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.schema import ADVANTAGES, write_table
-from storage.tables import read_rows
+from storage.tables import read_rows, write_rows
 from tasks.algorithms.advantages import (
     Normalizer,
     damp_below,
@@ -124,7 +123,7 @@ class AdvantageStage(Stage):
             "reward": _nullable(now.total, counted),
             "advantage": _nullable(shaped, counted),
         }
-        write_table(folder / "advantages.parquet", columns, ADVANTAGES)
+        write_rows("advantages", folder, columns)
         summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted)}
         if section.kl_gate is not None:
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())

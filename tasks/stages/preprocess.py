@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
-from storage.schema import PROMPTS, write_table
+from storage.tables import write_rows
 from tasks.chain import Node
 from tasks.prompts import Prompt
 from tasks.stage import Output, Shard, Stage
@@ -41,7 +41,7 @@ class PreprocessStage(Stage):
             "prompt": [prompt.text for _, prompt in rows],
             "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
         }
-        write_table(folder / "prompts.parquet", columns, PROMPTS)
+        write_rows("prompts", folder, columns)
         digest = self.context.embeddings.digest([prompt.condition for _, prompt in rows])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
         return Output(rows=len(rows))

@@ -16,8 +16,7 @@ from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_sc
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
 from storage.records import ShardRecord
-from storage.schema import REWARDS as COLUMNS
-from storage.schema import write_table
+from storage.tables import write_rows
 from tasks.chain import OF, Node
 from tasks.components import open_trajectory_store
 from tasks.context import RunContext
@@ -63,7 +62,7 @@ class _Scoring(Stage):
             "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
-        write_table(folder / "rewards.parquet", columns, COLUMNS)
+        write_rows("rewards", folder, columns)
         self.scored(shard, batch, scores, folder)
         return Output(rows=len(scores.values), summary=score_summary(batch, scores, perfect_score(reward)))
 
