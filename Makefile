@@ -21,7 +21,7 @@ PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 # What a change must pass; types are looked at beside the tests.
 check: install-test
-	$(MAKE) --jobs 2 --output-sync=target lint typecheck test-all
+	$(MAKE) --jobs 2 --output-sync=line lint typecheck test-all
 
 test-all: install-test
 	$(PYTEST) -m "not campaign"
