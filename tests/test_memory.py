@@ -290,7 +290,7 @@ def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
     assert checked.returncode == 0, checked.stderr
     assert "20.43 billion parameters" in checked.stdout
     assert "does not fit 51 GB; optimize: set execution.micro_batch_size=1" in checked.stdout
-    assert "fits 80 GB per GPU." in flowmill("check", "configs/wan21_1_3b.yaml", "--gpu-memory", "80").stdout
+    assert "fits 80 GB per GPU." in flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "80").stdout
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def victims(pid: int) -> dict[str, list[psutil.Process]]:
 
 
 def orphans(marker: str) -> list[int]:
-    """Return live processes whose command line or environment names a marker."""
+    """Return live processes whose environment names a marker, and those that were forked, which do not show theirs."""
     found = [forked.pid for forked in Forked.all if forked.poll() is None]
     for process in psutil.process_iter(["pid", "status"]):
         try:
