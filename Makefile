@@ -42,17 +42,20 @@ install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
 
-# torch first: on its own it is taken from a local or CPU index if there is one, instead of the newest CUDA build.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+# On its own torch is taken from a local or CPU index if there is one, instead of the newest CUDA build.
+$(VENV)/.torch: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: $(VENV)/.torch
 	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit,vlm,text,view,docs]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 lint: install-test
 	$(BIN)/ruff check .

@@ -31,6 +31,8 @@ import torch  # noqa: E402
 from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
+from tasks.execution import launch  # noqa: E402
+from tests.forked_ranks import ForkedAgent  # noqa: E402
 from tests.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
 from tests.s3 import Server, named_or_moto  # noqa: E402
 from tests.small import small_data, write_small  # noqa: E402
@@ -126,6 +128,12 @@ def prefect_home(tmp_path: Path) -> Path:
 def preloaded() -> str:
     """Where command lines are carried out against the shared server."""
     return where("preloaded")
+
+
+@pytest.fixture
+def forked_ranks(preloaded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of runs in this process are forked instead of started: their imports take most of a small test's time."""
+    monkeypatch.setattr(launch, "start_agent", partial(ForkedAgent, preloaded))
 
 
 FlowmillCommand = Callable[..., "subprocess.CompletedProcess[str]"]

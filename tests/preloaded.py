@@ -24,7 +24,10 @@ from typing import Any, ClassVar, NoReturn
 
 ROOT = Path(__file__).parent.parent
 READ_AT_IMPORT = ("COLUMNS", "MLFLOW_", "OMP_", "TORCH", "HF_", "PYTHONHASHSEED")
+#: What the arguments of an agent of ranks begin with, see ``tests.forked_ranks``.
+AGENT = "--agent"
 _MODULES = (
+    "tasks.execution.worker",
     "flows.cli.run",
     "flows.cli.stage",
     "flows.pipeline",
@@ -103,7 +106,7 @@ def ask(
     Args:
         address: where the process that forks listens.
         arguments: of ``flowmill``, or ``-c`` and Python code.
-        streams: descriptors of its output and its errors.
+        streams: descriptors of its output and its errors, before them that of its input if it has one.
         cwd: its folder.
         env: its environment.
         timeout: seconds after which a signal ends it.
@@ -120,13 +123,21 @@ class Forked:
     #: Those of this process, as their environment does not show in the system.
     all: ClassVar[list[Forked]] = []
 
-    def __init__(self, address: str, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
-        """Begin it; what it writes is kept for ``communicate``."""
+    def __init__(
+        self,
+        address: str,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        streams: Sequence[int] | None = None,
+    ) -> None:
+        """Begin it; what it writes is kept for ``communicate``, unless it is given streams."""
         self.args = ["flowmill", *arguments]
         self.returncode: int | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this is
         request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "timeout": 1200, "session": True}
-        self._connection = _asked(address, request, [self._output.fileno()] * 2)
+        self._connection = _asked(address, request, streams or [self._output.fileno()] * 2)
         self.pid = _number(self._connection)
         self.all.append(self)
 
@@ -201,7 +212,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answer(connection: socket.socket) -> NoReturn:
-    head, descriptors, _, _ = socket.recv_fds(connection, 8, 2)
+    head, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
     request, missing = b"", int(head)
     while missing > len(request):
         request += connection.recv(missing - len(request))
@@ -224,7 +235,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if request.get("session"):
             os.setsid()
-        for number, descriptor in enumerate(descriptors, 1):
+        for number, descriptor in enumerate(descriptors, 3 - len(descriptors)):
             os.dup2(descriptor, number)
         os.environ.clear()
         os.environ.update(request["env"])
@@ -248,7 +259,12 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 def _carry_out(arguments: Sequence[str]) -> None:
-    """Carry out a command line of flowmill, or, after ``-c``, a piece of Python."""
+    """Carry out a command line of flowmill, or, after ``-c``, a piece of Python, or be an agent with ranks."""
+    if arguments[:1] == [AGENT]:
+        from tests.forked_ranks import be_agent
+
+        be_agent(arguments[1:])
+        return
     if arguments[:1] == ["-c"]:
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
         return

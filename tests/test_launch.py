@@ -356,6 +356,7 @@ def execute(context: RunContext, name: str, epoch: int, slot: str = "", **heard:
     return run
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_score_with_rewards_that_work_on_the_accelerator(make_config: Callable[..., RunConfig]) -> None:
     reward = 'rewards=[{name: "tests.rewards:OnAccelerator", label: bright}]'
     context = begin_run(make_config("execution.processes=2", "rollout.groups_per_shard=1", reward))
@@ -412,6 +413,7 @@ def test_two_resident_processes_equal_one(
     assert two.host.held() == {}, "the process that orchestrates holds no parameter"
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -508,15 +510,18 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> None:
     told: list[str] = []
     two.reporter = type("Told", (), {"message": lambda _, text: told.append(text), "progress": lambda *_: None})()
     killed: list[int] = []
 
     def kill_one() -> None:
+        if killed:
+            return
         assert two.crew._launched is not None
-        ranks = [p for p in psutil.Process(two.crew._launched.pids[0]).children(recursive=True)]
-        if len(ranks) == 2 and not killed:
+        ranks = psutil.Process(two.crew._launched.pids[0]).children(recursive=True)
+        if len(ranks) == 2:
             killed.append(ranks[-1].pid)
             ranks[-1].kill()
 
@@ -527,6 +532,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
     assert two.store.require(two.chain.require(1, "rollout").ref).rows == 16
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})
     two.config = two.config.model_copy(update={"execution": section})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
@@ -23,7 +22,7 @@ from tasks.sources import OPTIMIZER, Weights
 from tests.test_launch import execute
 from tests.test_stages import stored
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
 SETTINGS = (
     "optimize.updates_per_epoch=8",
     "optimize.learning_rate=1e-4",
@@ -65,7 +64,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
     broken = begin_run(make_config(f"store.root={tmp_path / 'broken'}", *settings, "execution.retries=0"))
     for name in ("base", "encode", "preprocess", "policy"):
         execute(broken, name, 0)
-    killer = threading.Thread(target=kill_a_rank_after_a_checkpoint, args=(tmp_path / "broken",))
+    killer = threading.Thread(target=kill_a_rank_after_a_checkpoint, args=(broken, tmp_path / "broken"))
     killer.start()
     with pytest.raises(LostRankError):
         train(broken)
@@ -112,13 +111,11 @@ def has_checkpoint(root: Path) -> bool:
     )
 
 
-def kill_a_rank_after_a_checkpoint(root: Path) -> None:
+def kill_a_rank_after_a_checkpoint(context: RunContext, root: Path) -> None:
     """Wait for a checkpoint within the epoch, then kill one of the ranks."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not has_checkpoint(root):
         time.sleep(0.002)
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "rank.py" in " ".join(process.cmdline()):
-                process.kill()
-                return
+    assert context.crew._launched is not None
+    (agent,) = context.crew._launched.pids
+    psutil.Process(agent).children()[0].kill()

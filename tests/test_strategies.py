@@ -110,6 +110,7 @@ def on_ranks(crew: Crew, context: RunContext, epoch: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("crew", "family", "strategy"),
     [
@@ -145,6 +146,7 @@ def test_two_ranks_train_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
 @pytest.mark.parametrize(
     "strategy",
@@ -181,6 +183,7 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
 @pytest.mark.parametrize(
     ("family", "settings"),

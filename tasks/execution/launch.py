@@ -145,16 +145,7 @@ class _Agent:
 
     def _keep(self, command: Sequence[str], stdin: int, started: threading.Event) -> None:
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                bufsize=1,
-                errors="replace",
-                preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-            )
+            self.process = start_agent(command, stdin)
         except OSError as error:
             self._error = error
             return
@@ -164,6 +155,24 @@ class _Agent:
         for line in self.process.stdout:
             self._lines.put(line.rstrip("\n"))
         self._lines.put(self.process.wait())
+
+
+def start_agent(command: Sequence[str], stdin: int) -> subprocess.Popen[str]:
+    """Start an agent that dies with the calling thread; what it and its ranks print comes through its ``stdout``.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        errors="replace",
+        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+    )
 
 
 def stop_trees(processes: Sequence[subprocess.Popen[str]], grace: float) -> None:
