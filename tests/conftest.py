@@ -145,7 +145,8 @@ def flowmill(preloaded: str, prefect_server: str) -> FlowmillCommand:
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PREFECT_API_URL": prefect_server, "COLUMNS": "200", **environment}
-        if not any(name.startswith(READ_AT_IMPORT) for name in environment):
+        differs = {name for name, value in environment.items() if os.environ.get(name) != value}
+        if not any(name.startswith(READ_AT_IMPORT) for name in differs):
             return carry_out(preloaded, arguments, cwd=ROOT, env=variables, timeout=300)
         command = [sys.executable, "-m", "flows.cli", *arguments]
         return subprocess.run(

@@ -244,7 +244,7 @@ def crowded(config_file: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["", "."], ids=["plain", "PYTHONPATH=."])
+@pytest.mark.parametrize("path", ["", pytest.param(".", marks=pytest.mark.campaign)], ids=["plain", "PYTHONPATH=."])
 def test_a_crowded_folder_does_not_break_the_command(crowded: Path, path: str) -> None:
     rewards = 'rewards=[{name: "my_reward:Redness"}]'
     more = {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"} if path else {}

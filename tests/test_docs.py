@@ -108,9 +108,12 @@ def pasted(preloaded: str, prefect_server: str, tmp_path: Path) -> Callable[[lis
     (tmp_path / "bin").mkdir()
     asking = "import os, sys; from tests.preloaded import ask; sys.exit(ask(sys.argv[1], sys.argv[2:], [1, 2], "
     asking += "cwd=os.getcwd(), env=os.environ))"
-    launcher = f"#!/bin/sh\nexec {sys.executable} -c '{asking}' {preloaded} \"$@\"\n"
-    (tmp_path / "bin" / "flowmill").write_text(launcher)
-    (tmp_path / "bin" / "flowmill").chmod(0o755)
+    forking = f"exec {sys.executable} -c '{asking}' {preloaded} \"$@\"\n"
+    # What carries commands out carries out Python given with -c too.
+    python = f'[ "$1" = -c ] || exec {sys.executable} "$@"\n{forking}'
+    for name, script in (("flowmill", forking), ("python", python)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}")
+        (tmp_path / "bin" / name).chmod(0o755)
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_server}
     environment["HF_HOME"] = str(tmp_path / "hf")
 
@@ -157,9 +160,8 @@ def test_python_works_as_pasted_with_and_without_a_server(
         r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL
     )
     assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18
-    # What carries commands out carries out code too.
-    assert "reward.detail" in pasted(["flowmill", "-c", own_flow])
-    assert "optimize/ratio_mean" in pasted(["flowmill", "-c", reading + trained])
+    assert "reward.detail" in pasted(["python", "-c", own_flow])
+    assert "optimize/ratio_mean" in pasted(["python", "-c", reading + trained])
     assert (tmp_path / "best.png").exists()
     alone = ["env", "-u", "PREFECT_API_URL", f"PREFECT_HOME={prefect_home}", sys.executable]
     assert "reward.detail" in pasted([*alone, "-c", own_flow.replace("@flow\n", "")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -115,8 +116,16 @@ def folder(family: str, tiny_folders: Path) -> Path:
 Load = Callable[..., Policy]
 
 
+@pytest.fixture(scope="session")
+def loaded() -> dict[str, Policy]:
+    """What was loaded before, as it was then."""
+    return {}
+
+
 @pytest.fixture
-def load(family: str, folder: Path) -> Load:
+def load(family: str, folder: Path, loaded: dict[str, Policy]) -> Load:
+    """Loads a policy, or copies the one that was loaded with the same settings before, where it is plain modules."""
+
     def make(
         guidance_scale: float = 1.0, parts: frozenset[Part] = ALL, folder: Path = folder, **settings: Any
     ) -> Policy:
@@ -124,7 +133,13 @@ def load(family: str, folder: Path) -> Load:
         options = {**tiny.options, **settings.pop("options", {})}
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
         chosen = PolicySettings(guidance_scale=guidance_scale, **size)
-        return resolve(POLICIES, family, what="policy").load(folder, chosen, parts, options)
+        cls = resolve(POLICIES, family, what="policy")
+        if {"compile", "device_map", "empty"} & set(settings):
+            return cls.load(folder, chosen, parts, options)
+        name = repr((folder, chosen, sorted(part.name for part in parts), sorted(options.items())))
+        if name not in loaded:
+            loaded[name] = cls.load(folder, chosen, parts, options)
+        return copy.deepcopy(loaded[name])
 
     return make
 
