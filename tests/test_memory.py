@@ -181,10 +181,7 @@ SHORTER = {"num_layers": 7, "num_single_layers": 6, "dual_attention_layers": (0,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
-    [
-        pytest.param(name, marks=() if name in ("sd35_medium", "qwen_image") else pytest.mark.campaign)
-        for name in TRACED
-    ],
+    [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in TRACED],
 )
 def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "configs" / f"{preset}.yaml", TRACED[preset])
