@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # What is imported is compiled when it first is: compiling all of torch and its company takes as long as installing it.
-INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c constraints.txt
 # One more than cores: some tests wait for others.
 TEST_PROCESSES ?= 3
 KILLS ?= 20
@@ -23,11 +23,11 @@ PYTEST = $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup
 check: install-test
 	$(MAKE) --jobs 2 --output-sync=line lint typecheck test-all
 
-test-all: install-test
+test-all: $(VENV)/.compiled
 	$(PYTEST) -m "not campaign"
 
 # What can be looked at without other processes; then what starts them; then kills, and every shape there is.
-test: install-test
+test: $(VENV)/.compiled
 	$(PYTEST) -m "not slow and not campaign"
 
 test-slow: install-test
@@ -56,6 +56,11 @@ $(VENV)/.installed: $(VENV)/.torch
 $(VENV)/.installed-test: $(VENV)/.torch
 	$(INSTALL) -e '.[test,ocr,s3,video,delta,dask,ray,8bit,vlm,text,view,docs]'
 	touch $(VENV)/.installed $@
+
+# By one process; several at once would each compile all of it.
+$(VENV)/.compiled: $(VENV)/.installed-test
+	$(BIN)/python -c 'from tests.preloaded import import_all; import_all()'
+	touch $@
 
 lint: install-test
 	$(BIN)/ruff check .

@@ -194,10 +194,15 @@ def _number(connection: socket.socket) -> int:
     return int(connection.recv(16, socket.MSG_WAITALL))
 
 
-def serve(descriptor: int) -> None:
-    """Import everything, then fork for every command until ended."""
+def import_all() -> None:
+    """Import what commands and ranks do."""
     for module in _MODULES:
         importlib.import_module(module)
+
+
+def serve(descriptor: int) -> None:
+    """Import everything, then fork for every command until ended."""
+    import_all()
     assert threading.active_count() == 1, "what is forked beside threads may hang"
     # Nobody waits for those that carry commands out.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

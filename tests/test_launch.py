@@ -96,6 +96,7 @@ def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
         printed(module(body), [])
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(module: Callable[[str], str]) -> None:
     body = """
         import torch
@@ -112,6 +113,7 @@ def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(modu
         printed(module(body), [])
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_every_shard_is_taken_once_whoever_is_late_or_slow(module: Callable[[str], str], tmp_path: Path) -> None:
     cases = [(1, None), (0, None), (None, 0)]
     body = f"""
@@ -385,6 +387,7 @@ def two(make_config: Callable[..., RunConfig]) -> Iterator[RunContext]:
     context.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_two_resident_processes_equal_one(
     two: RunContext, make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

@@ -51,8 +51,8 @@ STATED = {
 FULL = sorted(path for path in (ROOT / "configs").glob("*.yaml") if load_config(path).model.path is not None)
 
 
-#: Two image models and a video model of two denoisers; the others are left to a campaign.
-_TRACED_FIRST = ("sd35_medium", "qwen_image", "wan22_a14b")
+#: An image model and a video model of two denoisers; the others are left to a campaign.
+_TRACED_FIRST = ("sd35_medium", "wan22_a14b")
 
 
 def marks_of(preset: Path) -> tuple[pytest.MarkDecorator, ...]:

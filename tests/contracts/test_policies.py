@@ -100,7 +100,10 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
-@pytest.fixture(params=sorted(POLICIES))
+# What one test of a family has loaded others need not.
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in sorted(POLICIES)]
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
