@@ -49,12 +49,13 @@ def test_every_component_is_crossed() -> None:
 
 
 @pytest.mark.slow
-def test_all_of_them_are_refused_with_a_remedy_or_trained_right(bench: Bench) -> None:
-    cases = some_cases()
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.campaign)])
+def test_all_of_them_are_refused_with_a_remedy_or_trained_right(bench: Bench, every: int) -> None:
+    cases = some_cases()[::every]
     tally = run(bench, cases)
     assert not tally.wrong
     assert tally.trained + sum(tally.refused.values()) == len(cases)
-    assert tally.trained > 200
+    assert tally.trained > 200 / every
     for message in tally.examples.values():
         assert REMEDY.search(message), message
 

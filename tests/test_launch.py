@@ -214,6 +214,7 @@ def two_nodes() -> Agents:
     return Agents(endpoint=f"127.0.0.1:{free_port()}", prefixes=((), ()))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_agents_of_two_nodes_meet_and_hear_the_same(module: Callable[[str], str]) -> None:
     name = module("""
         line = sys.stdin.readline().strip() if os.environ["LOCAL_RANK"] == "0" else "nothing"
@@ -231,6 +232,7 @@ def test_agents_of_two_nodes_meet_and_hear_the_same(module: Callable[[str], str]
     assert [line for *_, line in heard] == ["an-order", "nothing"] * 2
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_failure_on_one_node_ends_the_others(module: Callable[[str], str]) -> None:
     body = """
         if os.environ["GROUP_RANK"] == "1":
