@@ -152,17 +152,22 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     pasted([sys.executable, "-c", head])
 
 
+def python_of_the_docs() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+
+
 @pytest.mark.slow
-def test_python_works_as_pasted_with_and_without_a_server(
-    pasted: Callable[[list[str]], str], tmp_path: Path, prefect_home: Path
-) -> None:
-    own_flow, reading, trained = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL
-    )
+def test_python_works_as_pasted(pasted: Callable[[list[str]], str], tmp_path: Path) -> None:
+    own_flow, reading, trained = python_of_the_docs()
     assert len(own_flow[own_flow.index("import") :].splitlines()) <= 18
     assert "reward.detail" in pasted(["python", "-c", own_flow])
     assert "optimize/ratio_mean" in pasted(["python", "-c", reading + trained])
     assert (tmp_path / "best.png").exists()
+
+
+@pytest.mark.campaign
+def test_python_works_without_a_server(pasted: Callable[[list[str]], str], prefect_home: Path) -> None:
+    own_flow, *_ = python_of_the_docs()
     alone = ["env", "-u", "PREFECT_API_URL", f"PREFECT_HOME={prefect_home}", sys.executable]
     assert "reward.detail" in pasted([*alone, "-c", own_flow.replace("@flow\n", "")])
 

@@ -96,7 +96,6 @@ def test_a_rank_that_was_killed_is_named(module: Callable[[str], str]) -> None:
         printed(module(body), [])
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it(module: Callable[[str], str]) -> None:
     body = """
         import torch

@@ -76,7 +76,7 @@ def estimate(preset: str, *overrides: str) -> Memory:
     return memory
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_how_the_work_is_carried_out_changes_nothing_of_a_row() -> None:
     ranks = ("execution.processes=8", "execution.strategy=fsdp", "execution.micro_batch_size=64")
     assert activations_of("sd35_medium", *ranks) == activations_of("sd35_medium")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from storage.commit import ArtifactStore
 from storage.verify import verify_store
 from tasks.runs import open_run
 from tasks.tracking.client import open_client
-from tests.chaos.kills import killed, orphans, records, start, uninterrupted, victims
+from tests.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims
 
 pytestmark = pytest.mark.slow
 
@@ -97,11 +98,15 @@ def alone(environment: dict[str, str], prefect_home: Path) -> dict[str, str]:
     }
 
 
-def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
-    process = begun(longer, str(tmp_path / "store"), alone)
+def test_the_temporary_server_dies_with_what_started_it(tmp_path: Path, alone: dict[str, str]) -> None:
+    """As a run starts it; a run that is killed with its server is in the campaign."""
+    code = "import time; from flows.server import LocalApi; print(LocalApi().wait(), flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=alone, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"http://127.0.0.1:")
     assert len(orphans(str(tmp_path))) >= 2
     process.kill()
-    process.wait()
+    process.communicate()
     wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
 
 
