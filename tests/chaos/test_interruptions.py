@@ -99,7 +99,6 @@ def alone(environment: dict[str, str], prefect_home: Path) -> dict[str, str]:
 
 
 def test_the_temporary_server_dies_with_what_started_it(tmp_path: Path, alone: dict[str, str]) -> None:
-    """As a run starts it; a run that is killed with its server is in the campaign."""
     code = "import time; from flows.server import LocalApi; print(LocalApi().wait(), flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=alone, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -107,6 +106,15 @@ def test_the_temporary_server_dies_with_what_started_it(tmp_path: Path, alone: d
     assert len(orphans(str(tmp_path))) >= 2
     process.kill()
     process.communicate()
+    wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
+
+
+@pytest.mark.campaign
+def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
+    process = begun(longer, str(tmp_path / "store"), alone)
+    assert len(orphans(str(tmp_path))) >= 2
+    process.kill()
+    process.wait()
     wait_until(lambda: orphans(str(tmp_path)) == [], timeout=30)
 
 
