@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -15,6 +13,7 @@ from PIL import Image
 
 from configs.errors import PromptError
 from configs.fingerprint import fingerprint, hash_text
+from configs.garbage import without_collecting
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from storage.checksums import hash_file
@@ -180,24 +179,13 @@ def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prom
 def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
     """Return the prompts of rows, checked."""
     folder = Path(source).parent
-    with _without_collecting():
+    # They may be millions, none of them garbage.
+    with without_collecting():
         numbered = [(number, _prompt(row, section, _Place(where, source, number), folder)) for number, row in rows]
     if not numbered:
         raise PromptError(f"{where}: '{source}' holds no prompts.")
     _check_distinct(numbered, where, source)
     return [prompt for _, prompt in numbered]
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Keep the garbage collector from going again and again through millions of new objects, none of them garbage."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,12 +52,29 @@ def test_every_variant_is_a_config_that_works(tmp_path: Path) -> None:
 
 def test_epochs_end_where_they_should() -> None:
     stop = flow_grpo.Epochs(2)
-    stop.marks = []
+    stop.marks, stop.rows = [], SimpleNamespace(counted=lambda: {"without": 7})
     # Never an evaluation; the end before a third epoch.
     assert [epoch % stop for epoch in range(2)] == [1, 1]
     with pytest.raises(flow_grpo.Done):
         2 % stop
     assert len(stop.marks) == 3
+    assert stop.marks[-1]["without"] == 7
+
+
+def test_of_ours_every_epoch_but_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.tracking.tracker import Tracker
+    from tests.benchmarks import ours
+
+    logged: list[int] = []
+    monkeypatch.setattr(Tracker, "log_epoch", lambda self, epoch: logged.append(epoch))
+    taken = iter([10.0, 12.0, 15.0])
+    monkeypatch.setattr(ours, "cpu_of_all", lambda: next(taken))
+    rows = iter([{"without": 4}, {"without": 9}, {"without": 15}])
+    marks = ours.Marks(SimpleNamespace(counted=lambda: next(rows)))  # type: ignore[arg-type]
+    for epoch in (1, 2, 3):
+        Tracker.log_epoch(None, epoch)  # type: ignore[arg-type]
+    assert logged == [1, 2, 3]
+    assert marks.epochs() == [{"cpu": 2.0, "without": 5}, {"cpu": 3.0, "without": 6}]
 
 
 def test_rows_are_counted_with_and_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

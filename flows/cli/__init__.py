@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.garbage import collect_rarely
 from configs.packages import user_folder_last
 from flows.cli import making, showing
 from flows.cli.app import app
@@ -14,6 +15,7 @@ __all__ = ["app", "main", "making", "showing"]
 def main() -> None:
     """Run the command line; a mistake is one message on standard error and exit code 1, without a traceback."""
     prepare_environment()
+    collect_rarely()
     # Rewards and models of your own are found in the folder you work in, after all else.
     user_folder_last()
     with last_words():

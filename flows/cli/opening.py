@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import shlex
 import sys
 import traceback
@@ -12,6 +11,7 @@ from typing import NoReturn
 
 from configs.deferred import deferred
 from configs.errors import FlowmillError
+from configs.garbage import without_collecting
 from flows.cli.stopping import STOPPED, terminable
 from flows.environment import wants_traceback
 
@@ -30,14 +30,8 @@ def brief() -> Iterator[None]:
     What it reads names what computes with torch and holds tables, and does neither; and it ends before its garbage
     matters.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with deferred("torch"), deferred("pyarrow"), deferred("numpy"):
-            yield
-    finally:
-        if collects:
-            gc.enable()
+    with without_collecting(), deferred("torch"), deferred("pyarrow"), deferred("numpy"):
+        yield
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.garbage import collect_as_usual, starting
 from configs.load import load_config
 from configs.schema import RunConfig
 from flows.cli.opening import say
@@ -62,16 +63,17 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
 
 
 def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
-    from tasks.check import check_config
-    from tasks.try_rewards import try_rewards
+    with starting():
+        from tasks.check import check_config
+        from tasks.try_rewards import try_rewards
 
-    check_config(checked, rewards=False)
-    rewards = try_rewards(checked)
-    from flows import runtime
-    from flows.cli.summary import print_summary
-    from flows.pipeline import pipeline
-    from flows.requests import PipelineRequest
-    from tasks.describe import describe_result
+        check_config(checked, rewards=False)
+        rewards = try_rewards(checked)
+        from flows import runtime
+        from flows.cli.summary import print_summary
+        from flows.pipeline import pipeline
+        from flows.requests import PipelineRequest
+        from tasks.describe import describe_result
 
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
@@ -106,6 +108,7 @@ def run_flow(flow: Any, api: LocalApi | None, request: Request) -> Any:
     """
     from flows.calls import on_server, outcome
 
+    collect_as_usual()
     with on_server(api), terminable():
         try:
             return outcome(flow, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.garbage import collect_as_usual
 from flows.cli.opening import say
 from tasks.serve_reward import ServeRequest, reward_app
 
@@ -29,6 +30,7 @@ def serve_command(request: ServeRequest, *, quiet: bool) -> None:
 
     config = uvicorn.Config(app, host=request.host, port=request.port, log_level="warning", access_log=False)
     server = Server(config)
+    collect_as_usual()
     try:
         server.run()
     except SystemExit:

@@ -16,17 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from itertools import islice
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
 from configs.errors import WorkerError
-from models.devices import chosen_device, local_rank
-from tasks.context import RunContext
-from tasks.execution.board import Board
-from tasks.execution.orders import Order, OrderedContext, own_code
-from tasks.execution.pulse import Beat
-from tasks.execution.ranks import Ranks, torchrun_ranks
-from tasks.stage import Shard, Stage
-from tasks.stage_run import StageRun
+from configs.garbage import starting
+
+with starting():
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from models.devices import chosen_device, local_rank
+    from tasks.context import RunContext
+    from tasks.execution.board import Board
+    from tasks.execution.orders import Order, OrderedContext, own_code
+    from tasks.execution.pulse import Beat
+    from tasks.execution.ranks import Ranks, torchrun_ranks
+    from tasks.stage import Shard, Stage
+    from tasks.stage_run import StageRun
 
 #: Lines that start with this carry one JSON object for the parent.
 PREFIX = "@flowmill "

@@ -2,9 +2,9 @@
 
 The checkout is yours, of the script of July 2025 (commit ac4c86e); nothing of it is copied or changed. Same base,
 prompts, reward, shapes, batches and updates (``tests.benchmarks.work``), one thread, turn by turn. CPU seconds are
-those of a whole process with all its children: flowmill's have Prefect's server, MLflow and every commit in them. Of
-one more epoch: the difference between runs of several epochs and of one. Rows through the denoisers are counted on both
-sides; there is no table where they are not the same work.
+those of a process with all its children: flowmill's have Prefect's server, MLflow and every commit in them. They are
+of the epochs after the first, from the end of one to the end of the next. Rows through the denoisers are counted on
+both sides; there is no table where they are not the same work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ import yaml
 from tests.benchmarks.work import PROMPTS, WORK, build_base
 
 ROOT = Path(__file__).parent.parent.parent
-_EPOCHS = 2
+#: How many are trained; the first is left out, on both sides.
+_EPOCHS = 3
 #: Ours, by what of it differs.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "flowmill, both halves": {"optimize": {"guidance_gradient": "both"}},
@@ -39,20 +39,8 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 THEIRS = "Flow-GRPO"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What a process took, with its children."""
-
-    cpu: float
-    """Seconds of all processes."""
-    peak: float
-    """MiB of the largest process."""
-    output: str
-    """What it printed."""
-
-
-def take(command: Sequence[str], folder: Path) -> Taken:
-    """Run a command with one thread.
+def take(command: Sequence[str], folder: Path) -> tuple[str, float]:
+    """Run a command with one thread; return what it printed, and the MiB of the largest of its processes.
 
     Raises:
         SystemExit: it failed.
@@ -67,32 +55,29 @@ def take(command: Sequence[str], folder: Path) -> Taken:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
-    return Taken(cpu=used.ru_utime + used.ru_stime, peak=used.ru_maxrss / 1024, output=log.read_text())
+    return log.read_text(), used.ru_maxrss / 1024
 
 
 def theirs(checkout: Path, base: Path) -> dict[str, Any]:
-    """Train Flow-GRPO; return CPU seconds of an epoch, rows of one, and the peak."""
+    """Train Flow-GRPO; return CPU seconds and rows of an epoch, and the peak."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "tests.benchmarks.flow_grpo", str(checkout), str(base), folder, str(_EPOCHS)]
-        taken = take(command, Path(folder))
-    told = json.loads(taken.output.strip().splitlines()[-1])
-    rows = {name: told[name] // _EPOCHS for name in ("with_gradient", "without")}
-    return {"cpu": statistics.mean(told["cpu"]), "peak": taken.peak, **rows}
+        output, peak = take(command, Path(folder))
+    return {**_mean(json.loads(output.strip().splitlines()[-1])), "peak": peak}
 
 
 def ours(base: Path, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Train flowmill; return the same of one more epoch, and CPU seconds of a run of one."""
-    runs = {}
-    for epochs in (1, 1 + _EPOCHS):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            path = folder / "peers.yaml"
-            path.write_text(yaml.safe_dump(config(base, folder, epochs, variant)))
-            command = ["-m", "tests.benchmarks.ours", str(folder / "rows.json"), "run", str(path), "--quiet"]
-            runs[epochs] = take(command, folder), json.loads((folder / "rows.json").read_text())
-    (one, first), (more, last) = runs[1], runs[1 + _EPOCHS]
-    rows = {name: (last[name] - first[name]) // _EPOCHS for name in first}
-    return {"cpu": (more.cpu - one.cpu) / _EPOCHS, "peak": more.peak, "one": one.cpu, **rows}
+    """Train flowmill; return the same."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, counts = folder / "peers.yaml", folder / "epochs.json"
+        path.write_text(yaml.safe_dump(config(base, folder, _EPOCHS, variant)))
+        _, peak = take(["-m", "tests.benchmarks.ours", str(counts), "run", str(path), "--quiet"], folder)
+        return {**_mean(json.loads(counts.read_text())), "peak": peak}
+
+
+def _mean(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.mean(epoch[name] for epoch in epochs) for name in epochs[0]}
 
 
 def config(base: Path, folder: Path, epochs: int, variant: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -148,7 +133,7 @@ def table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
         ratios = sorted(each[name]["cpu"] / each[THEIRS]["cpu"] for each in rounds)
         over = f"{least['cpu'] / min(each[THEIRS]['cpu'] for each in rounds):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         text += f"| {name} | {least['cpu']:.1f} | {over} | {least['peak']:.0f} |"
-        text += f" {least['with_gradient']} | {least['without']} |\n"
+        text += f" {least['with_gradient']:.0f} | {least['without']:.0f} |\n"
     return text
 
 
