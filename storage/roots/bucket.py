@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import tenacity
 
 from configs.errors import CorruptError, StoreError
-from storage.roots.bulk import LEAST, Bulk
 from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, status_of
 from storage.roots.processes import tag
+from storage.roots.quick import LARGEST, LEAST, Quick
 
 _Result = TypeVar("_Result")
 _ATTEMPTS = 6
@@ -53,7 +53,7 @@ class Bucket:
             raise StoreError(f"store.root 's3://{path}' names no bucket. Write s3://bucket/prefix.")
         self.uri = "s3://" + "/".join(part for part in (self.bucket, self.prefix) if part)
         self._fs = connection(attempts=_ATTEMPTS, connect_s=10, read_s=60)
-        self._bulk = Bulk(self._fs, self.bucket)
+        self._quick = Quick(self._fs, self.bucket)
         check_bucket(self.uri, self.bucket)
 
     def put(self, path: str, data: bytes, **arguments: Any) -> None:
@@ -63,14 +63,16 @@ class Bucket:
     def put_new(self, path: str, data: bytes) -> bool:
         """Put an object on condition that there is none; False when there is.
 
-        A refusal may be the answer to the client's own second try of a put that had succeeded, so the object's writer
-        is read back before it is believed.
+        A refusal may be the answer to a second try of a put that had succeeded, so the object's writer is read back
+        before it is believed.
 
         Raises:
             StoreError: this server does not keep conditions.
         """
         self._require_conditions()
         writer = tag()
+        if self._quick.put(self._name(path), data, writer=writer):
+            return True
         try:
             self.put(path, data, IfNoneMatch="*", Metadata={"writer": writer})
         except OSError as error:
@@ -119,6 +121,8 @@ class Bucket:
 
     def upload(self, file: Path, path: str) -> None:
         """Upload a file; a large one in parts, which are aborted when one fails. No truncated object is left."""
+        if file.stat().st_size <= LARGEST and self._quick.put(self._name(path), file.read_bytes()):
+            return
         self._steady(self._fs.put_file, str(file), self._key(path))
 
     def get(self, path: str) -> bytes | None:
@@ -134,7 +138,7 @@ class Bucket:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
         got: list[bytes | None] = [None] * len(paths)
         if len(paths) >= LEAST:
-            got = self._bulk.get([self._name(path) for path in paths])
+            got = self._quick.get([self._name(path) for path in paths])
         left = [number for number, data in enumerate(got) if data is None]
         keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
         # Not s3fs's 'cat', which takes names with brackets for patterns.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from configs.errors import StoreError
+
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
 
 try:
     import botocore.session
@@ -60,32 +63,44 @@ def connection(*, attempts: int, connect_s: int, read_s: int) -> Any:
     )
 
 
-def bulk_connection(client: Any, bucket: str) -> S3Store | None:
-    """Return a client in Rust for a bucket, with the credentials of now, which may expire; None without any.
+class Credentials:
+    """The credentials of this process, found once, and fetched anew when they expire."""
+
+    def __init__(self) -> None:
+        """Look for none yet."""
+        self._found: Any = None
+
+    def now(self) -> ReadOnlyCredentials | None:
+        """Return those that are good now; None without any."""
+        if self._found is None:
+            self._found = botocore.session.get_session().get_credentials()
+        return None if self._found is None else self._found.get_frozen_credentials()
+
+
+def quick_connection(client: Any, bucket: str, credentials: ReadOnlyCredentials) -> S3Store:
+    """Return a client in Rust for a bucket.
 
     Args:
         client: a file system of s3fs; both ask the same server.
         bucket: the bucket.
+        credentials: those of now.
     """
-    credentials = botocore.session.get_session().get_credentials()
-    if credentials is None:
-        return None
-    now, meta = credentials.get_frozen_credentials(), client.s3.meta
+    meta = client.s3.meta
     return S3Store(
         bucket,
         endpoint=meta.endpoint_url,
-        access_key_id=now.access_key,
-        secret_access_key=now.secret_key,
+        access_key_id=credentials.access_key,
+        secret_access_key=credentials.secret_key,
         region=meta.region_name or "us-east-1",
         virtual_hosted_style_request=False,
-        # Of small objects; what takes longer is asked for again by the other client.
+        # Of small objects; what takes longer is left to the other client.
         client_options={
             "connect_timeout": "5s",
             "timeout": "20s",
             "allow_http": meta.endpoint_url.startswith("http:"),
         },
         retry_config={"max_retries": 0},
-        **({"session_token": now.token} if now.token else {}),
+        **({"session_token": credentials.token} if credentials.token else {}),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
@@ -26,6 +27,8 @@ from storage.roots.local import MappedFile
 from storage.roots.processes import tag
 
 _PIECE = 4 * BLOCK
+#: Files of a shard that go up at once.
+_TOGETHER = 4
 _STALE_UPLOAD_S = 24 * 3600.0
 
 #: Bytes of records kept in memory, and of one: larger objects are none.
@@ -77,9 +80,12 @@ class S3Root:
 
         The files stay in the cache, from where they are read by the stages that follow.
         """
-        for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-            name = file.relative_to(folder).as_posix()
-            self._bucket.upload(file, f"{path}/{name}")
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="upload") as pool:
+            names = [file.relative_to(folder).as_posix() for file in files]
+            for _ in pool.map(self._bucket.upload, files, (f"{path}/{name}" for name in names)):
+                pass
+        for file, name in zip(files, names, strict=True):
             self._adopt(file, path, name)
 
     def read(self, path: str) -> bytes | None:

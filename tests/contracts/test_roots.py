@@ -18,8 +18,8 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots import ROOTS, open_root
 from storage.roots.base import BLOCK, Root
-from storage.roots.bulk import Bulk
 from storage.roots.connection import connection
+from storage.roots.quick import Quick
 from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
@@ -238,14 +238,14 @@ class TestS3:
         root.create("a/A.json", b"what '%41' is not")
         asked = [*names, "a/none.json", "a/?.json"]
         came: list[int] = []
-        get = Bulk.get
+        get = Quick.get
 
-        def noted(self: Bulk, keys: list[str]) -> list[bytes | None]:
+        def noted(self: Quick, keys: list[str]) -> list[bytes | None]:
             found = get(self, keys)
             came.append(sum(data is not None for data in found))
             return found
 
-        monkeypatch.setattr(Bulk, "get", noted)
+        monkeypatch.setattr(Quick, "get", noted)
         with unreliable(s3_server, Faults(share, seed=5)) as endpoint:
             use(monkeypatch, s3_server.variables(endpoint))
             other = open_root(section.model_copy(update={"cache": str(tmp_path / "other")}))
@@ -253,17 +253,37 @@ class TestS3:
         assert found == [*(name.encode() * 9 for name in names), None, None]
         assert came[0] >= (40 if share == 0 else 10), "most of them by the client for many"
 
-    def test_where_the_client_for_many_reaches_nothing_it_is_left_alone(
+    def test_what_is_put_is_known_as_ones_own_though_answers_are_lost(
+        self, monkeypatch: pytest.MonkeyPatch, s3_server: Server, bucket: str, tmp_path: Path
+    ) -> None:
+        section = StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache"))
+        with unreliable(s3_server, faults := Faults(0.0, seed=2, kinds=("lost",))) as endpoint:
+            use(monkeypatch, s3_server.variables(endpoint))
+            root = open_root(section)
+            assert root.create("first", b"1")
+            faults.share = 0.4
+            # Whichever client puts it: after an answer that was lost the quick one is left alone.
+            for number in range(10):
+                monkeypatch.setattr("storage.roots.quick._REST_S", 0.0 if number % 2 else 60.0)
+                assert root.create(f"record/{number}", b"1")
+                assert not open_root(section).create(f"record/{number}", b"2")
+            assert faults.counts["lost"] > 3
+
+    def test_where_the_quick_client_reaches_nothing_it_is_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, s3_server: Server
     ) -> None:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             use(monkeypatch, s3_server.variables(f"http://127.0.0.1:{other.getsockname()[1]}"))
-            bulk = Bulk(connection(attempts=1, connect_s=1, read_s=1), "some-bucket")
-            assert bulk.get([f"{n}" for n in range(100)]) == [None] * 100
-            assert bulk._useless.is_set()
-            monkeypatch.setattr("storage.roots.bulk.bulk_connection", lambda *_: pytest.fail("asked again"))
-            assert bulk.get(["1"]) == [None]
+            client = connection(attempts=1, connect_s=1, read_s=1)
+            getting, putting = Quick(client, "some-bucket"), Quick(client, "some-bucket")
+            assert getting.get([f"{n}" for n in range(100)]) == [None] * 100
+            assert not putting.put("1", b"1")
+            monkeypatch.setattr("storage.roots.quick.quick_connection", lambda *_: pytest.fail("asked again"))
+            for quick in (getting, putting):
+                assert quick.rests
+                assert quick.get(["1"]) == [None]
+                assert not quick.put("1", b"1", writer="me")
 
     def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
         import s3fs
