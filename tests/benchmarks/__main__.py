@@ -23,6 +23,7 @@ from tests.benchmarks import (
     page,
     peers,
     rewards,
+    s3,
     store,
 )
 
@@ -40,6 +41,7 @@ def parts(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
         "epoch": epoch.table,
         "growth": growth.table,
         "store": store.table,
+        "s3": s3.table,
         "looking": looking.table,
         "kernels": kernels.table,
         "embeddings": embeddings.table,

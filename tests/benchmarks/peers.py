@@ -26,7 +26,7 @@ from tests.benchmarks.work import PROMPTS, WORK, build_base
 
 ROOT = Path(__file__).parent.parent.parent
 #: How many are trained; the first is left out, on both sides.
-_EPOCHS = 3
+_EPOCHS = 2
 #: Ours, by what of it differs.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "flowmill, both halves": {"optimize": {"guidance_gradient": "both"}},
