@@ -71,5 +71,6 @@ def _committed(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
 
 
 def clear_checkpoints(store: ArtifactStore, ref: ArtifactRef) -> None:
-    """Remove all checkpoints of a policy."""
-    store.root.remove(layout.checkpoints(ref))
+    """Remove all checkpoints of a policy, if there are any."""
+    if store.root.list(layout.checkpoints(ref)):
+        store.root.remove(layout.checkpoints(ref))

@@ -136,10 +136,11 @@ class Bucket:
 
     def get_many(self, paths: list[str]) -> list[bytes | None]:
         """Return several small objects, fetched concurrently; None for those that do not exist."""
-        got: list[bytes | None] = [None] * len(paths)
-        if len(paths) >= LEAST:
-            got = self._quick.get([self._name(path) for path in paths])
-        left = [number for number, data in enumerate(got) if data is None]
+        known: list[tuple[bool, bytes | None]] = [(False, None)] * len(paths)
+        if paths and (self._quick.is_proven or len(paths) >= LEAST):
+            known = self._quick.get([self._name(path) for path in paths])
+        got = [data for _, data in known]
+        left = [number for number, (is_known, _) in enumerate(known) if not is_known]
         keys, none = [self._key(paths[number]) for number in left], [None] * len(left)
         # Not s3fs's 'cat', which takes names with brackets for patterns.
         options = {"on_error": "return", "max_concurrency": 1}
@@ -168,6 +169,9 @@ class Bucket:
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
+        told = self._quick.names(self._name(path))
+        if told is not None:
+            return told
         top = f"{self._name(path)}/"
         found = set()
         for page in self._pages(Prefix=top, Delimiter="/"):

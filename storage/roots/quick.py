@@ -1,8 +1,8 @@
 """Small objects through a client in Rust: a tenth of the CPU time per object.
 
-It tells only of what it got or put whole. Whatever else happens to an object, that there is none or one already
-included, is found out by the one who asks, through the client that does everything else: a proxy or a certificate that
-one knows the other need not.
+It tells of what it got or put whole, and what there is not once it has got or put anything. Whatever else happens to an
+object is found out by the one who asks, through the client that does everything else: a proxy or a certificate that one
+knows the other need not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.roots.connection import Credentials, quick_connection
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-#: Fewer that may not be there are asked for in one go: each of those would be asked for twice.
+#: Fewer are not worth a connection that may prove useless.
 LEAST = 16
 #: Bytes that are put in one request.
 LARGEST = 4 << 20
@@ -38,39 +38,66 @@ class Quick:
         self._connected: tuple[S3Store, object] | None = None
         self._lock = threading.Lock()
         self._rests_until = 0.0
+        self.is_proven = False
+        """Whether it has got or put an object: it asks the right server, and is believed what there is not."""
 
     @property
     def rests(self) -> bool:
         """Whether it has failed lately."""
         return time.monotonic() < self._rests_until
 
-    def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the objects it could get; None for every other."""
+    def get(self, keys: Sequence[str]) -> list[tuple[bool, bytes | None]]:
+        """Return of each object whether it knows about it, and if so the object, None if there is none."""
         store = self._connection()
         if store is None:
-            return [None] * len(keys)
+            return [(False, None)] * len(keys)
         from obstore import get
         from obstore.exceptions import BaseError
 
         came: list[bool] = []
 
-        def one(key: str) -> bytes | None:
+        def one(key: str) -> tuple[bool, bytes | None]:
             if self.rests:
-                return None
+                return False, None
             try:
                 data = bytes(get(store, key).bytes())
             except FileNotFoundError:
-                return None
+                return self.is_proven, None
+            except ValueError:  # a key it cannot spell
+                return False, None
             except (BaseError, OSError):
                 came.append(False)
                 if len(came) >= _TOGETHER and not any(came):
                     self._rest()
-                return None
+                return False, None
             came.append(True)
-            return data
+            self.is_proven = True
+            return True, data
 
+        if len(keys) == 1:
+            return [one(keys[0])]
         with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="quick") as pool:
             return list(pool.map(one, keys))
+
+    def names(self, prefix: str) -> list[str] | None:
+        """Return the sorted names directly below a prefix; None if it does not know."""
+        store = self._connection() if self.is_proven else None
+        if store is None:
+            return None
+        from obstore import list_with_delimiter
+        from obstore.exceptions import BaseError
+
+        try:
+            found = list_with_delimiter(store, prefix)
+        except ValueError:
+            return None
+        except (BaseError, OSError):
+            self._rest()
+            return None
+        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+        top = f"{prefix}/"
+        # Not the prefix itself, which some clients make an object of.
+        return sorted({path.removeprefix(top) for path in paths if path.startswith(top)})
 
     def put(self, key: str, data: bytes, *, writer: str | None = None) -> bool:
         """Put an object, and return whether it is known to be there now.
@@ -89,11 +116,12 @@ class Quick:
         condition: dict[str, Any] = {} if writer is None else {"mode": "create", "attributes": {"writer": writer}}
         try:
             put(store, key, data, use_multipart=False, **condition)
-        except (AlreadyExistsError, PreconditionError):
+        except (AlreadyExistsError, PreconditionError, ValueError):
             return False
         except (BaseError, OSError):
             self._rest()
             return False
+        self.is_proven = True
         return True
 
     def _rest(self) -> None:

@@ -240,9 +240,9 @@ class TestS3:
         came: list[int] = []
         get = Quick.get
 
-        def noted(self: Quick, keys: list[str]) -> list[bytes | None]:
+        def noted(self: Quick, keys: list[str]) -> list[tuple[bool, bytes | None]]:
             found = get(self, keys)
-            came.append(sum(data is not None for data in found))
+            came.append(sum(data is not None for _, data in found))
             return found
 
         monkeypatch.setattr(Quick, "get", noted)
@@ -269,6 +269,30 @@ class TestS3:
                 assert not open_root(section).create(f"record/{number}", b"2")
             assert faults.counts["lost"] > 3
 
+    @pytest.mark.parametrize("below", ["x", "x//y", "x y/%41"])
+    def test_what_either_client_writes_both_read_and_list(
+        self, monkeypatch: pytest.MonkeyPatch, bucket: str, tmp_path: Path, below: str
+    ) -> None:
+        import s3fs
+
+        names = ["a/1.json", "a/[2].json", "a/b/3", "a/x y+%41.json"]
+        first = open_root(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "first")))
+        for name in names[::2]:
+            assert first.create(name, name.encode())
+        slow = open_root(StoreSection(root=f"s3://{bucket}/{below}", cache=str(tmp_path / "slow")))
+        with monkeypatch.context() as patched:
+            patched.setattr(Quick, "_connection", lambda self: None)
+            for name in names[1::2]:
+                assert slow.create(name, name.encode())
+            assert not slow.create(names[0], b"other")
+        # Some clients make an object of a folder.
+        s3fs.S3FileSystem(use_listings_cache=False).call_s3("put_object", Bucket=bucket, Key=f"{below}/a/", Body=b"")
+        for root in (first, slow):
+            assert root.list("a") == ["1.json", "[2].json", "b", "x y+%41.json"]
+            assert root.list("none") == []
+            found = root.read_many([*names, "a/none", "none"])
+            assert found == [*(name.encode() for name in names), None, None]
+
     def test_where_the_quick_client_reaches_nothing_it_is_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, s3_server: Server
     ) -> None:
@@ -277,12 +301,13 @@ class TestS3:
             use(monkeypatch, s3_server.variables(f"http://127.0.0.1:{other.getsockname()[1]}"))
             client = connection(attempts=1, connect_s=1, read_s=1)
             getting, putting = Quick(client, "some-bucket"), Quick(client, "some-bucket")
-            assert getting.get([f"{n}" for n in range(100)]) == [None] * 100
+            assert getting.get([f"{n}" for n in range(100)]) == [(False, None)] * 100
             assert not putting.put("1", b"1")
             monkeypatch.setattr("storage.roots.quick.quick_connection", lambda *_: pytest.fail("asked again"))
             for quick in (getting, putting):
                 assert quick.rests
-                assert quick.get(["1"]) == [None]
+                assert quick.get(["1"]) == [(False, None)]
+                assert quick.names("a") is None
                 assert not quick.put("1", b"1", writer="me")
 
     def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
