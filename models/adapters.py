@@ -42,6 +42,8 @@ class Trainable:
         self._gathered = False
         self._reference: dict[str, nn.Module] | None = None
         self._teacher: dict[str, nn.Module] | None = None
+        self.merged: Merged | None = None
+        """What the adapted layers compute with, where that can be."""
         for name, module in policy.denoisers.items():
             if lora is None:
                 module.requires_grad_(True)
@@ -50,7 +52,7 @@ class Trainable:
         for parameter in self.parameters():
             parameter.data = parameter.data.float()
         if lora is not None and policy.settings.dtype == torch.float32:
-            policy.merged = Merged(policy.denoisers.values())
+            self.merged = Merged(policy.denoisers.values())
 
     @property
     def sharded(self) -> bool:
@@ -67,7 +69,10 @@ class Trainable:
 
         A policy that was made empty reads this rank's part of its weights now.
         """
-        self._sharding, self.policy.merged = sharding, None
+        self._sharding = sharding
+        if self.merged is not None:
+            self.merged.remove()
+            self.merged = None
         _spread(self.policy, sharding)
         self.policy.lockstep = True
 
@@ -235,8 +240,8 @@ class Trainable:
     def _exchange(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
             parameter.data = value
-        if self.policy.merged is not None:
-            self.policy.merged.forget()
+        if self.merged is not None:
+            self.merged.forget()
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:

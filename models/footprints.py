@@ -199,13 +199,17 @@ class Footprints:
             setattr(self._policy.pipeline, name, self._shortened(kept))
         for module in self._policy.denoisers.values():
             self._policy.prepare(module)
-        lora = self._fitting()
+        lora, merged = self._fitting(), None
         if lora is None or lora.targets:
             with torch.device("meta"):
                 # There drawing the initial weights of adapters costs nothing.
-                Trainable(self._policy, lora, seed=0)
+                merged = Trainable(self._policy, lora, seed=0).merged
         for module in self._policy.denoisers.values():
             _fake_module(module, fakes)
+        if merged is not None:
+            with fakes:
+                # Sums of weights and adapters are weights.
+                merged.refresh()
         return [p for module in self._policy.denoisers.values() for p in module.parameters() if p.requires_grad]
 
     def _fitting(self) -> LoraSpec | None:

@@ -54,12 +54,19 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
 
 def lora_parameters(module: nn.Module, lora: LoraSpec) -> int:
     """Return how many parameters adapters have; each layer gets (rank, inputs) and (outputs, rank)."""
-    found = 0
+    sizes = [layer.weight.shape for layer in _adapted(module, lora)]
+    return sum(lora.rank * (size[0] + size[1:].numel()) for size in sizes)
+
+
+def adapted_parameters(module: nn.Module, lora: LoraSpec) -> int:
+    """Return how many numbers the weights have that adapters are for."""
+    return sum(layer.weight.numel() for layer in _adapted(module, lora))
+
+
+def _adapted(module: nn.Module, lora: LoraSpec) -> Iterator[nn.Linear | nn.Conv2d | nn.Conv3d]:
     for name, layer in module.named_modules():
         if _takes_adapters(layer) and targeted(name, lora.targets):
-            sizes = layer.weight.shape
-            found += lora.rank * (sizes[0] + sizes[1:].numel())
-    return found
+            yield layer
 
 
 def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:

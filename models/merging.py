@@ -1,12 +1,15 @@
-"""Adapters added into the weights they adapt, for forwards without gradient: one product per layer instead of three."""
+"""Adapters added into the weights they adapt: one product per layer instead of three, with gradient and without.
+
+Legend: N rows and tokens, I O inputs and outputs of a layer, R rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,61 +19,122 @@ _NAME = "default"
 
 
 class Merged:
-    """What adapted layers compute with while nobody asks for gradients: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
+    """What adapted layers compute with: W + (alpha / rank) B A (arXiv 2106.09685, 4.1).
 
-    The layers' own weights stay as they are; a copy of each is kept, and made anew after the adapters have changed. In
-    half precision the sum would be rounded away from what is trained, so there is none.
+    The layers' own weights stay as they are; a copy of each is kept, and made anew before a forward after the adapters
+    have changed. Gradients of the adapters are what they would be beside the weights, see ``adapter_gradients``;
+    convolutions compute the two apart while gradients are asked for. In half precision the sum would be rounded away
+    from what is trained, so there is none.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Bind to denoisers that have adapters."""
+        """Take over the adapted layers of denoisers."""
         from peft.tuners.lora import LoraLayer
 
-        self._modules = list(modules)
-        self._layers: list[Any] = [
-            part for module in self._modules for part in module.modules() if isinstance(part, LoraLayer)
-        ]
-        self._adapters = [part[_NAME].weight for layer in self._layers for part in (layer.lora_A, layer.lora_B)]
-        self._weights: list[Tensor] = []
+        modules = list(modules)
+        parts = [part for module in modules for part in module.modules()]
+        self._layers = [_Layer(part) for part in parts if isinstance(part, LoraLayer)]
         self._state: list[tuple[int, int]] = []
-
-    def covers(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Return whether these are the denoisers, with their adapters switched on."""
-        own = all(module is mine for module, mine in zip(modules.values(), self._modules, strict=False))
-        return own and not self._layers[0].disable_adapters
+        self._hooks = [module.register_forward_pre_hook(lambda *_: self.refresh()) for module in modules]
 
     def forget(self) -> None:
         """Hear that the adapters' values were exchanged for others."""
         self._state = []
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Let the layers compute with the sum, inside; without gradient."""
-        self._bring_up_to_date()
-        own = [layer.base_layer.weight.data for layer in self._layers]
-        try:
-            for layer, weight in zip(self._layers, self._weights, strict=True):
-                layer.base_layer.weight.data = weight
-                layer.merged_adapters = [_NAME]
-            yield
-        finally:
-            for layer, weight in zip(self._layers, own, strict=True):
-                layer.base_layer.weight.data = weight
-                layer.merged_adapters = []
+    def remove(self) -> None:
+        """Give the layers back."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            layer.remove()
 
-    def _bring_up_to_date(self) -> None:
-        state = [(part.untyped_storage()._cdata, part._version) for part in self._adapters]
-        if state == self._state:
-            return
-        if not self._weights:
-            self._weights = [torch.empty_like(layer.base_layer.weight.data) for layer in self._layers]
-        for layer, weight in zip(self._layers, self._weights, strict=True):
-            torch.add(layer.base_layer.weight.data, layer.get_delta_weight(_NAME), out=weight)
-        self._state = state
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring the sums up to date, as is done before every forward."""
+        adapters = [adapter for layer in self._layers for adapter in (layer.down, layer.up)]
+        state = [(part.untyped_storage()._cdata, part._version) for part in adapters]
+        if state != self._state:
+            for layer in self._layers:
+                layer.merge()
+            self._state = state
 
 
-def merged_where_possible(merged: Merged | None, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
-    """Let modules compute with merged weights inside, where no gradient is asked for and they have such weights."""
-    if merged is None or torch.is_grad_enabled() or not merged.covers(modules):
-        return nullcontext()
-    return merged.used()
+class _Layer:
+    """One adapted layer, whose forward this is while its adapters are switched on."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._base = layer, layer.base_layer
+        self._scale = layer.scaling[_NAME]
+        self._linear = isinstance(self._base, torch.nn.Linear)
+        self._weight = self._base.weight.detach()
+        layer.forward = self.forward
+
+    @property
+    def down(self) -> Tensor:
+        """A, (R, I) of a linear layer."""
+        return self._layer.lora_A[_NAME].weight  # type: ignore[no-any-return]
+
+    @property
+    def up(self) -> Tensor:
+        """B, (O, R) of a linear layer."""
+        return self._layer.lora_B[_NAME].weight  # type: ignore[no-any-return]
+
+    def merge(self) -> None:
+        """Add the adapters to the weight."""
+        self._weight = self._base.weight.detach() + self._layer.get_delta_weight(_NAME)
+
+    def remove(self) -> None:
+        """Let the layer compute as it did."""
+        del self._layer.forward
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the layer's outputs."""
+        base = self._base
+        if self._layer.disable_adapters:
+            return base(inputs)  # type: ignore[no-any-return]
+        if not torch.is_grad_enabled():
+            if self._linear:
+                return torch.nn.functional.linear(inputs, self._weight, base.bias)
+            return base._conv_forward(inputs, self._weight, base.bias)  # type: ignore[no-any-return]
+        if not self._linear:
+            return type(self._layer).forward(self._layer, inputs)  # type: ignore[no-any-return]
+        return _Adapted.apply(inputs, self._weight, base.bias, self.down, self.up, self._scale)  # type: ignore[no-any-return]
+
+
+class _Adapted(torch.autograd.Function):
+    """A linear layer with the merged weight, whose gradient goes to the adapters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight, down, up)
+        ctx.scale = scale
+        return torch.nn.functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, down, up = ctx.saved_tensors
+        to_inputs = gradient @ weight if ctx.needs_input_grad[0] else None
+        to_down, to_up = adapter_gradients(inputs.flatten(0, -2), gradient.flatten(0, -2), down, up)
+        return to_inputs, None, None, to_down.mul_(ctx.scale), to_up.mul_(ctx.scale), None
+
+
+def adapter_gradients(inputs: Tensor, gradient: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of A and B of outputs inputs (W + B A)^T, by whichever way takes fewer products.
+
+    With X inputs and G the outputs' gradient, that of the sum is G^T X, so A's is B^T (G^T X) = (G B)^T X and B's
+    (G^T X) A^T = G^T (X A^T).
+
+    Args:
+        inputs: (N, I).
+        gradient: (N, O).
+        down: A, (R, I).
+        up: B, (O, R).
+    """
+    (number, width), (outputs, rank) = inputs.shape, up.shape
+    if width * outputs * (number + 2 * rank) < 2 * number * rank * (width + outputs):
+        whole = gradient.T @ inputs
+        return up.T @ whole, whole @ down.T
+    return (gradient @ up).T @ inputs, gradient.T @ (inputs @ down.T)

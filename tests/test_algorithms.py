@@ -242,6 +242,40 @@ def test_guard_takes_the_bias_out_of_the_ratio() -> None:
     assert float(log_ratio.mean()) < -0.9 * 0.05**2 / (2 * 0.3**2) + 4 * float(log_ratio.std()) / math.sqrt(count)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {}),
+        ("grpo", {"reduce": "sum", "clip_range": 0.2}),
+        ("grpo", {"from_means": True}),
+        ("tempflow", {}),
+        ("grpo_guard", {}),
+        ("flow_dppo", {"threshold": 1.0}),
+    ],
+)
+def test_before_the_first_update_rounding_makes_no_ratio(name: str, options: dict[str, Any]) -> None:
+    """Of rows whose old log-probs are the policy's own ratios are 1 and gradients plain; of others nothing changes."""
+    algorithm, policy = create(ALGORITHMS, name, options, what="algorithm"), LinearPolicy(0.65)
+    exact = transitions(LinearPolicy(0.65))
+    assert exact.old_means is not None
+    moved = {"old_log_probs": exact.old_log_probs + 1e-3, "old_means": exact.old_means + 1e-3}
+    rounded, own = dataclasses.replace(exact, **moved), torch.arange(ROWS) < ROWS // 2
+
+    def look(rows: TransitionBatch) -> tuple[Tensor, Tensor, list[Tensor]]:
+        found = algorithm.loss(rows, models_of(policy))
+        gradients = [torch.autograd.grad(loss, policy.scale, retain_graph=True)[0] for loss in found.loss]
+        return found.metrics["ratio"], found.metrics["gap"], gradients
+
+    ratio, gap, gradients = look(dataclasses.replace(rounded, own=own))
+    assert torch.equal(ratio[own], torch.ones(ROWS // 2, dtype=torch.float64))
+    torch.testing.assert_close(gap, torch.full_like(gap, 1e-3), rtol=1e-9, atol=0)
+    (_, _, plain), (apart, _, off) = look(exact), look(rounded)
+    assert torch.equal(ratio[~own], apart[~own])
+    assert (apart != 1).all()
+    expected = [*plain[: ROWS // 2], *off[ROWS // 2 :]]
+    torch.testing.assert_close(torch.stack(gradients), torch.stack(expected), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [(2, 3), (24,)])
 def test_the_guarded_log_ratio_has_mean_zero(reduce: Any, shape: tuple[int, ...]) -> None:

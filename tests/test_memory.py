@@ -228,6 +228,8 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     trainable = Trainable(policy, lora_spec(config, type(policy)), seed=0)
     for parameter in trainable.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert trainable.merged is not None
+    trainable.merged.refresh()
     with torch.no_grad():
         rows = policy.encode(["as many words as there is room for " * 100])
     with PeakMemory() as memory:
@@ -247,6 +249,25 @@ def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
     memory = estimate("flux1_dev", "model.lora={rank: 32, alpha: 64, targets: [attn.add_q_proj]}")
     assert memory.trained == 19 * 32 * (3072 + 3072)
     assert memory.optimize_activations > 0
+
+
+def test_sums_of_weights_and_adapters_count_where_they_are_made() -> None:
+    row = Activations(sampling=0, training=0, decoding=0)
+
+    def weights(*overrides: str) -> int:
+        config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["model.dtype=float32", *overrides])
+        memory = estimate_memory(config, reference=False, activations=row)
+        assert memory is not None
+        return memory.training_weights
+
+    targets = "targets: [attn.add_q_proj, attn.add_k_proj]"
+    one, two = (
+        weights(f"model.lora={{rank: 1, alpha: 1, {some}}}") for some in ("targets: [attn.add_q_proj]", targets)
+    )
+    # 19 blocks, each with a matrix of 3072 x 3072 and an adapter of rank 1, float32.
+    assert two - one == 4 * 19 * (3072 * 3072 + 2 * 3072)
+    half = weights(f"model.lora={{rank: 1, alpha: 1, {targets}}}", "model.dtype=bfloat16")
+    assert half == two // 2 - 4 * 19 * 3072 * 3072 + 4 * 19 * 2 * 3072
 
 
 @pytest.mark.slow

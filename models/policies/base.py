@@ -18,7 +18,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from models.merging import Merged
     from models.meter import Meter
     from models.stored_weights import StoredWeights
 
@@ -157,8 +156,6 @@ class Policy(ABC):
         """Where the denoisers' weights are, by the name they have in the pipeline."""
         self.meter: Meter | None = None
         """Counts what the models compute, where somebody wants to know."""
-        self.merged: Merged | None = None
-        """The denoisers with their adapters added in, for forwards without gradient."""
         self.lockstep = False
         """Every call must run every denoiser, rows for it or not: the other ranks wait for this one's part of it."""
 

@@ -25,7 +25,6 @@ from models.compilation import compile_blocks
 from models.guidance import guided
 from models.libraries import diffusers_class, read_json
 from models.lora_files import save_lora
-from models.merging import merged_where_possible
 from models.policies.base import Conditioning, Guided, Part, PipelineCall, Policy, PolicySettings
 from models.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
 
@@ -299,7 +298,7 @@ class PipelinePolicy(Policy):
         dtype = self.settings.dtype
         # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
         autocast = torch.autocast(latents.device.type, dtype, enabled=dtype != torch.float32)
-        with autocast, merged_where_possible(self.merged, modules):
+        with autocast:
             return self.call(modules, latents.to(dtype), sigma, rows)
 
     def prepare(self, module: Any) -> None:

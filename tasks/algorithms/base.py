@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import torch
 
+from models.transitions import expand
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -142,6 +144,27 @@ class TransitionBatch(Batch):
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
     unconditional: Tensor | None = None
     """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
+    own: Tensor | None = None
+    """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
+
+    def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
+        """Return the batch with the policy's own log-probs and means as the old ones, where those are its own.
+
+        Before the first update they are equal but for the rounding between two forwards, of other sizes or in other
+        dtypes, which no ratio should be made of: it is exactly 1 there.
+
+        Args:
+            step: the policy's distribution of the next latents.
+            log_probs: (B,) log-probs under it.
+        """
+        if self.own is None:
+            return self
+        means, mean = self.old_means, step.mean.detach()
+        return replace(
+            self,
+            old_log_probs=torch.where(self.own, log_probs.detach(), self.old_log_probs),
+            old_means=None if means is None else torch.where(expand(self.own, means), mean, means),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,15 +43,16 @@ class FlowDPPO(KL):
     def loss(self, batch: Batch, models: Models) -> RowLoss:
         """Return the masked loss."""
         rows = expect(batch, TransitionBatch)
-        if rows.old_means is None:
-            raise TypeError("Flow-DPPO needs the behavior policy's means")
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
+        gap, rows = (log_probs - rows.old_log_probs).detach().abs(), rows.anchored(step, log_probs)
+        if rows.old_means is None:
+            raise TypeError("Flow-DPPO needs the behavior policy's means")
         log_ratio = log_probs - rows.old_log_probs
         ratio = torch.exp(log_ratio)
         divergence = gaussian_kl(step, Gaussian(rows.old_means, step.std)).detach()
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), float("inf"))
-        metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": log_ratio.detach().abs()}
+        metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": gap}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)

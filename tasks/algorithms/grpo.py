@@ -123,6 +123,7 @@ class GRPO(KL):
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
+        gap, rows = (log_probs - rows.old_log_probs).detach().abs(), rows.anchored(step, log_probs)
         difference = log_probs - rows.old_log_probs
         if self.from_means and rows.old_means is not None:
             difference = log_ratio_of_means(step, rows.old_means, rows.next_latents)
@@ -130,5 +131,5 @@ class GRPO(KL):
         ratio = torch.exp(log_ratio)
         loss = clipped_surrogate(ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
-        metrics["gap"] = (log_probs - rows.old_log_probs).detach().abs()
+        metrics["gap"] = gap
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -21,7 +21,7 @@ from models.architectures import (
 )
 from models.footprints import Footprints
 from models.libraries import quiet_libraries
-from models.lora import LoraSpec, lora_parameters
+from models.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.policies import IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part, PolicySettings
 from models.sharding import units
@@ -139,13 +139,15 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
     model, execution, number = config.model, config.execution, _BYTES[config.model.dtype]
     total = parameters(module) * architecture.denoisers
     spec = lora_spec(config, family)
-    trained = total
+    trained, merged = total, 0
     if spec is not None:
         trained = lora_parameters(module, spec) * architecture.denoisers
+        if model.dtype == "float32" and execution.strategy != "fsdp":
+            merged = adapted_parameters(module, spec) * architecture.denoisers
     requires = make_algorithm(config).requires
     optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, what="optimize.optimizer")
     beside = total * number * (int(reference and spec is None) + int(requires.teacher is not None))
-    weights = trained * _MASTER + (0 if spec is None else total * number) + beside
+    weights = trained * _MASTER + (0 if spec is None else (total + merged) * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.ranks if execution.strategy == "fsdp" else 1
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)

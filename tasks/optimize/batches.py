@@ -165,6 +165,7 @@ class TransitionSet(SampleSet):
         super().__init__(shards, advantages, ahead=ahead)
         self._means = means
         self._unconditional = unconditional
+        self._unchanged = True
         self._proximal: Proximal | None = None
         self._mean_std = self._mean_over_rows(kernel)
 
@@ -181,8 +182,8 @@ class TransitionSet(SampleSet):
         return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
 
     def changed_policy(self) -> None:
-        """Read no predictions any more."""
-        self._unconditional = False
+        """Read no predictions any more, and take old log-probs for what they are."""
+        self._unconditional = self._unchanged = False
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
@@ -210,8 +211,14 @@ class TransitionSet(SampleSet):
             old_log_probs=_tensor([self._old_log_prob(*key) for key in common["keys"]], device),
             mean_std=torch.full((len(rows),), self._mean_std, device=device),
             old_means=None if means is None else _stack(means, device),
+            own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
             **common,
         )
+
+    def _is_own(self, sample: int, position: int) -> bool:
+        """Return whether a row's old log-prob is one of the policy as it is now."""
+        corrected = self._proximal is not None and (sample, position) in self._proximal.log_probs
+        return self._unchanged and (corrected or self.ages[sample] == 0)
 
     def _old_log_prob(self, sample: int, position: int) -> float:
         known = {} if self._proximal is None else self._proximal.log_probs

@@ -273,7 +273,8 @@ class TrainingEpoch:
         if first.get("replay_gap_max", 0.0) > limit:
             self._context.reporter.message(
                 f"epoch {self._epoch}: before the first update log-probs differ from the rollout's by up to "
-                f"{first['replay_gap_max']:.2g}, above clip_range {limit:.2g}: ratios are clipped by rounding alone. "
+                f"{first['replay_gap_max']:.2g}, above clip_range {limit:.2g}: ratios of later updates are clipped by "
+                "rounding alone. "
                 "Rollout and training call the model differently; with model.dtype float32, or equal "
                 "execution.rollout_batch_size and micro_batch_size, the gap is smaller."
             )

@@ -25,8 +25,9 @@ class OptimizeStage(Stage):
     name = "optimize"
     kind = "policies"
     # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms;
-    # the loss of float16 training is scaled.
-    version = 2
+    # the loss of float16 training is scaled. 3: before the first update ratios are exactly 1, whatever the rounding;
+    # layers with adapters compute with the sum of both.
+    version = 3
     collective = True
     parts = frozenset({Part.DENOISER})
     saves_memory = (

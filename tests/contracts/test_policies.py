@@ -24,6 +24,7 @@ from configs.registry import resolve
 from models.adapters import Trainable
 from models.libraries import quiet_libraries
 from models.lora import LoraSpec, check_lora_targets
+from models.merging import Merged
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Conditioning, Part, Policy, PolicySettings
 from models.policies.sd15 import _length as flow_length
@@ -373,18 +374,32 @@ def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
     assert torch.equal(trainable.reference_velocity(latents, sigma, cond), base)
 
 
-def test_forwards_without_gradient_merge_the_adapters_as_they_are(load: Load) -> None:
+def test_merged_adapters_compute_and_learn_what_adapters_beside_the_weights_do(load: Load) -> None:
     policy = load(4.5)
     trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
     inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, True))
     weights = {name: value.clone() for name, value in next(iter(policy.denoisers.values())).state_dict().items()}
 
+    def learned() -> list[torch.Tensor]:
+        velocity = policy.velocity(*inputs)
+        gradients = torch.autograd.grad((velocity**2).mean(), trainable.parameters(), allow_unused=True)
+        used = [gradient for gradient in gradients if gradient is not None]
+        return [velocity.detach(), *used]
+
     def check() -> torch.Tensor:
-        with_gradient = policy.velocity(*inputs).detach()
+        together = learned()
         with torch.no_grad():
-            assert policy.merged is not None
             merged = policy.velocity(*inputs)
-        torch.testing.assert_close(merged, with_gradient, rtol=2e-5, atol=2e-5)
+        assert trainable.merged is not None
+        trainable.merged.remove()
+        apart = learned()
+        trainable.merged = Merged(policy.denoisers.values())
+        torch.testing.assert_close(merged, together[0], rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(together[0], apart[0], rtol=2e-5, atol=2e-5)
+        # Of some layers the gradient is 0, but for rounding.
+        largest = max(float(gradient.abs().max()) for gradient in apart[1:])
+        for ours, theirs in zip(together[1:], apart[1:], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * largest)
         return merged
 
     found = [check()]
@@ -432,11 +447,8 @@ def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, mo
 
 def test_half_precision_and_full_weights_merge_nothing(load: Load) -> None:
     policy = load(dtype=torch.bfloat16)
-    Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
-    assert policy.merged is None
-    policy = load()
-    Trainable(policy, None, seed=1)
-    assert policy.merged is None
+    assert Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1).merged is None
+    assert Trainable(load(), None, seed=1).merged is None
 
 
 @pytest.mark.parametrize("lora", [True, False])
@@ -505,6 +517,9 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     with torch.no_grad():
         for number, parameter in enumerate(trainable.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
+    # Theirs computes adapters beside the weights.
+    assert trainable.merged is not None
+    trainable.merged.remove()
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.9)
     ours = policy.velocity(latents, sigma, cond).detach()
     policy.save_lora(tmp_path)
