@@ -122,6 +122,8 @@ def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
 
 
 def _check_columns(table: pa.Table, schema: pa.Schema, where: str) -> None:
+    if table.schema.equals(schema):
+        return
     for expected in schema:
         index = table.schema.get_field_index(expected.name)
         if index < 0:
