@@ -116,6 +116,11 @@ class Trainable:
         """Return everything trained."""
         return [parameter for _, parameter in self.named_parameters()]
 
+    def changed(self) -> None:
+        """Hear that the parameters have other values: an optimizer of one kernel leaves no trace on what it changes."""
+        if self.merged is not None:
+            self.merged.forget()
+
     def state(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters, float32 on CPU; of spread ones all ranks must ask together."""
         return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}
@@ -240,8 +245,7 @@ class Trainable:
     def _exchange(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
             parameter.data = value
-        if self.merged is not None:
-            self.merged.forget()
+        self.changed()
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:

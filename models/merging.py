@@ -38,7 +38,7 @@ class Merged:
         self._hooks = [module.register_forward_pre_hook(lambda *_: self.refresh()) for module in modules]
 
     def forget(self) -> None:
-        """Hear that the adapters' values were exchanged for others."""
+        """Hear that the adapters' values are others, as far as this leaves no trace on them."""
         self._state = []
 
     def remove(self) -> None:

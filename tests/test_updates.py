@@ -64,6 +64,9 @@ class Plain:
     def parameters(self) -> list[nn.Parameter]:
         return [self.theta]
 
+    def changed(self) -> None:
+        """Nothing is made of the parameters."""
+
 
 class Linear:
     """An algorithm with a linear loss per row and given figures."""

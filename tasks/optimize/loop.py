@@ -95,6 +95,7 @@ def run_updates(
         means["lr"] = learning_rate(section, state.total_updates)
         state.optimizer.set_learning_rate(means["lr"])
         state.optimizer.step()
+        state.trainable.changed()
         state.optimizer.zero_grad(set_to_none=True)
         state.total_updates += 1
         models.on_policy = False
