@@ -30,6 +30,7 @@ _EPOCHS = 2
 #: Ours, by what of it differs.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "flowmill, both halves": {"optimize": {"guidance_gradient": "both"}},
+    "flowmill, both halves, compiled": {"optimize": {"guidance_gradient": "both"}, "model": {"compile": True}},
     "flowmill, conditional": {"optimize": {"guidance_gradient": "conditional"}},
     "flowmill, conditional, stored predictions": {
         "optimize": {"guidance_gradient": "conditional"},
