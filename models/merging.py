@@ -35,7 +35,7 @@ class Merged:
         parts = [part for module in modules for part in module.modules()]
         self._layers = [_Layer(part) for part in parts if isinstance(part, LoraLayer)]
         self._state: list[tuple[int, int]] = []
-        self._hooks = [module.register_forward_pre_hook(lambda *_: self.refresh()) for module in modules]
+        self._hooks = [module.register_forward_pre_hook(self._before) for module in modules]
 
     def forget(self) -> None:
         """Hear that the adapters' values are others, as far as this leaves no trace on them."""
@@ -57,6 +57,9 @@ class Merged:
             for layer in self._layers:
                 layer.merge()
             self._state = state
+
+    def _before(self, *_: Any) -> None:
+        self.refresh()
 
 
 class _Layer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -76,5 +78,14 @@ def test_adapters_of_linear_layers_and_convolutions_learn_and_are_given_back() -
     for found, wanted in zip(together, apart, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert any(not torch.equal(found, wanted) for found, wanted in zip(together, apart, strict=True))
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.mul_(2)
+    assert torch.equal(other(rows), together[0])
+    assert not torch.allclose(module(rows), together[0], atol=1e-3)
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.div_(2)
     merged.remove()
     assert all(torch.equal(found, wanted) for found, wanted in zip(look(), apart, strict=True))
