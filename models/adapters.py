@@ -1,4 +1,4 @@
-"""What is trained and what it is compared with: LoRA or full weights, the frozen reference, moving averages."""
+"""What is trained and what it is compared with: LoRA or full weights, the frozen reference and teacher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.lora import LoraSpec, add_lora
 from models.merging import Merged
 from models.meter import Meter
 from models.policies.base import Conditioning, Guided, Policy
-from models.sharding import Sharding, exchange, gather, local, scatter, whole
+from models.sharding import Sharding, exchange, gather, scatter, whole
 from models.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
@@ -256,29 +256,6 @@ class Trainable:
         finally:
             for module in self.policy.denoisers.values():
                 module.enable_adapters()
-
-
-class Ema:
-    """Exponential moving average of trained parameters, float32 on the parameters' device."""
-
-    def __init__(self, parameters: Sequence[Tensor], *, decay: float) -> None:
-        """Start from the current values."""
-        self.decay = decay
-        self.values = [parameter.detach().clone() for parameter in parameters]
-
-    @torch.no_grad()
-    def update(self, parameters: Sequence[Tensor], count: int) -> None:
-        """Move towards the parameters with ``warm_decay(count, self.decay)``, ``count`` updates so far."""
-        weight = 1 - warm_decay(count, self.decay)
-        torch._foreach_lerp_([local(v) for v in self.values], [local(p.detach()) for p in parameters], weight)
-
-
-def warm_decay(count: int, decay: float) -> float:
-    """Return min((1 + n) / (10 + n), decay) for n = ``count`` optimizer updates: a mean that forgets its start sooner.
-
-    Flow-GRPO ``ema.py:get_current_decay``; Flow-Factory's 'power' schedule is the same.
-    """
-    return min((1 + count) / (10 + count), decay)
 
 
 def _spread(policy: Policy, sharding: Sharding) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
-from models.adapters import Ema
+from models.averages import Ema
 from tasks.algorithms.base import Batch, Models, Requirements, RowLoss
 from tasks.execution.ranks import Ranks
 from tasks.optimize.loop import TrainerState, run_updates

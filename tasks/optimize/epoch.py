@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import torch
 
 from configs.learning import ReplaySection
-from models.adapters import Ema
+from models.averages import Ema
 from models.policies.base import Conditioning
 from models.sharding import between
 from storage.checkpoints import latest_checkpoint

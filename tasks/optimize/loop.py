@@ -16,7 +16,8 @@ import torch
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
-from models.adapters import Ema, Trainable
+from models.adapters import Trainable
+from models.averages import Ema
 from models.meter import backward
 from models.sharding import number as number_of
 from tasks.algorithms.base import Algorithm, Batch, Models

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.errors import CorruptError
-from models.adapters import Ema, Trainable
+from models.adapters import Trainable
+from models.averages import Ema
 from models.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from storage.layout import part_folder
 from tasks.execution.ranks import Ranks

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.adapters import warm_decay
+from models.averages import warm_decay
 from models.rewards import ocr
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
