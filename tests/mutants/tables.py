@@ -255,8 +255,8 @@ EQUIVALENT = (
         reason="the first dimension of a vector is its last",
     ),
     *[
-        Equivalent(path="tasks/stages/optimize.py", before="version = 2", after=after, reason="a name for the code")
-        for after in ("version = 1", "version = 3")
+        Equivalent(path="tasks/stages/optimize.py", before="version = 3", after=after, reason="a name for the code")
+        for after in ("version = 2", "version = 4")
     ],
     *[
         Equivalent(
