@@ -71,6 +71,8 @@ ALGORITHMS: dict[str, tuple[str, Options]] = {
 }
 #: Algorithms with a policy ratio, which is exactly 1 before the first update.
 RATIOS = {"grpo", "tempflow", "grpo_guard", "flow_dppo", "awm"}
+#: By how much log-probs of rollout and training may differ where batches have other sizes.
+_ROUNDING = 1e-6
 _RUNNING = {"min_count": GROUP, "buffer": 2 * GROUP}
 ADVANTAGES: list[dict[str, Any]] = [
     {"std": std, "aggregation": together, "mode": mode, "best_of": best_of, **(_RUNNING if std == "running" else {})}
@@ -264,6 +266,8 @@ def _faults(algorithm: str, update: Mapping[str, float] | None, *, changed: bool
         yield "the gradient is 0"
     if algorithm in RATIOS and (update["ratio_mean"], update["ratio_std"]) != (1.0, 0.0):
         yield f"the first ratios are {update['ratio_mean']} +- {update['ratio_std']}"
+    if update.get("replay_gap_max", 0.0) > _ROUNDING:
+        yield f"log-probs differ from the rollout's by {update['replay_gap_max']}"
 
 
 @dataclass(slots=True)

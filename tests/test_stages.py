@@ -92,6 +92,7 @@ def test_an_epoch_changes_the_policy_and_is_told(make_config: Make) -> None:
     assert [update["update"] for update in updates] == [1, 2]
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["ratio_std"] == 0.0
+    assert updates[0]["replay_gap_max"] < 1e-6
     assert updates[0]["approx_kl"] == 0.0
     assert updates[1]["ratio_mean"] != 1.0
     assert all(update["grad_norm"] > 0 for update in updates)
@@ -278,6 +279,9 @@ def test_every_algorithm_trains_and_equal_runs_are_equal(
     first = context.store.require(context.policy_ref(1)).summary["updates"][0]
     if "ratio_mean" in first:
         assert (first["ratio_mean"], first["ratio_std"]) == (1.0, 0.0)
+        # The ratio is 1 by what it is made of; that what was stored is replayed, the gap alone shows.
+        assert first.get("replay_gap_max", 0.0) < 1e-6
+        assert ("replay_gap_max" in first) == (name != "awm")
     if name == "opd":
         assert first["teacher_kl"] == 0.0
 
@@ -342,6 +346,7 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     assert table.groupby("group_id").advantage.sum().abs().max() < 1e-4
     updates = one.store.require(one.policy_ref(1)).summary["updates"]
     assert updates[0]["ratio_mean"] == 1.0
+    assert updates[0]["replay_gap_max"] < 1e-6
 
 
 def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: Make) -> None:
@@ -357,6 +362,7 @@ def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: M
     first = manifest.summary["updates"][0]
     # Proximal log-probs are those of the policy the epoch starts from, so its first ratios are 1 ...
     assert (first["ratio_mean"], first["ratio_std"], first["ratio_step0"]) == (1.0, 0.0, 1.0)
+    assert first["replay_gap_max"] < 1e-6
     assert (first["clip_age0"], first["clip_age1"]) == (0.0, 0.0)
     # ... and what is off-policy is in the importance weights.
     assert first["importance"] != 1.0
@@ -374,6 +380,7 @@ def test_replay_with_and_without_proximal_log_probs(make_config: Make, tmp_path:
             run_epoch(context, epoch)
         metrics[proximal] = context.store.require(context.policy_ref(2)).summary["updates"][0]
     assert metrics[True]["ratio_mean"] == 1.0
+    assert metrics[True]["replay_gap_max"] < 1e-6
     assert abs(metrics[False]["ratio_mean"] - 1) > 1e-6
     assert metrics[True]["importance"] <= 1.0001
     assert metrics[False].get("importance", 1.0) == 1.0

@@ -159,7 +159,8 @@ class TransitionSet(SampleSet):
             advantages: their advantages.
             kernel: gives the noise stds of the schedule.
             means: read stored means.
-            unconditional: the policy still is the one that made all samples: read what it predicted without the prompt.
+            unconditional: the policy that made all samples is trained: until it changes, read what it predicted
+                without the prompt.
             ahead: see ``SampleSet``.
         """
         super().__init__(shards, advantages, ahead=ahead)
@@ -183,7 +184,7 @@ class TransitionSet(SampleSet):
 
     def changed_policy(self) -> None:
         """Read no predictions any more, and take old log-probs for what they are."""
-        self._unconditional = self._unchanged = False
+        self._unchanged = False
 
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
         """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
@@ -197,7 +198,7 @@ class TransitionSet(SampleSet):
         places = list(zip(samples, steps, strict=True))
         sigmas = [self.reader.sigmas[sample] for sample in samples]
         means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
-        if self._unconditional:
+        if self._unconditional and self._unchanged:
             known = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
             common = {**common, "unconditional": _stack(known, device)}
         return TransitionBatch(
