@@ -1,8 +1,12 @@
-"""Checksums of committed files: of the whole, and of every block, so that a range can be trusted on its own."""
+"""Checksums of committed files: of every block, so that a range can be trusted on its own, and of the whole.
+
+A file of one block has the xxh3-128 of its content, a larger one that of its blocks' xxh3-128, as a tree has, so that
+nothing is hashed twice. Records up to version 3 have the xxh3-128 of the content at any size and xxh3-64 of each 4 MiB.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import xxhash
 from configs.errors import CorruptError
 from storage.roots.base import BLOCK, FileEntry
 
-#: Bytes that are read, hashed and written at a time: what stays in the cache between the three.
+#: Bytes that are read and hashed at a time: what stays in the cache between the two.
 _PIECE = 256 << 10
 REMEDY = "Run 'flowmill store verify' to see what else is affected and 'flowmill store repair' to make it anew."
 
@@ -21,17 +25,15 @@ class Checksum:
 
     def __init__(self) -> None:
         """Begin with an empty file."""
-        self._whole, self._block = xxhash.xxh3_128(), xxhash.xxh3_64()
-        self._blocks: list[str] = []
+        self._block = xxhash.xxh3_128()
+        self._blocks: list[bytes] = []
         self._size = 0
 
     def update(self, data: bytes | memoryview) -> None:
         """Append content."""
         view = memoryview(data)
         while len(view):
-            # Both read a piece while the processor's cache still has it.
-            piece = view[: min(_PIECE, BLOCK - self._size % BLOCK)]
-            self._whole.update(piece)
+            piece = view[: BLOCK - self._size % BLOCK]
             self._block.update(piece)
             self._size += len(piece)
             view = view[len(piece) :]
@@ -40,13 +42,15 @@ class Checksum:
 
     def entry(self, name: str) -> FileEntry:
         """Return the entry of the file that is complete now."""
-        if self._size % BLOCK:
+        if self._size % BLOCK or not self._blocks:
             self._end_block()
-        blocks = tuple(self._blocks) if len(self._blocks) > 1 else ()
-        return FileEntry(name=name, size=self._size, xxh3=self._whole.hexdigest(), blocks=blocks)
+        if len(self._blocks) == 1:
+            return FileEntry(name=name, size=self._size, xxh3=self._blocks[0].hex())
+        whole = xxhash.xxh3_128_hexdigest(b"".join(self._blocks))
+        return FileEntry(name=name, size=self._size, xxh3=whole, blocks=tuple(block.hex() for block in self._blocks))
 
     def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
+        self._blocks.append(self._block.digest())
         self._block.reset()
 
 
@@ -61,10 +65,14 @@ def describe_file(path: Path, name: str) -> FileEntry:
 
 def hash_file(path: Path) -> str:
     """Return the xxh3-128 of a file's content, hex."""
-    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        for piece in _pieces(file):
-            digest.update(piece)
+        return _hash(_pieces(file))
+
+
+def _hash(pieces: Iterable[bytes | memoryview]) -> str:
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -82,15 +90,30 @@ def check_file(path: Path, entry: FileEntry, *, where: str) -> None:
         CorruptError: it is missing, truncated or changed.
     """
     check_size(path.stat().st_size if path.exists() else None, entry, where=where)
-    check_digest(hash_file(path), entry, where=where)
+    with path.open("rb", buffering=0) as file:
+        check_content(_pieces(file), entry, where=where)
 
 
-def check_digest(found: str, entry: FileEntry, *, where: str) -> None:
-    """Check the xxh3-128 of a file's content.
+def check_content(pieces: Iterable[bytes | memoryview], entry: FileEntry, *, where: str) -> None:
+    """Check the whole content of a file, given in pieces.
 
     Raises:
-        CorruptError: it is another one.
+        CorruptError: it is not what was committed.
     """
+    if not entry.by_blocks:
+        _check_digest(_hash(pieces), entry, where=where)
+        return
+    checksum = Checksum()
+    for piece in pieces:
+        checksum.update(piece)
+    found = checksum.entry(entry.name)
+    if found.size == entry.size:
+        for number, digest in enumerate(found.blocks):
+            _check_block_digest(digest, number, entry, where=where)
+    _check_digest(found.xxh3, entry, where=where)
+
+
+def _check_digest(found: str, entry: FileEntry, *, where: str) -> None:
     if found != entry.xxh3:
         raise CorruptError(f"{where} has checksum {found[:12]}, its commit record says {entry.xxh3[:12]}. {REMEDY}")
 
@@ -108,17 +131,25 @@ def check_size(size: int | None, entry: FileEntry, *, where: str) -> None:
 
 
 def check_block(data: bytes | memoryview, number: int, entry: FileEntry, *, where: str) -> None:
-    """Check one block of a file of several blocks.
+    """Check one block of a file; of a file of one block, all of it.
 
     Raises:
         CorruptError: its content is not what was committed.
     """
-    expected = entry.blocks[number]
-    found = xxhash.xxh3_64_hexdigest(data)
-    if found != expected:
+    if not entry.blocks:
+        _check_digest(xxhash.xxh3_128_hexdigest(data), entry, where=where)
+    elif entry.by_blocks:
+        _check_block_digest(xxhash.xxh3_128_hexdigest(data), number, entry, where=where)
+    else:
+        _check_block_digest(xxhash.xxh3_64_hexdigest(data), number, entry, where=where)
+
+
+def _check_block_digest(found: str, number: int, entry: FileEntry, *, where: str) -> None:
+    if found != entry.blocks[number]:
+        start = number * entry.block_size
         raise CorruptError(
-            f"{where}, bytes {number * BLOCK} to {number * BLOCK + len(data)}, have checksum {found}, "
-            f"the commit record says {expected}. {REMEDY}"
+            f"{where}, bytes {start} to {min(start + entry.block_size, entry.size)}, have checksum {found[:16]}, "
+            f"the commit record says {entry.blocks[number][:16]}. {REMEDY}"
         )
 
 

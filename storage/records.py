@@ -12,8 +12,9 @@ from storage.names import digest, part
 from storage.roots.base import FileEntry
 from storage.sealed import seal, unseal
 
-#: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself.
-SCHEMA_VERSION = 3
+#: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself;
+#: since 4 the checksum of a file of several blocks is one of theirs.
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

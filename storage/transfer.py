@@ -10,9 +10,9 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, records_of
 from storage.records import ShardRecord
-from storage.roots.base import BLOCK
+from storage.roots.base import PART
 
-_PIECE = 4 * BLOCK
+_PIECE = 4 * PART
 
 
 def copy_run(

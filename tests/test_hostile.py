@@ -35,6 +35,21 @@ from tests.inside import prepare
 OUT = ["../x", "/x", "a/../../x", "a//x", ".", "..", "a/./x", "", "a\0x", "a\\..\\x"]
 
 
+@pytest.mark.parametrize(
+    ("size", "blocks", "message"),
+    [
+        (1, ["0" * 32, "0" * 32], "1 bytes has checksums of 2 blocks"),
+        (3 << 20, ["0" * 32], "3145728 bytes has checksums of 1 blocks"),
+        (3 << 20, ["0" * 16, "0" * 16], "3145728 bytes has checksums of 2 blocks"),
+        (1, ["../x"], "is no digest"),
+        (-1, [], "has -1 bytes"),
+    ],
+)
+def test_checksums_fit_the_file(size: int, blocks: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FileEntry.parse({"name": "x", "size": size, "xxh3": "0" * 32, "blocks": blocks})
+
+
 @pytest.mark.parametrize("name", OUT)
 def test_names_stay_inside(name: str, tmp_path: Path) -> None:
     for check in (inside, part, lambda each: below(tmp_path, each)):

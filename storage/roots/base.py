@@ -20,8 +20,10 @@ from storage.roots.processes import is_gone, tag
 
 #: Seconds after which nobody is at work on a staging folder any more, wherever its process was.
 _STALE_S = 7 * 86400.0
-BLOCK = 4 << 20
-"""Bytes of the blocks that are checked, and on remote roots read, on their own."""
+BLOCK = 1 << 20
+"""Bytes of the blocks that are checked on their own: what a processor still has in its cache when it is used then."""
+PART = 4 << 20
+"""Bytes that are read at a time on remote roots; blocks of records up to version 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,22 @@ class FileEntry:
     size: int
     """Bytes."""
     xxh3: str
-    """xxh3-128 of the content, hex."""
+    """xxh3-128, hex: of the content of a file of one block, of the digests of the blocks of a larger one."""
     blocks: tuple[str, ...] = ()
-    """xxh3-64 of every 4 MiB of the content, hex; absent in records of version 1 and for files of one block."""
+    """xxh3-128 of each MiB of the content, hex; absent in records of version 1 and for files of one block.
+
+    Up to version 3 xxh3-64 of each 4 MiB, and ``xxh3`` is that of the content at any size.
+    """
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether ``xxh3`` is the checksum of the blocks' checksums."""
+        return bool(self.blocks) and len(self.blocks[0]) == len(self.xxh3)
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of each block but the last."""
+        return BLOCK if self.by_blocks else PART
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> FileEntry:
@@ -50,6 +65,10 @@ class FileEntry:
         digest(entry.xxh3)
         if type(entry.size) is not int or entry.size < 0:
             raise ValueError(f"'{entry.name}' has {entry.size!r} bytes")
+        for block in entry.blocks:
+            digest(block)
+        if entry.blocks and len(entry.blocks) != -(-entry.size // entry.block_size):
+            raise ValueError(f"'{entry.name}' of {entry.size} bytes has checksums of {len(entry.blocks)} blocks")
         return entry
 
 

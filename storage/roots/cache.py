@@ -1,4 +1,4 @@
-"""The local cache of a remote root: whole small files, and checked blocks of large ones, within a size limit.
+"""The local cache of a remote root: whole small files, and checked parts of large ones, within a size limit.
 
 Everything in it can be removed at any time but the files of folders in use, which their processes hold a lock on.
 """
@@ -12,12 +12,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import IO
 
-from storage.roots.base import BLOCK, Staging
+from storage.roots.base import PART, Staging
 from storage.roots.known import Known
 from storage.roots.processes import tag
 
 _IN_USE = ".in-use"
-#: Blocks kept in memory.
+#: Parts kept in memory.
 _RECENT = 16
 #: Folders held at a time; each takes an open file.
 _HELD = 64
@@ -37,7 +37,7 @@ class Cache:
         self.limit = limit
         self.staging = Staging(folder)
         self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
-        self._recent = Known(limit=_RECENT * BLOCK, largest=BLOCK)
+        self._recent = Known(limit=_RECENT * PART, largest=PART)
         self._size: int | None = None
         self._lock = threading.Lock()
 
@@ -54,12 +54,12 @@ class Cache:
             fcntl.flock(file, fcntl.LOCK_SH)
             self._held[folder] = file
 
-    def block(self, key: str) -> bytes | None:
-        """Return a block, or None."""
+    def part(self, key: str) -> bytes | None:
+        """Return a part of a file, or None."""
         known = self._recent.get(key)
         if known is not None:
             return known
-        path = self._block_path(key)
+        path = self._part_path(key)
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -68,9 +68,9 @@ class Cache:
         self._recent.add(key, data)
         return data
 
-    def put_block(self, key: str, data: bytes) -> None:
-        """Keep a block; a reader sees it whole or not at all."""
-        path = self._block_path(key)
+    def put_part(self, key: str, data: bytes) -> None:
+        """Keep a part of a file; a reader sees it whole or not at all."""
+        path = self._part_path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.staging.folder / tag()
         temporary.write_bytes(data)
@@ -78,10 +78,10 @@ class Cache:
         self._recent.add(key, data)
         self.added(len(data))
 
-    def drop_block(self, key: str) -> None:
-        """Forget a block that is not what it should be."""
+    def drop_part(self, key: str) -> None:
+        """Forget a part that is not what it should be."""
         self._recent.forget(key)
-        self._block_path(key).unlink(missing_ok=True)
+        self._part_path(key).unlink(missing_ok=True)
 
     def added(self, count: int) -> None:
         """Account for new bytes, and remove the oldest files when there are too many."""
@@ -91,7 +91,7 @@ class Cache:
             if self._size is None or self._size > self.limit:
                 self._size = self._trim()
 
-    def _block_path(self, key: str) -> Path:
+    def _part_path(self, key: str) -> Path:
         return self.folder / "blocks" / key[:2] / key
 
     def _trim(self) -> int:

@@ -241,6 +241,7 @@ class MappedFile:
         """
         self._entry = entry
         self._on_checked = on_checked
+        self._step = entry.block_size if entry else BLOCK
         self._checked: set[int] = set()
         self._where = where or str(path)
         self.size = path.stat().st_size
@@ -257,13 +258,18 @@ class MappedFile:
         """
         check_range(offset, size, self.size, where=self._where)
         if self._entry is not None and size:
-            for number in set(range(offset // BLOCK, (offset + size - 1) // BLOCK + 1)) - self._checked:
-                block = self._view[number * BLOCK : (number + 1) * BLOCK]
-                check_block(block, number, self._entry, where=self._where)
-                self._checked.add(number)
-                if len(self._checked) == len(self._entry.blocks):
-                    self._on_checked()
+            self._check(offset // self._step, (offset + size - 1) // self._step, self._entry)
         return self._view[offset : offset + size]
+
+    def _check(self, first: int, last: int, entry: FileEntry) -> None:
+        for number in range(first, last + 1):
+            if number not in self._checked:
+                block = self._view[number * self._step : (number + 1) * self._step]
+                check_block(block, number, entry, where=self._where)
+                self._checked.add(number)
+        if len(self._checked) == len(entry.blocks):
+            self._entry = None
+            self._on_checked()
 
 
 def _moved(folder: Path, target: Path) -> bool:

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import xxhash
-
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from configs.schema import StoreSection
-from storage.checksums import check_block, check_digest, check_file, check_range, check_size
-from storage.roots.base import BLOCK, Blob, FileEntry
+from storage.checksums import check_block, check_content, check_file, check_range, check_size
+from storage.roots.base import PART, Blob, FileEntry
 from storage.roots.bucket import Bucket
 from storage.roots.cache import Cache
 from storage.roots.known import Known
@@ -26,7 +24,7 @@ from storage.roots.lease import Lease
 from storage.roots.local import MappedFile
 from storage.roots.processes import tag
 
-_PIECE = 4 * BLOCK
+_PIECE = 4 * PART
 #: Files of a shard that go up at once.
 _TOGETHER = 4
 _STALE_UPLOAD_S = 24 * 3600.0
@@ -134,17 +132,15 @@ class S3Root:
 
     def check(self, path: str, entry: FileEntry) -> None:
         """Download a committed file in pieces and compare every byte; nothing is kept."""
-        where, digest = f"{path}/{entry.name}", xxhash.xxh3_128()
+        where = f"{path}/{entry.name}"
         try:
-            for piece in self._pieces(where, entry):
-                digest.update(piece)
+            check_content(self._pieces(where, entry), entry, where=where)
         except FileNotFoundError:
             check_size(None, entry, where=where)
-        check_digest(digest.hexdigest(), entry, where=where)
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
         """Open a committed file for range requests; in whole where its record, of version 1, has no block checksums."""
-        if not entry.blocks and entry.size > BLOCK:
+        if not entry.blocks and entry.size > PART:
             return MappedFile(self.fetch(path, entry), where=f"{path}/{entry.name}")
         if f"{path}/{entry.name}" in self._checked:
             with contextlib.suppress(FileNotFoundError):
@@ -225,7 +221,7 @@ class S3Root:
 
 
 class RemoteFile:
-    """A committed object read by range requests of whole blocks, each checked and cached on its own."""
+    """A committed object read by range requests of parts of 4 MiB, each checked and cached on its own."""
 
     def __init__(self, bucket: Bucket, path: str, entry: FileEntry, cache: Cache) -> None:
         """Bind to an object; nothing is read yet."""
@@ -244,36 +240,38 @@ class RemoteFile:
         check_range(offset, size, self.size, where=self._path)
         if size == 0:
             return memoryview(b"")
-        first, last = offset // BLOCK, (offset + size - 1) // BLOCK
-        start = offset - first * BLOCK
-        parts = [memoryview(self._block(number)) for number in range(first, last + 1)]
+        first, last = offset // PART, (offset + size - 1) // PART
+        start = offset - first * PART
+        parts = [memoryview(self._part(number)) for number in range(first, last + 1)]
         joined = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         return joined[start : start + size]
 
-    def _block(self, number: int) -> bytes:
+    def _part(self, number: int) -> bytes:
         key = f"{self._entry.xxh3}-{number}"
-        data = self._cache.block(key)
+        data = self._cache.part(key)
         if data is not None:
             try:
                 self._check(data, number)
             except CorruptError:
-                self._cache.drop_block(key)  # the copy is at fault
+                self._cache.drop_part(key)  # the copy is at fault
             else:
                 return data
         try:
-            data = self._bucket.get_range(self._path, number * BLOCK, min((number + 1) * BLOCK, self.size))
+            data = self._bucket.get_range(self._path, number * PART, min((number + 1) * PART, self.size))
         except FileNotFoundError:
             check_size(None, self._entry, where=self._path)
             raise
         self._check(data, number)
-        self._cache.put_block(key, data)
+        self._cache.put_part(key, data)
         return data
 
     def _check(self, data: bytes, number: int) -> None:
-        if self._entry.blocks:
-            check_block(data, number, self._entry, where=self._path)
-        else:
-            check_digest(xxhash.xxh3_128_hexdigest(data), self._entry, where=self._path)
+        view, step, begin = memoryview(data), self._entry.block_size, number * PART
+        size = min(PART, self.size - begin)
+        for start in range(0, size, step):
+            # The last takes all that came, so that more or less than was asked for is noticed.
+            block = view[start : start + step] if start + step < size else view[start:]
+            check_block(block, (begin + start) // step, self._entry, where=self._path)
 
 
 def _user_cache() -> Path:

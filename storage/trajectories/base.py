@@ -8,9 +8,11 @@ forward-process sample one of 0 with its final latents. A causal LM's sample has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
+from storage.checksums import REMEDY
 from storage.files import Files
 from storage.media import MediaFormat, decode
 from storage.roots.base import Blob, FileEntry
@@ -105,7 +108,7 @@ class TrajectoryShard:
 
     @cached_property
     def _stored(self) -> _Stored:
-        return _Stored(self.table.column("arrays"))
+        return _Stored(self.table.column("arrays"), self._where)
 
     def close(self) -> None:
         """Close the payload file; it is opened again when it is needed."""
@@ -117,10 +120,17 @@ class TrajectoryShard:
         Raises:
             CorruptError: none of this name is stored, or the byte range does not hold it.
         """
-        entry = self._stored.entry(row, name)
-        if entry is None:
+        found = self._stored.find(row, name)
+        if found is None:
             raise CorruptError(f"{self._where}: row {row} has no {name}; the rollout did not store any.")
-        return self._view(row, name, entry)
+        kind, offset, size = found
+        if size != kind.size:
+            raise CorruptError(
+                f"{self._where}: {name} of row {row} are {size} bytes, but shape {list(kind.shape)} of {kind.dtype} "
+                f"needs {kind.size}."
+            )
+        # One call, not frombuffer and reshape: each row finds the processor's cache full of the one before.
+        return np.ndarray(kind.shape, kind.dtype, self._read(offset, size))
 
     def final_latents(self, row: int) -> np.ndarray:
         """Return the latents in which the sampling of a row ended, float32.
@@ -130,7 +140,7 @@ class TrajectoryShard:
         """
         states = self.table.column("states")[row].as_py()
         last = len(self.table.column("sigmas")[row]) - 1
-        if self._stored.entry(row, "final") is None and last in states:
+        if self._stored.find(row, "final") is None and last in states:
             return np.asarray(self.array("latents", row)[states.index(last)], np.float32)
         return np.asarray(self.array("final", row), np.float32)
 
@@ -161,51 +171,67 @@ class TrajectoryShard:
         self._blob = blob
         return blob.read(offset, size)
 
-    def _view(self, row: int, name: str, entry: _Entry) -> np.ndarray:
-        kind, count = np.dtype(entry.dtype), math.prod(entry.shape)
-        if kind.hasobject or entry.size != count * kind.itemsize:
-            raise CorruptError(
-                f"{self._where}: {name} of row {row} are {entry.size} bytes, but shape {list(entry.shape)} of "
-                f"{entry.dtype} needs {count * kind.itemsize}."
-            )
-        return np.frombuffer(self._read(entry.offset, entry.size), kind, count).reshape(entry.shape)
 
+class _Kind(NamedTuple):
+    """What many stored arrays have in common."""
 
-class _Entry(NamedTuple):
-    """One stored array of one row."""
-
-    dtype: str
-    shape: Sequence[int]
-    offset: int
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
     size: int
+    """Bytes."""
+
+    @classmethod
+    def parse(cls, name: str, dtype: str, shape: tuple[int, ...], where: str) -> _Kind:
+        """Return what a table says of an array.
+
+        Raises:
+            CorruptError: no array is like that.
+        """
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            kind = np.dtype(object)
+        if kind.hasobject or any(length < 0 for length in shape):
+            raise CorruptError(f"{where}: there are no {name} of type {dtype} and shape {list(shape)}. {REMEDY}")
+        return cls(name, kind, shape, math.prod(shape) * kind.itemsize)
 
 
 class _Stored:
     """The column ``arrays`` of a samples table, taken apart: training asks for every row once per trained step."""
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
+    def __init__(self, column: pa.ChunkedArray, where: str) -> None:
         lists = column.combine_chunks()
         entries = lists.flatten()
-        self._first: Sequence[int] = np.concatenate([[0], np.cumsum(lists.value_lengths().to_numpy())]).tolist()
-        self._offsets, self._sizes = (entries.field(name).to_numpy() for name in ("offset", "size"))
-        names, dtypes, shapes = (entries.field(name).to_pylist() for name in ("name", "dtype", "shape"))
-        kinds: dict[tuple[str, str, tuple[int, ...]], int] = {}
-        self._kinds = np.array(
-            [
-                kinds.setdefault((*about, tuple(shape)), len(kinds))
-                for *about, shape in zip(names, dtypes, shapes, strict=True)
-            ],
-            np.int32,
-        )
-        self._about = [*kinds]
+        self._first = _bounds(lists)
+        # Views, whose items are plain integers.
+        self._offsets, self._sizes = (memoryview(entries.field(name).to_numpy()) for name in ("offset", "size"))
+        names, dtypes = (entries.field(name).to_pylist() for name in ("name", "dtype"))
+        about = zip(names, dtypes, _tuples(entries.field("shape")), strict=True)
+        numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        self._numbers = array("i", [numbers.setdefault(each, len(numbers)) for each in about])
+        self._kinds = [_Kind.parse(*each, where) for each in numbers]
 
-    def entry(self, row: int, name: str) -> _Entry | None:
-        """Return what is said about one array of a row, or None if it has none of this name."""
+    def find(self, row: int, name: str) -> tuple[_Kind, int, int] | None:
+        """Return kind, offset and bytes of one array of a row, or None if it has none of this name."""
         for at in range(self._first[row], self._first[row + 1]):
-            stored, dtype, shape = self._about[self._kinds[at]]
-            if stored == name:
-                return _Entry(dtype, shape, int(self._offsets[at]), int(self._sizes[at]))
+            kind = self._kinds[self._numbers[at]]
+            if kind.name == name:
+                return kind, self._offsets[at], self._sizes[at]
         return None
+
+
+def _bounds(lists: pa.ListArray) -> list[int]:
+    """Return where each list begins in the flattened values, and where the last ends."""
+    ends: list[int] = np.cumsum(lists.value_lengths().to_numpy()).tolist()
+    return [0, *ends]
+
+
+def _tuples(lists: pa.ListArray) -> Iterator[tuple[int, ...]]:
+    """Yield lists of numbers; a Python object for every list in Arrow would take most of the time."""
+    values = lists.flatten().to_numpy().tolist()
+    for start, end in pairwise(_bounds(lists)):
+        yield tuple(values[start:end])
 
 
 class TrajectoryWriter(Protocol):

@@ -32,6 +32,10 @@ TAR = "samples.tar"
 #: Bytes and parts that are written at once: what a processor's cache holds after the checksums, and what calls take.
 _GATHERED, _PARTS = 1 << 20, 512
 
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
+#: POSIX ustar: the sum is eight bytes from 148, of which six are octal digits; sizes have eleven of them from 124.
+_EMPTY_SUM, _LARGEST = int(_EMPTY[148:154], 8), 8**11
+
 
 class WebDatasetStore:
     """One ``samples.parquet`` and one ``samples.tar`` per shard."""
@@ -88,12 +92,10 @@ class _TarWriter:
 
     def add(self, name: str, *parts: bytes | memoryview) -> int:
         """Append a member, without times or owners, made of parts; return where its data starts."""
-        info = tarfile.TarInfo(name)
-        info.size = sum(len(part) for part in parts)
-        info.mode = 0o644
-        header = info.tobuf(tarfile.USTAR_FORMAT)
+        size = sum(map(len, parts))
+        header = _header(name, size)
         start = self._position + len(header)
-        self._append(header, *parts, bytes(-info.size % tarfile.BLOCKSIZE))
+        self._append(header, *parts, bytes(-size % tarfile.BLOCKSIZE))
         return start
 
     def flush(self) -> None:
@@ -124,6 +126,19 @@ class _TarWriter:
                 if left:
                     left[0] = left[0][written:]
         self._waiting.clear()
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return the header of a member, as ``tarfile`` makes it."""
+    encoded = name.encode()
+    if len(encoded) > tarfile.LENGTH_NAME or not name.isascii() or size >= _LARGEST:
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o644
+        return info.tobuf(tarfile.USTAR_FORMAT)
+    octal = b"%011o" % size
+    # The sum of all bytes, its own field counted as spaces, is that of the empty member and what differs from it.
+    total = _EMPTY_SUM + sum(encoded) + sum(octal) - 11 * ord("0")
+    return b"".join((encoded.ljust(100, b"\0"), _EMPTY[100:124], octal, _EMPTY[135:148], b"%06o" % total, _EMPTY[154:]))
 
 
 def _gathered(parts: Sequence[memoryview]) -> Iterator[list[memoryview]]:

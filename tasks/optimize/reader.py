@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -58,8 +60,9 @@ class SampleReader:
         self._shards = shards
         self._max_open = max_open
         self._open: OrderedDict[int, None] = OrderedDict()
+        self._last = -1
         self._lock = threading.Lock()
-        self._starts = np.concatenate([[0], np.cumsum([shard.table.num_rows for shard in shards])]).astype(np.int64)
+        self._starts: list[int] = [0, *accumulate(shard.table.num_rows for shard in shards)]
         table = pa.concat_tables([shard.table.select(_COLUMNS) for shard in shards])
         self.sample_ids: pa.ChunkedArray = table.column("sample_id")
         self.epochs: np.ndarray = table.column("epoch").to_numpy()
@@ -73,7 +76,7 @@ class SampleReader:
         self.log_probs, self.sigmas = Ragged(table.column("log_probs")), Ragged(table.column("sigmas"))
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def array(self, name: str, sample: int) -> np.ndarray:
         """Return a stored array of a sample, read-only.
@@ -81,18 +84,19 @@ class SampleReader:
         Raises:
             CorruptError: it is not stored, or not what was committed.
         """
-        number = int(np.searchsorted(self._starts, sample, side="right")) - 1
-        found: np.ndarray = self._use(number).array(name, sample - int(self._starts[number]))
-        return found
+        number = bisect_right(self._starts, sample) - 1
+        if number != self._last:
+            self._use(number)
+        return self._shards[number].array(name, sample - self._starts[number])
 
-    def _use(self, number: int) -> TrajectoryShard:
+    def _use(self, number: int) -> None:
         with self._lock:
+            self._last = number
             self._open[number] = None
             self._open.move_to_end(number)
             while len(self._open) > self._max_open:
                 oldest, _ = self._open.popitem(last=False)
                 self._shards[oldest].close()
-        return self._shards[number]
 
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray:

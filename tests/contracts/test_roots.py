@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from configs.errors import CorruptError, RunConflictError, StoreError
 from configs.schema import StoreSection
@@ -17,13 +19,27 @@ from storage.checksums import describe_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots import ROOTS, open_root
-from storage.roots.base import BLOCK, Root
+from storage.roots.base import BLOCK, PART, FileEntry, Root
 from storage.roots.connection import connection
 from storage.roots.quick import Quick
 from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
 REF = ArtifactRef("rewards", "f" * 32)
+
+
+def _version_3(path: Path, name: str) -> FileEntry:
+    data = path.read_bytes()
+    blocks = tuple(xxhash.xxh3_64_hexdigest(data[start : start + PART]) for start in range(0, len(data), PART))
+    return FileEntry(name=name, size=len(data), xxh3=xxhash.xxh3_128_hexdigest(data), blocks=blocks)
+
+
+def _version_1(path: Path, name: str) -> FileEntry:
+    return replace(_version_3(path, name), blocks=())
+
+
+described = pytest.mark.parametrize("describe", [describe_file, _version_3, _version_1])
+Describe = Callable[[Path, str], FileEntry]
 
 
 @pytest.fixture(params=[*sorted(ROOTS), "s3 with faults"])
@@ -95,10 +111,11 @@ def test_of_many_creators_one_wins(make_root: MakeRoot) -> None:
     assert [str(number).encode() for number in won] == [make_root().read("raced")]
 
 
-def test_published_files_are_listed_and_read(root: Root, tmp_path: Path) -> None:
-    data = os.urandom(2 * BLOCK + 1000)
+@described
+def test_published_files_are_listed_and_read(root: Root, tmp_path: Path, describe: Describe) -> None:
+    data = os.urandom(2 * PART + BLOCK + 1000)
     (tmp_path / "source").write_bytes(data)
-    entry = describe_file(tmp_path / "source", "big")
+    entry = describe(tmp_path / "source", "big")
     publish(root, "kind/id/0-abc", big=data, small=b"x")
     assert root.list("kind") == ["id"]
     assert root.list("kind/id") == ["0-abc"]
@@ -106,7 +123,7 @@ def test_published_files_are_listed_and_read(root: Root, tmp_path: Path) -> None
     assert root.fetch("kind/id/0-abc", entry).read_bytes() == data
     root.check("kind/id/0-abc", entry)
     blob = root.blob("kind/id/0-abc", entry)
-    for offset, size in ((0, 10), (BLOCK - 5, 10), (5, 2 * BLOCK), (len(data) - 1, 1), (7, 0)):
+    for offset, size in ((0, 10), (BLOCK - 5, 10), (PART - 5, 10), (5, 2 * PART), (len(data) - 1, 1), (7, 0)):
         assert blob.read(offset, size) == data[offset : offset + size]
     with pytest.raises(CorruptError, match="lie outside"):
         blob.read(len(data) - 1, 2)
@@ -120,10 +137,12 @@ def test_publishing_again_changes_nothing(root: Root) -> None:
     assert dict(root.files("kind/id/0-abc")) == {"file": 7}
 
 
-def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path) -> None:
-    data = bytearray(os.urandom(BLOCK + 100))
+@described
+@pytest.mark.parametrize("whole", [BLOCK, PART, PART + BLOCK])
+def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path, describe: Describe, whole: int) -> None:
+    data = bytearray(os.urandom(whole + 100))
     (tmp_path / "source").write_bytes(data)
-    entry = describe_file(tmp_path / "source", "file")
+    entry = describe(tmp_path / "source", "file")
     data[-3] ^= 1
     root = make_root()
     publish(root, "flipped", file=bytes(data))
@@ -131,7 +150,7 @@ def test_damage_is_noticed(make_root: MakeRoot, tmp_path: Path) -> None:
     # Another process: the one that published files reads its own.
     other = make_root(cache=str(tmp_path / "other"))
     for path, message in (("flipped", "checksum"), ("short", "bytes|short"), ("absent", "missing|checksum|short")):
-        for read in (other.fetch, other.check, root.check, lambda p, e: other.blob(p, e).read(BLOCK, 50)):
+        for read in (other.fetch, other.check, root.check, lambda p, e: other.blob(p, e).read(whole, 50)):
             with pytest.raises(CorruptError, match=message):
                 read(path, entry)
 
@@ -195,7 +214,7 @@ class TestS3:
     def test_the_cache_stays_within_its_limit(self, bucket: str, tmp_path: Path) -> None:
         limit = 64_000_000
         root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"), cache_size=limit))
-        data = os.urandom(3 * BLOCK)
+        data = os.urandom(3 * PART)
         for number in range(8):
             changed = bytes([number]) + data
             (tmp_path / "source").write_bytes(changed)
@@ -217,6 +236,20 @@ class TestS3:
                     copy.write_bytes(b"c0ntent")
             assert root.blob("kind/id", entry).read(0, 7) == b"content"
             assert root.fetch("kind/id", entry).read_bytes() == b"content"
+
+    @pytest.mark.parametrize("damage", ["cut off", "longer", "flipped"])
+    def test_a_damaged_part_is_fetched_again(self, bucket: str, tmp_path: Path, damage: str) -> None:
+        data = os.urandom(2 * PART)
+        (tmp_path / "source").write_bytes(data)
+        entry = describe_file(tmp_path / "source", "file")
+        publish(open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "theirs"))), "kind/id", file=data)
+        section = StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache"))
+        assert open_root(section).blob("kind/id", entry).read(PART, 9) == data[PART : PART + 9]
+        (copy,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size == PART)
+        content = {"cut off": data[PART:-9], "longer": data[PART:] + b"more", "flipped": data[PART:-1] + b"?"}
+        copy.write_bytes(content[damage])
+        assert open_root(section).blob("kind/id", entry).read(2 * PART - 9, 9) == data[-9:]
+        assert copy.read_bytes() == data[PART:]
 
     def test_large_files_go_up_in_parts(self, bucket: str, tmp_path: Path) -> None:
         root = open_root(StoreSection(root=f"s3://{bucket}", cache=str(tmp_path / "cache")))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -16,9 +19,11 @@ from configs.registry import resolve
 from storage.checksums import hash_file
 from storage.files import FolderFiles
 from storage.media import MediaFormat
+from storage.schema import SAMPLES, read_table, write_table
 from storage.together import describe
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
+from storage.trajectories.webdataset import WebDatasetStore
 from tests.trajectories import write_samples
 
 
@@ -231,6 +236,38 @@ class TestWebDataset:
             "e00001-p0-0000.png",
             "e00001-p0-0000.json",
         ]
+
+    @pytest.mark.parametrize("name", ["s", "s" * 88, "é"])
+    def test_members_are_written_as_tarfile_writes_them(self, tmp_path: Path, name: str) -> None:
+        (sample,) = samples(1)
+        write_samples(WebDatasetStore(), tmp_path, [replace(sample, sample_id=name)])
+        raw = (tmp_path / "samples.tar").read_bytes()
+        with tarfile.open(tmp_path / "samples.tar") as tar:
+            members = tar.getmembers()
+        assert [member.name for member in members] == [f"{name}.{end}" for end in ("latents.npy", "png", "json")]
+        for member in members:
+            header = raw[member.offset : member.offset_data]
+            assert header == member.tobuf(tarfile.USTAR_FORMAT)
+            assert (member.mode, member.mtime, member.uid, member.uname) == (0o644, 0, 0, "")
+
+    @pytest.mark.parametrize(
+        ("entry", "message"),
+        [
+            ({"dtype": "nonsense"}, "there are no latents of type nonsense"),
+            ({"dtype": "O"}, "there are no latents of type O"),
+            ({"shape": [-1, -24]}, "there are no latents of type float32 and shape"),
+            ({"size": 8}, "are 8 bytes, but shape"),
+            ({"offset": 1 << 40}, "lie outside the file"),
+            ({"offset": -512}, "lie outside the file"),
+        ],
+    )
+    def test_entries_that_cannot_be_are_named(self, tmp_path: Path, entry: Mapping[str, Any], message: str) -> None:
+        write_samples(WebDatasetStore(), tmp_path, samples(1))
+        rows = read_table(FolderFiles(tmp_path), "samples.parquet", SAMPLES).to_pydict()
+        rows["arrays"][0][0].update(entry)
+        write_table(tmp_path / "samples.parquet", rows, SAMPLES)
+        with pytest.raises(CorruptError, match=message):
+            WebDatasetStore().open(FolderFiles(tmp_path)).array("latents", 0)
 
     def test_payloads_are_aligned_at_the_offsets_in_the_table(self, folder: Path) -> None:
         import pyarrow.parquet as pq
