@@ -147,7 +147,8 @@ class Chain:
     def note(self, stage: Stage) -> None:
         """Hear which artifact a stage made; if it is not the expected one, all that depends on it is derived anew."""
         with self._lock:
-            if self._refs.get(stage.node) != stage.ref:
+            # What depends on one that is not derived yet is not derived either.
+            if self._refs.get(stage.node, stage.ref) != stage.ref:
                 self._refs.clear()
 
     def stage(self, node: Node) -> Stage:

@@ -104,6 +104,23 @@ def test_looking_at_a_run_reads_every_file_once_and_derives_every_artifact_once(
     assert set(committed.values()) == {1}
 
 
+def test_an_epoch_derives_nothing_of_the_epochs_before_anew(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled, settle = Counter[Node](), Chain._settle
+
+    def noted(self: Chain, node: Node) -> ArtifactRef:
+        settled[node] += 1
+        return settle(self, node)
+
+    monkeypatch.setattr(Chain, "_settle", noted)
+    context = prepare(make_config("run.epochs=3"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    # Once for what is to be made, once for what was.
+    assert max(settled.values()) <= 2, settled
+
+
 def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
     context = finish(make_config("run.epochs=1"))
     node, chain = Node(1, "score", REWARD), context.chain
