@@ -147,9 +147,12 @@ class Chain:
     def note(self, stage: Stage) -> None:
         """Hear which artifact a stage made; if it is not the expected one, all that depends on it is derived anew."""
         with self._lock:
-            # What depends on one that is not derived yet is not derived either.
+            # What depends on one that is not derived yet is not derived either, but for exports: they read those
+            # evaluations that have run.
             if self._refs.get(stage.node, stage.ref) != stage.ref:
                 self._refs.clear()
+            for node in [each for each in self._refs if each.stage == "export"]:
+                del self._refs[node]
 
     def stage(self, node: Node) -> Stage:
         """Return the stage of a node, bound to this chain's context."""

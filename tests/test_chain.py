@@ -104,9 +104,7 @@ def test_looking_at_a_run_reads_every_file_once_and_derives_every_artifact_once(
     assert set(committed.values()) == {1}
 
 
-def test_an_epoch_derives_nothing_of_the_epochs_before_anew(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_derives_nothing_of_the_epochs_before_anew(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     settled, settle = Counter[Node](), Chain._settle
 
     def noted(self: Chain, node: Node) -> ArtifactRef:

@@ -41,6 +41,7 @@ from tasks.runs import open_run
 from tasks.stage_run import StageRun
 from tasks.stages import make_stage
 from tasks.stages.export import ExportStage, exported_folder
+from tasks.staleness import standings
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY
 from tests.inside import evaluate, prepare, run_epoch
@@ -368,7 +369,10 @@ def test_the_card_tells_what_the_run_knows(make_config: ConfigFactory, tiny_base
     assert moved.chain.require(1, "export").ref == make_stage(context, "export", 1).ref
 
 
-def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(make_config: ConfigFactory) -> None:
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(
+    make_config: ConfigFactory, looked_at: bool
+) -> None:
     context = prepare(make_config("model.lora={rank: 2, alpha: 8}"))
     run_epoch(context, 1)
     execute(context, "export", 1)
@@ -376,6 +380,8 @@ def test_equal_inputs_give_equal_files_and_an_evaluation_is_an_input(make_config
     assert "The policy after epoch 1 was not evaluated." in text
     assert not list((folder_of(context) / "images").iterdir())
     first = context.chain.require(1, "export").ref
+    if looked_at:
+        standings(context.chain)
     evaluate(context, 1)
     assert context.chain.find(1, "export") is None
     execute(context, "export", 1)
