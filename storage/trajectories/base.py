@@ -190,9 +190,11 @@ class _Kind(NamedTuple):
         """
         try:
             kind = np.dtype(dtype)
-        except TypeError:
+            # Takes no memory, and refuses what NumPy cannot hold.
+            np.broadcast_to(np.zeros((), kind), shape)
+        except (TypeError, ValueError):
             kind = np.dtype(object)
-        if kind.hasobject or any(length < 0 for length in shape):
+        if kind.kind not in "biuf":
             raise CorruptError(f"{where}: there are no {name} of type {dtype} and shape {list(shape)}. {REMEDY}")
         return cls(name, kind, shape, math.prod(shape) * kind.itemsize)
 
@@ -203,6 +205,9 @@ class _Stored:
     def __init__(self, column: pa.ChunkedArray, where: str) -> None:
         lists = column.combine_chunks()
         entries = lists.flatten()
+        fields = [entries.field(number) for number in range(entries.type.num_fields)]
+        if any(each.null_count for each in (lists, entries, *fields, entries.field("shape").flatten())):
+            raise CorruptError(f"{where}: the table says nothing of some arrays. {REMEDY}")
         self._first = _bounds(lists)
         # Views, whose items are plain integers.
         self._offsets, self._sizes = (memoryview(entries.field(name).to_numpy()) for name in ("offset", "size"))

@@ -255,6 +255,12 @@ class TestWebDataset:
         [
             ({"dtype": "nonsense"}, "there are no latents of type nonsense"),
             ({"dtype": "O"}, "there are no latents of type O"),
+            ({"dtype": "V0"}, "there are no latents of type V0"),
+            ({"shape": [1] * 70}, "there are no latents of type float32 and shape"),
+            ({"shape": [2**31 - 1, 2**31 - 1, 2**31 - 1, 0], "size": 0}, "there are no latents of type float32"),
+            ({"shape": None}, "says nothing of some arrays"),
+            ({"shape": [None, 4]}, "says nothing of some arrays"),
+            ({"offset": None}, "says nothing of some arrays"),
             ({"shape": [-1, -24]}, "there are no latents of type float32 and shape"),
             ({"size": 8}, "are 8 bytes, but shape"),
             ({"offset": 1 << 40}, "lie outside the file"),
