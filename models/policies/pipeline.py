@@ -279,7 +279,11 @@ class PipelinePolicy(Policy):
     def move_decoder(self, device: torch.device) -> None:
         """Move the autoencoder; one that ``device_map`` placed stays where it is, and one without weights nowhere."""
         vae = self.pipeline.vae
-        if vae is not None and self.settings.device_map is None and not next(vae.parameters()).is_meta:
+        if vae is None or self.settings.device_map is not None:
+            return
+        first = next(vae.parameters())
+        # Asked for every stage: where nothing moves, hundreds of modules need not be walked through.
+        if not first.is_meta and first.device != device:
             vae.to(device)
 
     def images(self, decoded: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ _PARTS = 5
 def tag() -> str:
     """Return a unique name: host, which start of which machine and process namespace, process, its start, a number."""
     pid = os.getpid()
-    return _SEPARATOR.join((socket.gethostname(), _machine(), str(pid), _start(pid) or "", uuid.uuid4().hex))
+    return _SEPARATOR.join((socket.gethostname(), _machine(), str(pid), _own_start(pid), uuid.uuid4().hex))
 
 
 def is_gone(name: str) -> bool:
@@ -49,6 +49,12 @@ def _machine() -> str:
     except OSError:
         boot, space = str(int(psutil.boot_time())), ""
     return hashlib.blake2b(f"{boot}{space}".encode(), digest_size=6).hexdigest()
+
+
+@cache
+def _own_start(pid: int) -> str:
+    """Return when this process began, which is asked for with every file; a fork has another number."""
+    return _start(pid) or ""
 
 
 def _start(pid: int) -> str | None:
