@@ -254,7 +254,9 @@ def test_a_crowded_folder_does_not_break_the_command(crowded: Path, path: str) -
 
 
 def test_ranks_in_a_crowded_folder_run_ours(crowded: Path) -> None:
-    (crowded / "my_worker.py").write_text("import tasks.stage, models, sys\nprint('rank', tasks.__file__, sys.argv)\n")
+    # One write for a line: two ranks write to one pipe.
+    text = "import tasks.stage, models, os, sys\nos.write(1, f'rank {tasks.__file__} {sys.argv}\\n'.encode())\n"
+    (crowded / "my_worker.py").write_text(text)
     imports = "from tasks.execution.launch import Launched; from tasks.execution.launchers import Local, Program"
     program = "Program(module='my_worker', arguments=('a',), processes=2)"
     code = f"import flows; {imports}; [print(line) for line in Launched({program}, Local()).lines(1)]"

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,14 @@ from prefect.exceptions import TerminationSignal
 from flows.calls import stop_if_interrupted
 from flows.cli.stopping import terminable
 from flows.requests import PipelineRequest
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Hear Ctrl-C, which shells have their background jobs ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def behind(cause: BaseException) -> ValueError:
@@ -44,6 +53,7 @@ def test_ctrl_c_behind_an_error() -> None:
         assert stopped.value is cause
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_signal_lets_an_import_end_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries in C++ abort the process when an exception comes out of what they import."""
     text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.3)\nwhole = True\n"
@@ -55,6 +65,7 @@ def test_a_signal_lets_an_import_end_first(tmp_path: Path, monkeypatch: pytest.M
     assert sys.modules["slowly_imported"].whole
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost() -> None:
     class Collected:
         pass
