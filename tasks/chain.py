@@ -71,8 +71,8 @@ class Chain:
         """The chain of the run's own config, where this is another."""
         self._epoch = epoch
         self._refs: dict[Node, ArtifactRef] = {}
-        # How many records of a stage there were when its artifact was derived: another one may name another attempt.
-        self._records: dict[Node, int] = {}
+        # What each was derived from, see ``_basis``.
+        self._bases: dict[Node, tuple[int, tuple[Node, ...]]] = {}
         self._lock = threading.RLock()
 
     def nodes(self) -> Iterator[Node]:
@@ -90,7 +90,7 @@ class Chain:
                     waiting += missing
                 else:
                     found = waiting.pop()
-                    self._records[found] = len(self.context.run.made(*found))
+                    self._bases[found] = self._basis(found)
                     self._refs[found] = self._settle(found)
             return self._refs[node]
 
@@ -147,12 +147,9 @@ class Chain:
     def note(self, stage: Stage) -> None:
         """Hear which artifact a stage made; if it is not the expected one, all that depends on it is derived anew."""
         with self._lock:
-            # What depends on one that is not derived yet is not derived either, but for exports: they read those
-            # evaluations that have run.
+            # What depends on one that is not derived yet is not derived either.
             if self._refs.get(stage.node, stage.ref) != stage.ref:
                 self._refs.clear()
-            for node in [each for each in self._refs if each.stage == "export"]:
-                del self._refs[node]
 
     def stage(self, node: Node) -> Stage:
         """Return the stage of a node, bound to this chain's context."""
@@ -170,7 +167,14 @@ class Chain:
         return True
 
     def _is_settled(self, node: Node) -> bool:
-        return node in self._refs and self._records[node] == len(self.context.run.made(*node))
+        return node in self._refs and self._bases[node] == self._basis(node)
+
+    def _basis(self, node: Node) -> tuple[int, tuple[Node, ...]]:
+        """Return how many records of a stage there are, as another may name another attempt, and what it reads.
+
+        Some read what has run.
+        """
+        return len(self.context.run.made(*node)), self._upstream(node)
 
     def _upstream(self, node: Node) -> tuple[Node, ...]:
         return () if self._is_the_runs(node) else self.stage(node).upstream()
