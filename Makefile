@@ -59,7 +59,7 @@ $(VENV)/.installed-test: $(VENV)/.torch
 
 # By one process; several at once would each compile all of it.
 $(VENV)/.compiled: $(VENV)/.installed-test
-	$(BIN)/python -c 'from tests.preloaded import import_all; import_all()'
+	$(BIN)/python -c 'from tests.support.preloaded import import_all; import_all()'
 	touch $@
 
 lint: install-test

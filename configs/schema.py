@@ -45,6 +45,8 @@ class ModelSection(Section):
 
     policy: str
     """Model family: a name from the policies table, or "package.module:Class"."""
+    kind: str | None = None
+    """What a family of your own makes: "diffusion" when absent, or "package.module:Class" with a kind of your own."""
     path: str | None = None
     """A local diffusers folder or a Hugging Face hub id."""
     revision: str | None = None

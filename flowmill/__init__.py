@@ -11,7 +11,7 @@ Reading loads neither torch nor Prefect before something needs it, and changes n
 from __future__ import annotations
 
 from configs.errors import FlowmillError
-from flowmill.making import start
 from flowmill.reading import Run, Store, open
+from flowmill.starting import start
 
 __all__ = ["FlowmillError", "Run", "Store", "open", "start"]

@@ -1,47 +1,12 @@
-"""Runs started and stages run, from a person's own program."""
+"""Stages and whole runs carried out, from a person's own program."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowmill.reading import Run
-
 if TYPE_CHECKING:
-    from tasks.context import RunContext
-
-
-def start(
-    config: str | Path,
-    *,
-    root: str | None = None,
-    name: str | None = None,
-    overrides: Collection[str] = (),
-) -> Run:
-    """Return a run, made or found, to run stages of; nothing is computed yet.
-
-    Args:
-        config: a preset, such as 'digits', or a config file.
-        root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
-        name: name of the run; the config's, else the file's, when absent.
-        overrides: settings laid over the config, 'section.key=value' each.
-
-    Raises:
-        FlowmillError: something in the config cannot work, or a run of this name has other settings.
-    """
-    from configs.load import load_config
-    from flows.environment import as_overrides, prepare_environment
-
-    given = load_config(config, [*overrides, *as_overrides(root, name)])
-    prepare_environment(given.execution.threads)
-    from flows.runtime import begin
-    from tasks.check import check_config
-    from tasks.trust import remember
-
-    check_config(given, rewards=False)
-    remember(given)
-    return Run(begin(given))
+    from tasks.runs.context import RunContext
 
 
 def run_stage(

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
-    from models.policies.base import Policy
     from storage.commit import ArtifactStore
     from storage.layout import ArtifactRef
-    from tasks.context import RunContext
+    from tasks.review.reading import States
+    from tasks.runs.context import RunContext
 
 
 def open(root: str | None = None) -> Store:
@@ -63,7 +63,7 @@ class Store:
         Raises:
             FlowmillError: there is none of this name.
         """
-        from tasks.runs import open_run
+        from tasks.runs.opening import open_run
 
         return Run(open_run(self.root, name, reads=True), trust_store=trust_store)
 
@@ -84,7 +84,7 @@ class Store:
         Raises:
             FlowmillError: there is none of this name, it has no rows, or a file of it is damaged.
         """
-        from tasks.reading import artifact_table
+        from tasks.review.reading import artifact_table
 
         return artifact_table(self._store, self._ref(artifact))
 
@@ -130,14 +130,14 @@ class Run:
     @property
     def epochs(self) -> list[int]:
         """Epochs that were trained."""
-        from tasks.reading import trained_epochs
+        from tasks.review.reading import trained_epochs
 
         return trained_epochs(self._context.chain)
 
     @property
     def rollouts(self) -> list[int]:
         """Epochs that were rolled out."""
-        from tasks.reading import rolled_out_epochs
+        from tasks.review.reading import rolled_out_epochs
 
         return rolled_out_epochs(self._context.chain)
 
@@ -147,13 +147,13 @@ class Run:
         The columns of 'trajectories', 'reward.<label>' of each reward and monitor that was scored, and once advantages
         are made 'reward', the optimized sum, and 'advantage'.
         """
-        from tasks.reading import samples_of_epoch
+        from tasks.review.reading import samples_of_epoch
 
         return samples_of_epoch(self._context.chain, epoch)
 
     def evaluation(self, epoch: int) -> pa.Table:
         """Return the samples of the run's evaluation of an epoch, with 'reward.<label>' of each reward and judge."""
-        from tasks.reading import samples_of_evaluation
+        from tasks.review.reading import samples_of_evaluation
 
         return samples_of_evaluation(self._context.chain, epoch)
 
@@ -193,52 +193,48 @@ class Run:
                 'unconditional', (S, ...); 'final', (...).
             samples: ids; all when absent.
         """
-        from tasks.reading import arrays_of
+        from tasks.review.reading import arrays_of
 
         return arrays_of(self._context.store, self._made(epoch, "rollout"), name, samples)
 
     def decoded(self, epoch: int, sample: str) -> list[Image | list[Image]]:
         """Return what each stored state of a sample looks like, by the base model's autoencoder, as in 'states'."""
-        from tasks.reading import decoded_states
-
-        decoded = decoded_states(*self._decoding, self._made(epoch, "rollout"), sample)
-        return [_picture(state) for state in decoded]
+        return [_picture(state) for state in self._states.of(self._made(epoch, "rollout"), sample)]
 
     @cached_property
-    def _decoding(self) -> tuple[RunContext, Policy]:
-        from tasks.reading import decoder_of
-        from tasks.runs import open_run
+    def _states(self) -> States:
+        from tasks.review.reading import States
+        from tasks.runs.opening import open_run
 
-        context = open_run(self.store.root, self.name, trusted=self._trusted)
-        return context, decoder_of(context)
+        return States(open_run(self.store.root, self.name, trusted=self._trusted))
 
     def lineage(self) -> pa.Table:
         """Return every stage: epoch, stage, slot, artifact (null: missing), state, why and inputs."""
-        from tasks.reading import lineage_table
+        from tasks.review.reading import lineage_table
 
         return lineage_table(self._context.chain)
 
     def figures(self) -> pa.Table:
         """Return the scores of its evaluations: epoch, list (of prompts), reward, figure (mean, exact, ...), value."""
-        from tasks.reading import figures_table
+        from tasks.review.reading import figures_table
 
         return figures_table(self._context.chain)
 
     def curves(self) -> pa.Table:
         """Return what MLflow shows as curves: key, step (the epoch; of 'optimize/' the update), value, list."""
-        from tasks.reading import curves_table
+        from tasks.review.reading import curves_table
 
         return curves_table(self._context.chain)
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
         """Return what made a sample of an epoch, its rewards and advantage, and the optimizer updates it entered."""
-        from tasks.trace import trace_sample
+        from tasks.review.trace import trace_sample
 
         return trace_sample(self._context.store, self._made(epoch, "rollout"), sample, [self.name])
 
     def refresh(self) -> None:
         """Look again at what was made meanwhile, and how far it is to go; until then all stays as it was found."""
-        from tasks.runs import open_run
+        from tasks.runs.opening import open_run
 
         self._context = open_run(self.store.root, self.name, reads=True)
 
@@ -305,7 +301,7 @@ class Run:
         return self._context.chain.require(epoch, stage, slot).ref
 
     def _table(self, epoch: int, stage: str, slot: str = "") -> pa.Table:
-        from tasks.reading import artifact_table
+        from tasks.review.reading import artifact_table
 
         return artifact_table(self._context.store, self._made(epoch, stage, slot))
 
@@ -313,7 +309,7 @@ class Run:
 def _pictures(
     store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None
 ) -> dict[str, Image | list[Image]]:
-    from tasks.reading import media_of
+    from tasks.review.reading import media_of
 
     return {sample: _picture(media) for sample, media in media_of(store, ref, samples).items()}
 

@@ -19,9 +19,9 @@ from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
 from flows.server import has_lasting_api
-from tasks.context import RunContext
-from tasks.pictures import data_url
-from tasks.tracking.content import epoch_row
+from tasks.figures.pictures import data_url
+from tasks.figures.tracked import epoch_row
+from tasks.runs.chain import Chain
 from tasks.tracking.places import REPORT
 
 _EVERY_S = 5.0
@@ -56,9 +56,9 @@ def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Ma
 class EpochTable:
     """One row per trained epoch, shown anew every half minute at most."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, run: str, chain: Chain) -> None:
         """Show nothing yet."""
-        self._context = context
+        self._run, self._chain = run, chain
         self._rows: dict[int, dict[str, float]] = {}
         self._shown = float("-inf")
 
@@ -68,8 +68,8 @@ class EpochTable:
             return
         for trained in range(1, epoch + 1):
             if trained not in self._rows:
-                self._rows[trained] = epoch_row(self._context.chain, trained)
-        run = self._context.run.name
+                self._rows[trained] = epoch_row(self._chain, trained)
+        run = self._run
         create_table_artifact(table=list(self._rows.values()), key=_key(run, "epochs"), description=f"{run}, by epoch")
         self._shown = time.monotonic()
 

@@ -8,8 +8,8 @@ from prefect.assets import Asset, AssetProperties, add_asset_metadata, materiali
 from prefect.cache_policies import NO_CACHE
 
 from storage.records import Manifest
-from tasks.chain import Node
-from tasks.stage_run import StageRun
+from tasks.identities.nodes import Node
+from tasks.stages.stage_run import StageRun
 
 
 def tell(run: StageRun, manifest: Manifest) -> None:
@@ -21,7 +21,7 @@ def tell(run: StageRun, manifest: Manifest) -> None:
 
     @materialize(
         Asset(key=key, properties=properties),
-        asset_deps=[_key(run, node) for node in stage.upstream()],
+        asset_deps=[_key(run, node) for node in stage.identity.upstream()],
         name=f"asset {stage.node}",
         cache_policy=NO_CACHE,
         persist_result=False,
@@ -35,6 +35,6 @@ def tell(run: StageRun, manifest: Manifest) -> None:
 
 def _key(run: StageRun, node: Node) -> str:
     """Return the key of what a stage makes: the same for all epochs, each of which materializes it anew."""
-    stage = run.stage.context.chain.stage(node)
-    parts = [run.stage.context.run.name, stage.kind, *([node.slot] if node.slot else [])]
+    identity = run.stage.context.chain.identity(node)
+    parts = [run.stage.context.run.name, identity.kind, *([node.slot] if node.slot else [])]
     return "flowmill://" + "/".join(re.sub("[^A-Za-z0-9_.-]+", "-", part) for part in parts)

@@ -25,18 +25,21 @@ from flows.rollouts import Rollouts
 from flows.schedules import scheduled, turn
 from flows.server import has_lasting_api
 from flows.stages import execute
-from tasks.advance import grown
-from tasks.chain import evaluation_nodes, is_evaluated
-from tasks.context import RunContext
-from tasks.earnings import earned
-from tasks.figures import evaluation_figures, evaluation_grids
-from tasks.report import run_report
-from tasks.runs import executing, mark_finished, open_run
-from tasks.stages import make_stage
-from tasks.stages.export import ExportStage
+from tasks.execution.execution import Execution
+from tasks.figures.describe import describe_result
+from tasks.figures.earnings import earned
+from tasks.figures.evaluations import evaluation_figures, evaluation_grids
+from tasks.figures.watch import new_suspicions
+from tasks.identities.nodes import ONCE, evaluation_nodes, is_evaluated
+from tasks.preflight.check import check_config
+from tasks.review.report import run_report
+from tasks.runs.advance import grown
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+from tasks.runs.opening import executing, mark_finished, open_run
+from tasks.runs.progress import Reporter
 from tasks.tracking.reports import log_report
 from tasks.tracking.tracker import Tracker
-from tasks.watch import new_suspicions
 
 
 @flow(name="pipeline", flow_run_name=runtime.flow_run_name, persist_result=False)
@@ -60,12 +63,13 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
     with contextlib.ExitStack() as stack:
         stack.enter_context(turn(context, request))
         context = grown(context, request.advance)
+        check_config(context.config, rewards=False)
         stack.enter_context(executing(context))
-        stack.enter_context(runtime.opened(context))
+        execution = stack.enter_context(runtime.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         status = "FAILED"
         try:
-            train(context, tracker)
+            train(execution, tracker)
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
@@ -73,60 +77,62 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
             raise
         finally:
             tracker.close(status)
-        mark_finished(context)
+        mark_finished(context, describe_result(context))
         report(context, tracker)
     return context.chain.digest()
 
 
-def train(context: RunContext, tracker: Tracker) -> None:
+def train(execution: Execution, tracker: Tracker) -> None:
     """Chain the stages over all epochs."""
-    config = context.config
-    prepare(context)
-    evaluate(context, tracker, epoch=0)
-    tracking_link(context.run.name, context.store.root.uri, tracker.url())
-    progress, table, rollouts = Progress(), EpochTable(context), Rollouts(context)
+    context = execution.context
+    config, chain, run = context.config, context.chain, context.run.name
+    prepare(execution)
+    evaluate(execution, tracker, epoch=0)
+    tracking_link(run, context.store.root.uri, tracker.url())
+    progress, table, rollouts = Progress(), EpochTable(run, chain), Rollouts(execution)
     for epoch in range(1, config.run.epochs + 1):
-        context.begin_epoch()
+        execution.begin_epoch()
         rollouts.complete(epoch)
-        execute(make_stage(context, "advantage", epoch))
-        execute(make_stage(context, "optimize", epoch))
+        execute(execution.stage("advantage", epoch), execution)
+        execute(execution.stage("optimize", epoch), execution)
         tracker.log_epoch(epoch)
-        warn(context, epoch)
+        warn(chain, context.reporter, epoch)
         if is_evaluated(config, epoch):
-            evaluate(context, tracker, epoch=epoch)
+            evaluate(execution, tracker, epoch=epoch)
         progress.update(epoch, config.run.epochs)
         table.update(epoch, last=epoch == config.run.epochs)
-        context.reporter.progress("pipeline", epoch, epoch, config.run.epochs, earned(context.chain, epoch))
-    export(context, tracker, epoch=config.run.epochs)
+        context.reporter.progress("pipeline", epoch, epoch, config.run.epochs, earned(chain, epoch))
+    export(execution, tracker, epoch=config.run.epochs)
 
 
-def warn(context: RunContext, epoch: int) -> None:
+def warn(chain: Chain, reporter: Reporter, epoch: int) -> None:
     """Say what monitors show since this epoch."""
-    for found in new_suspicions(context.chain, epoch):
-        context.reporter.message(f"warning: {found.text()}")
-        announce("suspicion", context.run.name, monitor=found.monitor, epoch=epoch, text=found.text())
+    for found in new_suspicions(chain, epoch):
+        reporter.message(f"warning: {found.text()}")
+        announce("suspicion", chain.run.name, monitor=found.monitor, epoch=epoch, text=found.text())
 
 
-def prepare(context: RunContext) -> None:
+def prepare(execution: Execution) -> None:
     """Base model, embeddings, prompts, first policy."""
-    for name in ("base", "encode", "preprocess", "policy"):
-        execute(make_stage(context, name, 0))
+    for name in ONCE:
+        execute(execution.stage(name, 0), execution)
 
 
-def evaluate(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
-    """Sample with the policy after an epoch, score the images, and show the figures."""
-    for node in evaluation_nodes(context.config, epoch):
-        execute(context.chain.stage(node))
+def evaluate(execution: Execution, tracker: Tracker, *, epoch: int) -> None:
+    """Sample with the policy after an epoch, score the samples, and show the figures."""
+    chain = execution.context.chain
+    for node in evaluation_nodes(chain.config, epoch):
+        execute(execution.stage(node.stage, node.epoch, node.slot), execution)
     tracker.log_evaluation(epoch)
-    evaluation_table(context.run.name, epoch, evaluation_figures(context.chain, epoch))
-    evaluation_images(context.run.name, epoch, evaluation_grids(context.chain, epoch))
+    evaluation_table(chain.run.name, epoch, evaluation_figures(chain, epoch))
+    evaluation_images(chain.run.name, epoch, evaluation_grids(chain, epoch))
 
 
-def export(context: RunContext, tracker: Tracker, *, epoch: int) -> None:
-    """Write the model for diffusers and register it."""
-    execute(ExportStage(context, epoch))
+def export(execution: Execution, tracker: Tracker, *, epoch: int) -> None:
+    """Write the model for other libraries and register it."""
+    execute(execution.stage("export", epoch), execution)
     tracker.log_export(epoch)
-    announce("exported", context.run.name, epoch=epoch)
+    announce("exported", execution.context.run.name, epoch=epoch)
 
 
 def report(context: RunContext, tracker: Tracker) -> None:

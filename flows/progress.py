@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from configs.amounts import duration
 from flows.console import console
-from tasks.progress import Reporter
+from tasks.runs.progress import Reporter
 
 
 class Display(Reporter, Protocol):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from flows.cancellation import check_cancelled
 from flows.stages import Future, await_shards, finish, is_elsewhere, is_spread, submit, work
-from tasks.chain import rolled_out_by
-from tasks.context import RunContext
-from tasks.stage_run import StageRun
+from tasks.execution.execution import Execution
+from tasks.identities.nodes import rolled_out_by
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
+from tasks.stages.stage_run import StageRun
 
 #: Shards that are scored in less share a task: slow rewards are asked side by side.
 _QUICK_S = 0.2
@@ -19,28 +20,28 @@ _QUICK_S = 0.2
 class Rollouts:
     """The rollouts of a run, with their scores."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, execution: Execution) -> None:
         """Bind to a run; nothing is begun."""
-        self._context = context
+        self._execution = execution
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
         """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile."""
-        for upcoming in rolled_out_by(self._context.config, epoch):
+        for upcoming in rolled_out_by(self._execution.context.config, epoch):
             if upcoming not in self._begun:
-                self._begun[upcoming] = EpochRollout(self._context, upcoming)
+                self._begun[upcoming] = EpochRollout(self._execution, upcoming)
         self._begun.pop(epoch).finish()
 
 
 class EpochRollout:
     """The rollout of one epoch, and its scores."""
 
-    def __init__(self, context: RunContext, epoch: int) -> None:
+    def __init__(self, execution: Execution, epoch: int) -> None:
         """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
-        self._context = context
-        self._stage = RolloutStage(context, epoch)
+        self._execution, self._ledger = execution, execution.context.ledger
+        self._stage = cast(RolloutStage, execution.stage("rollout", epoch))
         self._rollout = StageRun(self._stage)
-        self._scores = [StageRun(self._following(epoch, section.slot)) for section in context.config.scored]
+        self._scores = [StageRun(self._following(epoch, section.slot)) for section in execution.context.config.scored]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
         if is_elsewhere(self._rollout):
@@ -49,11 +50,11 @@ class EpochRollout:
     def finish(self) -> None:
         """Do what is left, and complete the artifacts."""
         if is_elsewhere(self._rollout):
-            with self._context.ledger.work(self._rollout.stage.name):
+            with self._ledger.work(self._rollout.stage.name):
                 await_shards(self._rollout, self._shards)
             finish(self._rollout)
             for run, futures in zip(self._scores, self._scored, strict=True):
-                with self._context.ledger.work(run.stage.name):
+                with self._ledger.work(run.stage.name):
                     await_shards(run, futures)
         else:
             self._work()
@@ -83,22 +84,22 @@ class EpochRollout:
             for run in self._scores:
                 waiting = left.get(run.stage.slot, {})
                 shards = [waiting[name] for name in names if name in waiting]
-                quick = self._context.ledger.typical(run.stage.name) < _QUICK_S
+                quick = self._ledger.typical(run.stage.name) < _QUICK_S
                 parts = [shards] if quick else [[shard] for shard in shards]
                 futures.extend(submit(run, part) for part in parts if part)
 
         due = rollout.pending()
         score([made.name for made in rollout.stage.shards() if made not in due])
-        work(rollout, due, on_commit=score)
+        work(rollout, due, self._execution, on_commit=score)
         finish(rollout)
         for run in together:
-            work(run, run.pending())
+            work(run, run.pending(), self._execution)
         for future in futures:
             check_cancelled()
             future.result()
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it goes on."""
-        stage = ScoreStage(self._context, epoch, slot)
+        stage = cast(ScoreStage, self._execution.stage("score", epoch, slot))
         stage.follow(self._stage)
         return stage

@@ -16,12 +16,14 @@ from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
 from configs.registry import imported
 from configs.schema import RunConfig
-from tasks.context import RunContext
-from tasks.execution.orders import Order, OrderedContext, own_code
+from tasks.execution.execution import Execution
+from tasks.execution.ordered import OrderedExecution
+from tasks.execution.orders import Order, own_code
 from tasks.execution.runners import make_runner
-from tasks.progress import Reporter
-from tasks.runs import begin_run
-from tasks.trust import remember
+from tasks.inputs.trust import remember
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run
+from tasks.runs.progress import Reporter
 
 
 class LogReporter:
@@ -44,9 +46,9 @@ class LogReporter:
 class Open:
     """A run that flows of this process work on."""
 
-    def __init__(self, context: RunContext) -> None:
-        """Bind to its context; no runner is started yet."""
-        self.context = context
+    def __init__(self, execution: Execution) -> None:
+        """Bind to what its stages work with; no runner is started yet."""
+        self.execution = execution
         self._stack = ExitStack()
         self._runner: Any = None
 
@@ -54,7 +56,7 @@ class Open:
     def runner(self) -> Any:
         """Prefect's task runner as ``execution.runner`` asks for it, started when it is needed first."""
         if self._runner is None:
-            execution = self.context.config.execution
+            execution = self.execution.context.config.execution
             chosen = make_runner(execution)
             kind = imported(chosen.task_runner, what="execution.runner")
             try:
@@ -69,7 +71,7 @@ class Open:
         """Let workers, ranks and models go."""
         self._stack.close()
         self._runner = None
-        self.context.close()
+        self.execution.close()
 
 
 _open: dict[tuple[str, str], Open] = {}
@@ -133,16 +135,21 @@ def begin(config: RunConfig) -> RunContext:
     """Return the context of a run that is started or continued in this process; one that is open already stays."""
     context = begin_run(config, reporter=reporter())
     found = _open.get(_key(context))
-    return context if found is None else found.context
+    return context if found is None else found.execution.context
 
 
 @contextmanager
-def opened(context: RunContext) -> Iterator[RunContext]:
-    """Let the tasks of this process find a run, inside; its workers, ranks and models are released afterwards."""
-    key, before, made = _key(context), _open.get(_key(context)), Open(context)
+def opened(context: RunContext) -> Iterator[Execution]:
+    """Give what a run's stages work with, and let the tasks of this process find it, inside.
+
+    Of a run that is open already it is what that has; else workers, ranks and models are released afterwards.
+    """
+    key, before = _key(context), _open.get(_key(context))
+    kept = before.execution if before is not None and before.execution.context is context else None
+    made = Open(kept or Execution(context))
     _open[key] = made
     try:
-        yield context
+        yield made.execution
     finally:
         made.close()
         del _open[key]
@@ -155,21 +162,21 @@ def task_runner(context: RunContext) -> Any:
     return _open[_key(context)].runner
 
 
-_visited = OrderedContext()
+_visited = OrderedExecution()
 #: Held while models are used: tasks of different policies must not exchange them under each other.
 _visiting = threading.Lock()
 
 
 @contextmanager
-def context_of(order: Order) -> Iterator[RunContext]:
-    """Give the context of an order's run: the one that is open here, else this process's own, one task at a time.
+def execution_of(order: Order) -> Iterator[Execution]:
+    """Give what an order's run works with: what is open here, else this process's own, one task at a time.
 
     Raises:
         WorkerError: this process is another program than the one that gave the order.
     """
     found = _open.get((order.root, order.run))
     if found is not None:
-        yield found.context
+        yield found.execution
         return
     if order.code != own_code():
         raise WorkerError(
@@ -177,7 +184,7 @@ def context_of(order: Order) -> Iterator[RunContext]:
             "one on every machine."
         )
     with _visiting:
-        yield _visited.of(order, reporter, lambda context: None)
+        yield _visited.of(order, reporter, lambda execution: None)
 
 
 def _key(context: RunContext) -> tuple[str, str]:

@@ -32,8 +32,8 @@ from configs.errors import CancelledError, ConfigError, FlowmillError, RunConfli
 from flows.cancellation import check_cancelled
 from flows.requests import GPU_SLOTS, Request
 from flows.runtime import is_called
-from tasks.context import RunContext
-from tasks.runs import refuse_while_executing
+from tasks.runs.context import RunContext
+from tasks.runs.opening import refuse_while_executing
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.

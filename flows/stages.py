@@ -22,17 +22,19 @@ from flows.mirror import tell
 from flows.requests import StageRequest
 from flows.schedules import scheduled, turn
 from storage.layout import ArtifactRef
-from tasks.advance import chosen_epoch, extend
-from tasks.chain import Node
-from tasks.describe import describe_made
-from tasks.execution.crew import Listener
+from tasks.execution.crew import Crew, Listener
+from tasks.execution.execution import Execution
+from tasks.execution.ordered import ordered_stage
 from tasks.execution.orders import Order
 from tasks.execution.runners import make_runner
-from tasks.plans import named_stages
-from tasks.runs import open_run
-from tasks.stage import Shard, Stage
-from tasks.stage_run import StageRun
+from tasks.figures.describe import describe_made
+from tasks.identities.nodes import Node
+from tasks.runs.advance import chosen_epoch, extend
+from tasks.runs.opening import open_run
+from tasks.runs.plans import named_stages
 from tasks.stages import STAGES
+from tasks.stages.stage import Shard, Stage
+from tasks.stages.stage_run import StageRun
 from tasks.tracking.tracker import log_side_evaluations
 
 Future = PrefectFuture[int]
@@ -73,8 +75,8 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
     that any process that reaches the store can do it.
     """
     parsed, began = Order.parse(order), time.monotonic()
-    with runtime.context_of(parsed) as context:
-        run = StageRun(parsed.stage(context))
+    with runtime.execution_of(parsed) as execution:
+        run = StageRun(ordered_stage(parsed, execution))
 
         def timely() -> Iterator[Shard]:
             for shard in shards:
@@ -91,10 +93,10 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
             raise
 
 
-def execute(stage: Stage, *, force: bool = False) -> ArtifactRef:
+def execute(stage: Stage, execution: Execution, *, force: bool = False) -> ArtifactRef:
     """Run what is left of a stage, here or under torchrun, and complete its artifact."""
     run = StageRun(stage, force=force)
-    work(run, run.pending())
+    work(run, run.pending(), execution)
     finish(run)
     return run.ref
 
@@ -107,12 +109,15 @@ def finish(run: StageRun) -> None:
         tell(run, manifest)
 
 
-def work(run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
+def work(
+    run: StageRun, due: Sequence[Shard], execution: Execution, *, on_commit: OnCommit = lambda names: None
+) -> None:
     """Run the pending shards of a stage, if there are any.
 
     Args:
         run: the stage.
         due: the shards; the ranks of a run ask the store themselves.
+        execution: has the ranks.
         on_commit: hears the names of those that are committed, as soon as they are.
     """
     if not due:
@@ -120,7 +125,7 @@ def work(run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda na
     if is_spread(run):
         check_cancelled()
         name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
-        carry_out.with_options(task_run_name=name)(run, on_commit)
+        carry_out.with_options(task_run_name=name)(run, execution.crew, on_commit)
         return
     if is_elsewhere(run):
         started = {shard.name: submit(run, [shard]) for shard in due}
@@ -182,11 +187,11 @@ def order_of(run: StageRun) -> str:
 
 
 @task(name="ranks", cache_policy=NO_CACHE, persist_result=False)
-def carry_out(run: StageRun, on_commit: OnCommit) -> None:
+def carry_out(run: StageRun, crew: Crew, on_commit: OnCommit) -> None:
     """Have the run's ranks carry out one stage."""
     stage = run.stage
     with stage.context.ledger.work(stage.name):
-        stage.context.crew.carry_out(run, Listener(on_commit=lambda name: on_commit([name]), on_look=check_cancelled))
+        crew.carry_out(run, Listener(on_commit=lambda name: on_commit([name]), on_look=check_cancelled))
 
 
 def stage_flow(name: str) -> Flow[..., Any]:
@@ -215,13 +220,17 @@ def stage_flow(name: str) -> Flow[..., Any]:
                 epoch=epoch,
                 trusted=request.trust_store,
             )
-            with runtime.opened(context):
+            with runtime.opened(context) as execution:
                 nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-                made = {node: execute(context.chain.stage(node), force=_again(node, name, request)) for node in nodes}
+                made = {node: _made(execution, node, force=_again(node, name, request)) for node in nodes}
         log_side_evaluations(context)
         return [describe_made(context, node, ref) for node, ref in made.items()]
 
     return stage_of_run
+
+
+def _made(execution: Execution, node: Node, *, force: bool) -> ArtifactRef:
+    return execute(execution.stage(node.stage, node.epoch, node.slot), execution, force=force)
 
 
 def _again(node: Node, name: str, request: StageRequest) -> bool:

@@ -24,12 +24,12 @@ from flows.cancellation import check_cancelled, signal_behind
 from flows.pipeline import pipeline
 from flows.requests import PipelineRequest, SweepRequest
 from flows.schedules import scheduled
-from tasks.check import check_config
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
-from tasks.report import run_report
-from tasks.runs import begin_run
-from tasks.sweep import Variant, best_first, check_varied, outcome, variants
+from tasks.figures.sweep import Variant, best_first, check_varied, outcome, variants
+from tasks.preflight.check import check_config
+from tasks.review.report import run_report
+from tasks.runs.opening import begin_run
 from tasks.tracking.sweeps import SweepRun
 
 _LOOK_S = 0.5

@@ -1,4 +1,8 @@
-"""Policies, rewards and the pure maths of sampling. Knows nothing of files or runs."""
+"""Policies, rewards and the pure maths of sampling. Knows nothing of the store or of runs.
+
+Rooms, each importing only those before it: maths, weights, policies, quickstart, sizes, rewards; what belongs to all is
+here: libraries, devices, the meter.
+"""
 
 from models.libraries import quiet_imports
 

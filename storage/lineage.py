@@ -1,6 +1,6 @@
 """Runs: what was decided at the start, the configs since, and which artifacts each stage of each epoch made.
 
-Lineage records are small create-once objects, a log: which of them make up the run is derived in ``tasks.chain``.
+Lineage records are small create-once objects, a log: which of them make up the run is derived in ``tasks.runs.chain``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RunFolder:
         return [self._loaded()[name] for name in sorted(self._loaded())]
 
     def made(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
-        """Return every record of a stage, oldest first; which of them counts is derived, see ``tasks.chain``."""
+        """Return every record of a stage, oldest first; which of them counts is derived, see ``tasks.runs.chain``."""
         return self._by_key().get((epoch, stage, slot), [])
 
     def append(self, entry: LineageEntry) -> None:

@@ -6,7 +6,7 @@ import os
 import tempfile
 
 from flows.environment import prepare_environment
-from tests.shared import VARIABLE, Shared, where
+from tests.support.shared import VARIABLE, Shared, where
 
 _HOMES = ("PREFECT_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 if VARIABLE not in os.environ:
@@ -32,10 +32,10 @@ from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.execution import launch  # noqa: E402
-from tests.forked_ranks import ForkedAgent  # noqa: E402
-from tests.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
-from tests.s3 import Server, named_or_moto  # noqa: E402
-from tests.small import small_data, write_small  # noqa: E402
+from tests.support.forked_ranks import ForkedAgent  # noqa: E402
+from tests.support.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
+from tests.support.s3 import Server, named_or_moto  # noqa: E402
+from tests.support.small import small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from configs.registry import resolve
+from models.maths.schedules import PLANS
+from models.maths.transitions import KERNELS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from models.schedules import PLANS
-from models.transitions import KERNELS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
 from tasks.stages import STAGES

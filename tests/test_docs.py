@@ -70,7 +70,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
 
 
 def test_the_configuration_page_is_what_the_schema_says() -> None:
-    assert config_page.PAGE.read_text() == config_page.page(), "python -m tests.config_page writes it anew"
+    assert config_page.PAGE.read_text() == config_page.page(), "python -m pages.config_page writes it anew"
     rows = [line for line in config_page.page().splitlines() if line.startswith("| ")]
     assert not [row for row in rows if row.endswith("|  |")], "every setting has a sentence"
 
@@ -106,7 +106,7 @@ def pasted(preloaded: str, prefect_server: str, tmp_path: Path) -> Callable[[lis
     """Return what runs a command in an empty folder, the same every time, and gives its output."""
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     (tmp_path / "bin").mkdir()
-    asking = "import os, sys; from tests.preloaded import ask; sys.exit(ask(sys.argv[1], sys.argv[2:], [1, 2], "
+    asking = "import os, sys; from tests.support.preloaded import ask; sys.exit(ask(sys.argv[1], sys.argv[2:], [1, 2], "
     asking += "cwd=os.getcwd(), env=os.environ))"
     forking = f"exec {sys.executable} -c '{asking}' {preloaded} \"$@\"\n"
     # What carries commands out carries out Python given with -c too.

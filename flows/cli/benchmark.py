@@ -44,7 +44,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
     benchmark = load_benchmark(request.name, prompts=request.prompts)
     if not request.models and not request.against:
         raise ConfigError("Nothing to measure: give --model RUN@EPOCH, or a folder, at least once.")
-    from tasks.benchmark import find_subject, measure, read_result
+    from tasks.review.benchmark import find_subject, measure, read_result
 
     uri = default_root(root)
     results = [read_result(file) for file in request.against]
@@ -61,7 +61,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
 
 
 def _print(results: Sequence[object]) -> None:
-    from tasks.benchmark import Result, compare
+    from tasks.review.benchmark import Result, compare
 
     first, *others = (result for result in results if isinstance(result, Result))
     table = Table("model", "reward", "mean", "95 %", "difference", "95 %", "p", title=first.title, title_justify="left")

@@ -14,8 +14,8 @@ from flows.console import console, print_json
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
-    from tasks.check import Cost
-    from tasks.execution.memory import Memory
+    from tasks.kinds.cost import Cost
+    from tasks.preflight.memory import Memory
 
 
 def check_command(
@@ -23,14 +23,14 @@ def check_command(
 ) -> None:
     """Print the resolved config, the cost and the memory it needs, or refuse it."""
     config = load_config(path, overrides)
-    from tasks.names import check_names
+    from tasks.preflight.names import check_names
 
     check_names(config, source=path, overrides=overrides)
-    from tasks.check import check_config
-    from tasks.execution.memory import estimate_memory
-    from tasks.optimize.notes import padding_notes, training_notes
-    from tasks.sources import changed_files
-    from tasks.try_rewards import loads_model, try_rewards
+    from tasks.inputs.sources import changed_files
+    from tasks.preflight.check import check_config
+    from tasks.preflight.memory import estimate_memory
+    from tasks.preflight.notes import padding_notes, training_notes
+    from tasks.preflight.try_rewards import loads_model, try_rewards
 
     cost = check_config(config, rewards=False)
     try_rewards(config, load=False)
@@ -97,7 +97,7 @@ def _print_changed(changed: list[str] | None) -> None:
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
-    from tasks.execution.memory import advice
+    from tasks.preflight.memory import advice
 
     trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
     console.print(

@@ -17,10 +17,10 @@ from flows.environment import as_overrides
 def dry_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str]) -> None:
     """Print the forecast of a run; nothing is made, no model is loaded."""
     checked = load_config(config, [*overrides, *as_overrides(root, name)])
-    from tasks.names import check_names
+    from tasks.preflight.names import check_names
 
     check_names(checked, source=config, overrides=overrides)
-    from tasks.forecast import forecast
+    from tasks.preflight.forecast import forecast
 
     made = forecast(checked)
     title = f"{checked.run.name}: {made.due} artifacts to compute"

@@ -84,7 +84,7 @@ def sweep(
     from flows.cli.sweep import sweep_command
     from flows.environment import as_overrides
     from flows.requests import SweepRequest
-    from tasks.sweep import read_list
+    from tasks.figures.sweep import read_list
 
     request = SweepRequest(
         config=str(config),
@@ -120,7 +120,7 @@ def stage(
     """Run one stage of one epoch alone, with other settings if you like; nothing else is computed."""
     uri = existing_root(root)
     say(f"{name} of run '{run}': loading what it needs", quiet=quiet)
-    from tasks.names import check_stage
+    from tasks.preflight.names import check_stage
 
     check_stage(name)
     from flows.cli.stage import stage_command
@@ -158,7 +158,7 @@ def serve_reward(
 ) -> None:
     """Score for runs elsewhere: serve one reward over HTTP until stopped."""
     from flows.cli.serve import serve_command
-    from tasks.serve_reward import ServeRequest
+    from tasks.execution.serve_reward import ServeRequest
 
     request = ServeRequest(
         name=name,

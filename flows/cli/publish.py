@@ -8,7 +8,7 @@ from configs.errors import PublishError
 from flows.console import console
 from flows.environment import default_root
 from tasks.export.publish import finished_export, publish
-from tasks.runs import open_run
+from tasks.runs.opening import open_run
 
 
 def publish_command(

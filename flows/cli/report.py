@@ -20,8 +20,8 @@ def report_command(
         TrackingError: the tracker cannot be used.
     """
     with deferred("torch"):
-        from tasks.report import run_report
-        from tasks.runs import open_run
+        from tasks.review.report import run_report
+        from tasks.runs.opening import open_run
 
     contexts = [open_run(root, name, reads=True) for name in names]
     html = run_report(*contexts, price=price)

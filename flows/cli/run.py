@@ -20,7 +20,7 @@ from flows.server import LocalApi, local_api
 
 if TYPE_CHECKING:
     from flows.requests import Request
-    from tasks.context import RunContext
+    from tasks.runs.context import RunContext
 
 
 def advanced(
@@ -29,8 +29,8 @@ def advanced(
     """Return overrides with which a run has some epochs more than it has now; None: as many as they say."""
     if advance is None:
         return [*overrides]
-    from tasks.advance import trained
-    from tasks.runs import find_run
+    from tasks.runs.advance import trained
+    from tasks.runs.opening import find_run
 
     found = find_run(load_config(config, [*overrides, *as_overrides(root, name)]))
     return [*overrides, f"run.epochs={(0 if found is None else trained(found)) + advance}"]
@@ -41,10 +41,10 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
     extra = [*overrides, *as_overrides(root, name)]
     checked = load_config(config, extra)
     prepare_environment(checked.execution.threads)
-    from tasks.names import check_names
+    from tasks.preflight.names import check_names
 
     check_names(checked, source=config, overrides=overrides)
-    from tasks.runs import find_run, finished_result
+    from tasks.runs.opening import find_run, finished_result
 
     found = find_run(checked)
     result = None if found is None else finished_result(found)
@@ -64,8 +64,8 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
 
 def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
-        from tasks.check import check_config
-        from tasks.try_rewards import try_rewards
+        from tasks.preflight.check import check_config
+        from tasks.preflight.try_rewards import try_rewards
 
         check_config(checked, rewards=False)
         rewards = try_rewards(checked)
@@ -73,13 +73,13 @@ def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: Local
         from flows.cli.summary import print_summary
         from flows.pipeline import pipeline
         from flows.requests import PipelineRequest
-        from tasks.describe import describe_result
+        from tasks.figures.describe import describe_result
 
     with display(quiet=quiet, epochs=checked.run.epochs) as shown:
         runtime.use_reporter(shown)
         context = runtime.begin(checked)
-        context.host.use_rewards(rewards)
-        with runtime.opened(context), _progress_noted(context):
+        with runtime.opened(context) as execution, _progress_noted(context):
+            execution.host.use_rewards(rewards)
             run_flow(pipeline, api, PipelineRequest(config=config, name=checked.run.name, overrides=list(overrides)))
     print_summary(context, describe_result(context), quiet=quiet)
 

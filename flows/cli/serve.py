@@ -7,7 +7,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.garbage import collect_as_usual
 from flows.cli.opening import say
-from tasks.serve_reward import ServeRequest, reward_app
+from tasks.execution.serve_reward import ServeRequest, reward_app
 
 
 def serve_command(request: ServeRequest, *, quiet: bool) -> None:

@@ -31,9 +31,9 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
         StoreError: there is no such run.
     """
     from storage.commit import ArtifactStore
-    from tasks.advance import chosen_epoch
-    from tasks.names import check_names
-    from tasks.runs import open_run
+    from tasks.preflight.names import check_names
+    from tasks.runs.advance import chosen_epoch
+    from tasks.runs.opening import open_run
 
     if downstream and request.overrides:
         raise ConfigError(
@@ -68,8 +68,8 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
     """Return the stages of the run that depend on one and are not fresh."""
-    from tasks.runs import open_run
-    from tasks.staleness import due
+    from tasks.runs.opening import open_run
+    from tasks.runs.staleness import due
 
     chain = open_run(store.root.uri, run, reads=True).chain
     made = [node for node in chain.nodes() if node[:2] == (epoch, stage)]

@@ -14,7 +14,7 @@ from flows.console import console, print_json, print_table
 from flows.environment import default_root
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
-from tasks.speed import in_words
+from tasks.figures.speed import in_words
 
 _MARKS = {"fresh": "[green]fresh[/green]", "stale": "[red]STALE[/red]", "missing": "[yellow]missing[/yellow]"}
 _WORST = ("stale", "missing", "fresh")
@@ -39,8 +39,8 @@ def status_command(name: str | None, *, root: str | None, why: str | None, check
             raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
         _explain(store.root.uri, name, why)
         return
-    from tasks.describe import describe_run
-    from tasks.runs import open_run
+    from tasks.figures.describe import describe_run
+    from tasks.runs.opening import open_run
 
     names = [name] if name is not None else list_runs(store)
     runs = [describe_run(open_run(store.root.uri, each, reads=True)) for each in names]
@@ -70,9 +70,9 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
 
 
 def _explain(root: str, name: str, why: str) -> None:
-    from tasks.chain import Node
-    from tasks.runs import open_run
-    from tasks.staleness import explain
+    from tasks.identities.nodes import Node
+    from tasks.runs.opening import open_run
+    from tasks.runs.staleness import explain
 
     stage, _, place = why.partition("@")
     epoch = place or "0"
@@ -83,9 +83,7 @@ def _explain(root: str, name: str, why: str) -> None:
     nodes = [node for node in chain.nodes() if node[:2] == (int(epoch), stage) and slot in ("", node.slot)]
     if not nodes:
         stages = ", ".join(dict.fromkeys(node.stage for node in chain.nodes() if node.epoch == int(epoch)))
-        has = (
-            f"At epoch {epoch} it has {stages}." if stages else f"It has epochs 0 to {chain.context.config.run.epochs}."
-        )
+        has = f"At epoch {epoch} it has {stages}." if stages else f"It has epochs 0 to {chain.config.run.epochs}."
         raise ConfigError(f"--why '{why}': run '{name}' has no such stage. {has}")
     for node in nodes:
         for line in explain(chain, Node(*node)):

@@ -58,7 +58,7 @@ def show(
     if sample is None:
         described = describe_artifact(store, artifact)
     else:
-        from tasks.trace import trace_sample
+        from tasks.review.trace import trace_sample
 
         ref = find_ref(store, artifact)
         described = trace_sample(store, ref, sample, sorted(users_of(store).get(str(ref), ())))
@@ -151,7 +151,7 @@ def gc(
     from flows.console import console
     from storage.lineage import at_rest
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
-    from tasks.runs import require_run
+    from tasks.runs.opening import require_run
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
@@ -187,8 +187,8 @@ def export(
 ) -> None:
     """Write a run as one table: samples with images, rewards and advantages joined, a file per epoch."""
     from flows.console import console
-    from tasks.dataset import export_run
-    from tasks.runs import open_run
+    from tasks.review.dataset import export_run
+    from tasks.runs.opening import open_run
 
     context = open_run(existing_root(root), run, reads=True)
     with _progress() as bar:
@@ -210,7 +210,7 @@ def cp(
     from flows.console import console
     from storage.commit import ArtifactStore
     from storage.transfer import copy_run
-    from tasks.runs import require_run
+    from tasks.runs.opening import require_run
 
     store = _open(root)
     require_run(store, run)
@@ -231,7 +231,7 @@ def digest(
 ) -> None:
     """Print one hash over the content of all artifacts of a run, without times or hosts."""
     from flows.console import console, print_json
-    from tasks.runs import open_run
+    from tasks.runs.opening import open_run
 
     value = open_run(existing_root(root), run, reads=True).chain.digest()
     print_json({"run": run, "digest": value}) if as_json else console.print(value)

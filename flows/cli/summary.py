@@ -11,12 +11,12 @@ from rich.table import Table
 from configs.amounts import duration
 from configs.errors import NotCommittedError
 from flows.console import console
-from tasks.context import RunContext
-from tasks.progress import Ledger
+from tasks.runs.context import RunContext
+from tasks.runs.progress import Ledger
 
 
 def print_summary(context: RunContext, result: Mapping[str, Any], *, quiet: bool) -> None:
-    """Print the result of a finished run, as ``tasks.describe.describe_result`` gives it."""
+    """Print the result of a finished run, as ``tasks.figures.describe.describe_result`` gives it."""
     _print_rewards(result)
     if quiet:
         return

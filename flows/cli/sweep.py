@@ -18,7 +18,7 @@ from flows.requests import SweepRequest
 from flows.server import local_api
 
 if TYPE_CHECKING:
-    from tasks.sweep import Outcome
+    from tasks.figures.sweep import Outcome
 
 
 def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> None:
@@ -29,8 +29,8 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         WorkerError: a variant failed.
     """
     from configs.load import load_config
-    from tasks.names import check_names
-    from tasks.sweep import variants
+    from tasks.figures.sweep import variants
+    from tasks.preflight.names import check_names
 
     found = variants(request.name, request.grid, request.listed)
     for variant in found:

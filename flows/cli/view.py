@@ -21,7 +21,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
         StoreError: there is no such run.
     """
     from storage.commit import ArtifactStore
-    from tasks.runs import require_run
+    from tasks.runs.opening import require_run
 
     require_extra("view", "streamlit", what="flowmill view")
     if run is not None:

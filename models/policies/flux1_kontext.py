@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.policies.base import Part, PipelineCall
+from models.policies.base import Part
+from models.policies.diffusion import PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import Rows
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from models.policies.base import PipelineCall
+from models.policies.diffusion import PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 

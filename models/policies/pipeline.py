@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.registry import build, option_names
-from models.attention import set_attention
-from models.compilation import compile_blocks
-from models.guidance import guided
 from models.libraries import diffusers_class, read_json
-from models.lora_files import save_lora
-from models.policies.base import Conditioning, Guided, Part, PipelineCall, Policy, PolicySettings
-from models.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
+from models.maths.conditioning import Conditioning, Guided
+from models.maths.guidance import guided
+from models.policies.attention import set_attention
+from models.policies.base import Part
+from models.policies.compilation import compile_blocks
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall
+from models.weights.lora_files import save_lora
+from models.weights.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def thousandths(sigma: Tensor) -> Tensor:
     return sigma * 1000 / 1000
 
 
-class PipelinePolicy(Policy):
+class PipelinePolicy(DiffusionPolicy):
     """Adapter for one diffusers pipeline class."""
 
     pipeline_name: ClassVar[str]
@@ -84,7 +86,7 @@ class PipelinePolicy(Policy):
     size_unit: ClassVar[int] = 16
     """Height and width must be multiples of it, where the folder's config says nothing else."""
 
-    def __init__(self, pipeline: Any, settings: PolicySettings, options: Any) -> None:
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
         super().__init__(settings)
         self.pipeline = pipeline
@@ -96,7 +98,7 @@ class PipelinePolicy(Policy):
 
     @classmethod
     def load(
-        cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
+        cls, folder: Path, settings: DiffusionSettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> PipelinePolicy:
         """Load the wanted parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, what="model.options of")
@@ -243,7 +245,7 @@ class PipelinePolicy(Policy):
         return tuple(name for name in absent if name not in optional)
 
     @classmethod
-    def check_size(cls, folder: Path, settings: PolicySettings) -> None:
+    def check_size(cls, folder: Path, settings: DiffusionSettings) -> None:
         """Check that the model can make images of this size.
 
         Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from models.guidance import norm_preserving_guided
+from models.maths.guidance import norm_preserving_guided
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from configs.errors import ConfigError
-from models.policies.base import Part, PipelineCall
+from models.policies.base import Part
+from models.policies.diffusion import PipelineCall
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
 
@@ -51,7 +52,7 @@ class QwenImageEdit(QwenImage):
 
         if Part.TEXT not in parts or is_torchvision_available():
             return {}
-        from models.stand_ins import TextImageProcessor
+        from models.policies.stand_ins import TextImageProcessor
 
         return {"processor": TextImageProcessor.load(folder / "processor")}
 

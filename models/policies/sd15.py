@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from models.policies.base import PipelineCall, PolicySettings, SchedulerChoice
+from models.maths.transitions import expand
+from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
-from models.transitions import expand
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ class SD15(PipelinePolicy):
     # DDPO's targets: the attention projections.
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
-    def __init__(self, pipeline: Any, settings: PolicySettings, options: SD15Options) -> None:
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: SD15Options) -> None:
         """Wrap a loaded pipeline, with DDIM as its scheduler."""
         from diffusers import DDIMScheduler
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from models.libraries import read_json
-from models.policies.base import PipelineCall
+from models.policies.diffusion import PipelineCall
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class SD3(PipelinePolicy):
         """Give a folder without T5 one that says nothing: the pipeline cannot be loaded without."""
         if "text_encoder_3" not in cls.missing_parts(folder):
             return
-        from models.stand_ins import silent_t5
+        from models.policies.stand_ins import silent_t5
 
         path = folder / "model_index.json"
         index = read_json(path)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from configs.errors import ConfigError
-from models.guidance import guided
-from models.lora_files import save_lora
-from models.policies.base import PipelineCall, PolicySettings, SchedulerChoice
+from models.maths.guidance import guided
+from models.maths.transitions import expand
+from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.qwen_image import decode_standardized
-from models.transitions import expand
+from models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -148,7 +148,7 @@ class Wan(PipelinePolicy):
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
 
     @classmethod
-    def check_size(cls, folder: Path, settings: PolicySettings) -> None:
+    def check_size(cls, folder: Path, settings: DiffusionSettings) -> None:
         """Check height, width and the number of frames.
 
         Raises:
@@ -160,7 +160,7 @@ class Wan(PipelinePolicy):
                 f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
                 f"The nearest are {below} and {below + 4}."
             )
-        super().check_size(folder, PolicySettings(height=settings.height, width=settings.width))
+        super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width))
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:

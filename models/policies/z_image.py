@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from models.policies.base import PipelineCall
+from models.policies.diffusion import PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 
 if TYPE_CHECKING:

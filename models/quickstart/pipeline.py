@@ -16,8 +16,8 @@ from diffusers import (
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
+from models.policies.stand_ins import silent_t5
 from models.quickstart.corpus import WIDTH
-from models.stand_ins import silent_t5
 
 MAX_TOKENS = 8
 TEXT_WIDTH = 32

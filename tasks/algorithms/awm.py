@@ -12,7 +12,8 @@ from typing import Literal
 
 import torch
 
-from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, errors
 from tasks.algorithms.objectives import awm_log_prob, clipped_surrogate, ratio_metrics
 
@@ -46,7 +47,7 @@ class AWM(ForwardProcess):
         """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
         return self.needs(levels=self.levels(), behavior=True)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss, plus the KL."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)

@@ -6,20 +6,14 @@ Legend: B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
-
-import torch
-
-from models.transitions import expand
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.adapters import Trainable
     from models.meter import Meter
-    from models.policies.base import Conditioning
-    from models.transitions import Gaussian, Grid, Kernel
+    from models.policies.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +68,8 @@ class BehaviorDecay:
 class Requirements:
     """What an algorithm needs from rollouts; ``flowmill check`` compares it with the config before any work."""
 
+    kind: str = "diffusion"
+    """The kind of policies it trains: a name of the table, or "package.module:Class"."""
     data: Literal["transitions", "forward"] = "transitions"
     """Stored stochastic steps with log-probs, or final latents noised anew."""
     times: ForwardTimes | None = None
@@ -104,16 +100,13 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B rows, steps and samples freely mixed."""
+    """B rows, parts of samples freely mixed; what else a row holds is its kind's."""
 
-    latents: Tensor
-    """(B, ...) float32 state the policy is asked about."""
-    grid: Grid
-    """Noise levels of each row."""
+    weighed: ClassVar[bool] = False
+    """``importance`` says something of such rows."""
+
     advantages: Tensor
     """(B,) float32."""
-    conditioning: Conditioning
-    """B rows."""
     weights: Tensor
     """(B,) float32: 1, or 0 for rows that only pad the batch to its fixed size."""
     units: Tensor
@@ -125,61 +118,9 @@ class Batch:
     age: Tensor
     """(B,) int64 epochs since the rollout; on the CPU, as only metrics ask."""
     step: Tensor
-    """(B,) int64 denoising step, or number of the noise level; on the CPU."""
+    """(B,) int64 which part of its sample a row is: a denoising step, the number of a noise level; on the CPU."""
     keys: tuple[tuple[int, int], ...]
     """(sample, position) of every row, to find what was computed for it before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionBatch(Batch):
-    """Stored stochastic steps."""
-
-    next_latents: Tensor
-    """(B, ...) float32 state after the step."""
-    old_log_probs: Tensor
-    """(B,) float32 behavior log-probs."""
-    mean_std: Tensor
-    """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
-    old_means: Tensor | None = None
-    """(B, ...) float32 means of the behavior policy's steps, if stored."""
-    unconditional: Tensor | None = None
-    """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
-    own: Tensor | None = None
-    """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
-
-    def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
-        """Return the batch with the policy's own log-probs and means as the old ones, where those are its own.
-
-        Before the first update they are equal but for the rounding between two forwards, of other sizes or in other
-        dtypes, which no ratio should be made of: it is exactly 1 there.
-
-        Args:
-            step: the policy's distribution of the next latents.
-            log_probs: (B,) log-probs under it.
-        """
-        if self.own is None:
-            return self
-        means, mean = self.old_means, step.mean.detach()
-        return replace(
-            self,
-            old_log_probs=torch.where(self.own, log_probs.detach(), self.old_log_probs),
-            old_means=None if means is None else torch.where(expand(self.own, means), mean, means),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBatch(Batch):
-    """Final latents noised to a level: latents = (1 - t) clean + t noise with t = grid.sigma."""
-
-    clean: Tensor
-    """(B, ...) float32 final latents of the rollout."""
-    noise: Tensor
-    """(B, ...) float32 standard normal noise."""
-
-    @property
-    def target(self) -> Tensor:
-        """The velocity that leads back to the sample, noise - clean."""
-        return self.noise - self.clean
 
 
 B = TypeVar("B", bound=Batch)
@@ -198,12 +139,10 @@ def expect(batch: Batch, kind: type[B]) -> B:
 
 @dataclass(slots=True, kw_only=True)
 class Models:
-    """What an algorithm may ask for."""
+    """What an algorithm may ask for; what of the policy it may ask is its kind's."""
 
     trainable: Trainable
     """The policy being trained."""
-    kernel: Kernel
-    """The rollout's stochastic step."""
     behavior: list[Tensor] = field(default_factory=list)
     """Trained parameters of the policy the rollouts were made with."""
     average: list[Tensor] | None = None
@@ -213,54 +152,7 @@ class Models:
     meter: Meter | None = None
     """Counts backward passes, where somebody wants to know."""
     remembered: dict[tuple[int, int], Tensor] | None = None
-    """Reference velocities by row, where an epoch passes over its rows more than once; None: not kept."""
-
-    def velocity(self, batch: Batch) -> Tensor:
-        """Return (B, ...) velocities of the policy, with gradient."""
-        conditioning = batch.conditioning
-        if isinstance(batch, TransitionBatch) and batch.unconditional is not None:
-            conditioning = replace(conditioning, unconditional=batch.unconditional)
-        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
-
-    def _computed(self, batch: Batch) -> Tensor:
-        """Return velocities of whatever the parameters are now, nothing of which is known."""
-        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
-
-    def reference_velocity(self, batch: Batch) -> Tensor:
-        """Return (B, ...) velocities of the base model, without gradient; computed once per row and epoch."""
-        known = self.remembered
-        if known is not None and all(key in known for key in batch.keys):
-            return torch.stack([known[key] for key in batch.keys]).to(batch.latents.device)
-        velocity = self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
-        if known is not None:
-            known.update(zip(batch.keys, velocity.cpu(), strict=True))
-        return velocity
-
-    def average_velocity(self, batch: Batch) -> Tensor:
-        """Return (B, ...) velocities of the moving average as it is now, without gradient.
-
-        Raises:
-            RuntimeError: none is kept.
-        """
-        if self.average is None:
-            raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
-        with torch.no_grad(), self.trainable.holding(self.average):
-            return self._computed(batch)
-
-    def behavior_velocity(self, batch: Batch, velocity: Tensor) -> Tensor:
-        """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""
-        if self.on_policy:
-            return velocity.detach()
-        with torch.no_grad(), self.trainable.holding(self.behavior):
-            return self._computed(batch)
-
-    def teacher_velocity(self, batch: Batch) -> Tensor:
-        """Return (B, ...) velocities of the teacher, without gradient."""
-        return self.trainable.teacher_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
-
-    def step(self, batch: Batch, velocity: Tensor) -> Gaussian:
-        """Return the distribution of the next latents under a velocity."""
-        return self.kernel.step(batch.latents, velocity, batch.grid)
+    """What the frozen reference makes of rows, where an epoch passes over them more than once; None: not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Refuses settings of advantages and replay that would do nothing, or something else than they say. Pure.
 
-One function per section of the config; ``tasks.check`` calls them before any work.
+One function per section of the config; ``tasks.preflight.check`` calls them before any work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from configs.learning import AdvantageSection, ReplaySection
 from configs.schema import RunConfig
 
 if TYPE_CHECKING:
-    from models.transitions import Kernel
+    from models.maths.transitions import Kernel
     from tasks.algorithms.base import Requirements
 
 
@@ -115,7 +115,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel) -> N
 def _has_densities(kernel: Kernel) -> bool:
     import torch
 
-    from models.transitions import Grid
+    from models.maths.transitions import Grid
 
     grid = Grid(*(torch.tensor([level]) for level in (0.5, 0.4, 0.9)))
     return kernel.step(torch.zeros(1, 1), torch.zeros(1, 1), grid).normalized

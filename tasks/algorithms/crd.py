@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from models.precision import widened
-from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from models.maths.precision import widened
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, decay_of
 from tasks.algorithms.objectives import centered, preference, unit_softmax, unit_uniform
 
@@ -65,7 +66,7 @@ class CRD(ForwardProcess):
         """Whole groups at shared noise, and the behavior policy; for a KL the base model and all groups."""
         return self.needs(levels=self.levels(shared=True), unit="group", behavior=True, decay=decay_of(self.decay))
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the distance per row, times scale / beta."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, errors
 from tasks.algorithms.objectives import dgpo_weight
 
@@ -43,7 +44,7 @@ class DGPO(ForwardProcess):
         levels = self.levels(shared=True, constant_noise=True)
         return self.needs(levels=levels, unit="group", behavior=True, reference=True)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return w A d per row."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, errors
 from tasks.algorithms.objectives import dpo_loss, pair_sign, unit_sum
 
@@ -39,7 +40,7 @@ class DPO(ForwardProcess):
         """Pairs at shared noise, and the base model; for a KL groups without a pair too."""
         return self.needs(levels=self.levels(shared=True), unit="pair", reference=True)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return each pair's loss, on both of its rows; 0 where the two have the same advantage."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from models.sampling import replay
-from models.transitions import Gaussian, gaussian_kl
-from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
+from models.maths.sampling import replay
+from models.maths.transitions import Gaussian, gaussian_kl
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.grpo import KL
 from tasks.algorithms.objectives import divergence_mask, ratio_metrics
 
@@ -40,7 +41,7 @@ class FlowDPPO(KL):
         """What Flow-GRPO needs, and the behavior policy's means."""
         return self.kl_needs(old_means=True)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the masked loss."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tasks.algorithms.base import Batch, BehaviorDecay, ForwardBatch, ForwardTimes, Models, Requirements
+from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.objectives import squared_error
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class ForwardProcess:
             raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
 
     def add_kl(
-        self, batch: Batch, models: Models, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
+        self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
     ) -> Tensor:
         """Return the loss plus kl_coef times the velocity KL, and report the KL."""
         if self.kl_coef == 0:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from models.sampling import replay
-from models.transitions import Gaussian
-from models.transitions import log_ratio as log_ratio_of_means
-from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
+from models.maths.sampling import replay
+from models.maths.transitions import Gaussian
+from models.maths.transitions import log_ratio as log_ratio_of_means
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.objectives import clipped_surrogate, policy_kl, ratio_metrics
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class KL:
             raise ValueError(f"kl_reference is {self.kl_reference!r}; it must be 'base' or 'average'.")
 
     def add_kl(
-        self, batch: Batch, models: Models, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
+        self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
     ) -> Tensor:
         """Return the loss plus kl_coef times the KL, and report the KL."""
         if self.kl_coef == 0:
@@ -105,18 +106,18 @@ class GRPO(KL):
         """Log-probs, groups of two, the base model for a KL, stored means if asked for."""
         return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum")
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""
         return self.surrogate(batch, models, lambda rows, step, log_ratio: (log_ratio, rows.advantages))
 
-    def terms(self, rows: Batch) -> int:
+    def terms(self, rows: DiffusionBatch) -> int:
         """Return what mean log-ratios are multiplied by: the number of latent dims for sums, else 1."""
         return rows.latents[0].numel() if self.reduce == "sum" else 1
 
     def surrogate(
         self,
-        batch: Batch,
-        models: Models,
+        batch: DiffusionBatch,
+        models: DiffusionModels,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> RowLoss:
         """Return the clipped loss of the log-ratio and advantages that ``adjust`` makes of (rows, step, log-ratio)."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.transitions import Gaussian
-from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch
+from models.maths.transitions import Gaussian
+from tasks.algorithms.base import Requirements, RowLoss
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.grpo import GRPO
 from tasks.algorithms.objectives import guarded_log_ratio
 
@@ -35,7 +36,7 @@ class GRPOGuard(GRPO):
         """What Flow-GRPO needs, and the behavior policy's means."""
         return self.kl_needs(old_means=True, densities=True)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss of the guarded ratio."""
         return self.surrogate(batch, models, self._guard)
 

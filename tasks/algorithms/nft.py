@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.algorithms.base import Batch, ForwardBatch, Models, Requirements, RowLoss, expect
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, decay_of
 from tasks.algorithms.objectives import nft_loss, preference
 
@@ -46,7 +47,7 @@ class NFT(ForwardProcess):
         """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
         return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return scale times the contrastive loss, plus the KL."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.precision import widened
-from models.transitions import Gaussian, expand, gaussian_kl
+from models.maths.precision import widened
+from models.maths.transitions import Gaussian, expand, gaussian_kl
 
 if TYPE_CHECKING:
     from torch import Tensor

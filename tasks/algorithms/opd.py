@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.transitions import gaussian_kl
-from tasks.algorithms.base import Batch, Models, Requirements, RowLoss, TransitionBatch, expect
+from models.maths.transitions import gaussian_kl
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class OnPolicyDistillation:
         """Stored stochastic steps of all samples, and the teacher."""
         return Requirements(teacher=self.teacher, zero_advantages=True, advantages=False)
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the KL to the teacher's step."""
         rows = expect(batch, TransitionBatch)
         step = models.step(rows, models.velocity(rows))

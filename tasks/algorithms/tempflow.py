@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.algorithms.base import Batch, Models, RowLoss
+from tasks.algorithms.base import RowLoss
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from tasks.algorithms.grpo import GRPO
 
 
@@ -18,7 +19,7 @@ from tasks.algorithms.grpo import GRPO
 class TempFlow(GRPO):
     """Noise-level weighting."""
 
-    def loss(self, batch: Batch, models: Models) -> RowLoss:
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss with weighted advantages."""
         return self.surrogate(
             batch,

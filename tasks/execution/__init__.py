@@ -1,1 +1,1 @@
-"""What carries stages out: the models of a process, the ranks that work together, and what starts them."""
+"""What carries stages out: ranks and what starts them, orders for other processes, runners. Models are in hosting."""

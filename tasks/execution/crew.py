@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import LostRankError, WorkerError
+from configs.execution import ExecutionSection
 from models.devices import chosen_device
-from tasks.context import RunContext
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Program, make_launcher
-from tasks.execution.orders import Order
-from tasks.execution.pulse import Beat, Watch
-from tasks.execution.worker import PREFIX
-from tasks.progress import Reporter
-from tasks.stage_run import StageRun
+from tasks.execution.orders import PREFIX, Order
+from tasks.hosting.pulse import Beat, Watch
+from tasks.runs.progress import Reporter
+from tasks.stages.stage_run import StageRun
 
 _LOOK_S = 0.5
 
@@ -34,9 +33,9 @@ class Listener:
 class Crew:
     """Several processes that keep their models and carry out stages together."""
 
-    def __init__(self, context: RunContext) -> None:
-        """Bind to a run; nothing is started yet."""
-        self._context = context
+    def __init__(self, execution: ExecutionSection, reporter: Reporter) -> None:
+        """Bind to how the run is carried out, and to who hears what ranks print; nothing is started yet."""
+        self._execution, self._reporter = execution, reporter
         self._launched: Launched | None = None
         self._given = 0
         self._epochs = 0
@@ -51,14 +50,14 @@ class Crew:
         Raises:
             WorkerError: a rank failed, hangs, or was ended too often.
         """
-        for left in reversed(range(self._context.config.execution.retries + 1)):
+        for left in reversed(range(self._execution.retries + 1)):
             try:
                 return self._carry_out(run, listener)
             except LostRankError as error:
                 self.stop()
                 if not left:
                     raise
-                self._context.reporter.message(f"{error} The ranks are started again, {left} times at most.")
+                self._reporter.message(f"{error} The ranks are started again, {left} times at most.")
             except BaseException:
                 # Also on Ctrl-C and cancellation: ranks that are in the middle of something cannot take another order.
                 self.stop()
@@ -66,7 +65,7 @@ class Crew:
 
     def begin_epoch(self) -> None:
         """Let ranks go that have stayed for ``execution.resident_epochs``; the next order starts them anew."""
-        limit = self._context.config.execution.resident_epochs
+        limit = self._execution.resident_epochs
         if limit is not None and self._epochs >= limit:
             self.close()
         self._epochs += 1
@@ -84,33 +83,32 @@ class Crew:
             self._launched = None
 
     def _carry_out(self, run: StageRun, listener: Listener) -> None:
-        execution = self._context.config.execution
         launched = self._started()
         order = Order.of(run, number=self._given)
         self._given += 1
         launched.tell(order.line())
-        watch = Watch(execution.stall_s, world=execution.ranks)
+        watch = Watch(self._execution.stall_s, world=self._execution.ranks)
         for line in launched.lines(_LOOK_S):
             listener.on_look()
             hanging = watch.hanging()
             if hanging is not None:
                 raise WorkerError(
                     f"{run.stage.node}: {hanging}. Nothing committed is lost: run the same command again, or raise "
-                    f"execution.stall_s, which is {execution.stall_s:g}, if the work can take that long."
+                    f"execution.stall_s, which is {self._execution.stall_s:g}, if the work can take that long."
                 )
             if line is None:
                 continue
             said = _parsed(line)
             if said is None:
-                _pass_on(line, run.stage.name, self._context.reporter)
+                _pass_on(line, run.stage.name, self._reporter)
             elif "beats" in said:
                 watch.heard({int(rank): Beat(**beat) for rank, beat in said["beats"].items()})
             elif "progress" in said:
-                self._context.reporter.progress(*said["progress"])
+                self._reporter.progress(*said["progress"])
             elif "committed" in said:
                 listener.on_commit(said["committed"])
             elif "message" in said:
-                self._context.reporter.message(said["message"])
+                self._reporter.message(said["message"])
             elif said.get("done") == order.number:
                 self.loads = said["loads"]
                 return
@@ -118,7 +116,7 @@ class Crew:
 
     def _started(self) -> Launched:
         if self._launched is None:
-            execution = self._context.config.execution
+            execution = self._execution
             if execution.nodes == 1:
                 # Too many processes for the devices of this machine are refused before any is started.
                 chosen_device(execution.device, execution.processes - 1)

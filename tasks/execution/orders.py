@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -13,14 +13,10 @@ from configs.fingerprint import fingerprint
 from configs.load import parse_config
 from configs.schema import RunConfig
 from storage.checksums import hash_file
-from storage.commit import ArtifactStore
-from storage.layout import ArtifactRef
-from storage.lineage import RunFolder
-from tasks.chain import Node
-from tasks.context import RunContext
-from tasks.progress import Reporter
-from tasks.stage import Stage
-from tasks.stage_run import StageRun
+from tasks.stages.stage_run import StageRun
+
+#: Lines of a rank that start with this carry one JSON object for the process that gave it orders.
+PREFIX = "@flowmill "
 
 
 @cache
@@ -93,45 +89,3 @@ class Order:
     def parsed_config(self) -> RunConfig:
         """Return the config."""
         return parse_config(dict(self.config), where=f"run '{self.run}'")
-
-    def context(self, reporter: Reporter) -> RunContext:
-        """Return the run's context in this process."""
-        config = self.parsed_config()
-        store = ArtifactStore(config.store)
-        return RunContext(store, config, RunFolder(store, self.run), reporter=reporter, epoch=self.epoch)
-
-    def stage(self, context: RunContext) -> Stage:
-        """Return the stage."""
-        stage = context.chain.stage(Node(*self.node))
-        stage.adopt(ArtifactRef.parse(self.artifact), [ArtifactRef.parse(ref) for ref in self.inputs])
-        return stage
-
-
-class OrderedContext:
-    """The context of the order a process works on: it stays, with its models, from order to order of one run."""
-
-    def __init__(self) -> None:
-        """Know of no run."""
-        self._order: Order | None = None
-        self._context: RunContext | None = None
-
-    def of(self, order: Order, reporter: Callable[[], Reporter], on_open: Callable[[RunContext], None]) -> RunContext:
-        """Return the context of an order's run; one of another run or config lets its models go.
-
-        Args:
-            order: the order.
-            reporter: makes who shows progress.
-            on_open: called with a context that is new.
-        """
-        context, known = self._context, self._order
-        if context is None or known is None or known.settings != order.settings:
-            # Forgotten first: where the new one cannot be opened, the next try must not take the old one for it.
-            self._context = self._order = None
-            if context is not None:
-                context.close()
-            context = order.context(reporter())
-            on_open(context)
-        elif (known.node, known.artifact) != (order.node, order.artifact):
-            context.refresh()
-        self._context, self._order = context, order
-        return context

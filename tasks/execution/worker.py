@@ -23,16 +23,15 @@ with starting():
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from models.devices import chosen_device, local_rank
-    from tasks.context import RunContext
-    from tasks.execution.board import Board
-    from tasks.execution.orders import Order, OrderedContext, own_code
-    from tasks.execution.pulse import Beat
-    from tasks.execution.ranks import Ranks, torchrun_ranks
-    from tasks.stage import Shard, Stage
-    from tasks.stage_run import StageRun
+    from tasks.execution.execution import Execution
+    from tasks.execution.ordered import OrderedExecution, ordered_stage
+    from tasks.execution.orders import PREFIX, Order, own_code
+    from tasks.hosting.board import Board
+    from tasks.hosting.pulse import Beat
+    from tasks.hosting.ranks import Ranks, torchrun_ranks
+    from tasks.stages.stage import Shard, Stage
+    from tasks.stages.stage_run import StageRun
 
-#: Lines that start with this carry one JSON object for the parent.
-PREFIX = "@flowmill "
 #: Collectives give up only after whoever watches has noticed that a rank hangs.
 _COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
 #: Seconds a rank has to end by itself when no more orders can come.
@@ -64,29 +63,29 @@ class Worker:
         """Bind to this process's rank and to what the ranks tell each other."""
         self._ranks = ranks
         self._board = board
-        self._kept = OrderedContext()
+        self._kept = OrderedExecution()
 
     def carry_out(self, order: Order) -> None:
         """Take this rank's share of a stage, and tell when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
-        context = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
-        run_share(order.stage(context), self._ranks, board)
-        board.post(f"done{self._ranks.rank}", json.dumps(context.host.loads))
+        execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
+        run_share(ordered_stage(order, execution), self._ranks, board)
+        board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
                 loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
             send({"done": order.number, "loads": loads})
 
-    def _prepare(self, context: RunContext) -> None:
-        context.host.ranks = self._ranks
-        context.host.use_threads()
+    def _prepare(self, execution: Execution) -> None:
+        execution.host.ranks = self._ranks
+        execution.host.use_threads()
 
 
 def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
     run = StageRun(stage)
-    stage.host.meet(stage)
+    stage.host.meet(stage.parts, stage.load)
     if stage.first_rank_only and not ranks.first:
         return
     if not stage.collective:

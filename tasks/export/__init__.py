@@ -1,1 +1,1 @@
-"""The export stage: what was trained as files that plain diffusers loads, and a card that says how to call it."""
+"""The exported model of a diffusion run and its card: files that plain diffusers loads, and how to call them."""

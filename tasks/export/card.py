@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from configs.rewards import RewardSection
-from configs.schema import PromptsSection, RunConfig
-from tasks.export.base_model import BaseModel
+from configs.schema import RunConfig
 from tasks.export.usage import Usage, snippet
-from tasks.figures import Figures
+from tasks.figures.evaluations import Figures
+from tasks.inputs.base_model import BaseModel
+from tasks.inputs.prompts import prompt_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +81,6 @@ def front(about: About) -> dict[str, Any]:
             "after": about.after,
         },
     }
-
-
-def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> str | None:
-    """Return the names of prompt lists: a file's name without its folders, a dataset's id as it is."""
-    return ", ".join(map(_named, section.lists(split).values())) or None
-
-
-def _named(source: str) -> str:
-    if not source.lower().endswith((".txt", ".jsonl", ".parquet")):
-        return source
-    return source.replace("\\", "/").rpartition("/")[2]
 
 
 def _title(about: About) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.tables import read_shard
-from tasks.chain import Node, evaluation_nodes
-from tasks.components import open_trajectory_store
-from tasks.context import RunContext
-from tasks.figures import Figures
-from tasks.figures import evaluation_figures as figures_of
+from tasks.figures.evaluations import Figures
+from tasks.figures.evaluations import evaluation_figures as figures_of
+from tasks.inputs.components import open_trajectory_store
+from tasks.runs.context import RunContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +23,6 @@ class Shown:
     """What the first reward read and gave; empty when it has not scored."""
     media: np.ndarray
     """(H, W, 3) or (F, H, W, 3) uint8."""
-
-
-def made_evaluation(context: RunContext, epoch: int) -> tuple[Node, ...]:
-    """Return the stages of an epoch's evaluation that have run, whatever the settings; none when it was not evaluated.
-
-    One that has run with other settings is an input too: it is due again before figures are told.
-    """
-    return tuple(node for node in evaluation_nodes(context.config, epoch) if context.run.made(*node))
 
 
 def evaluation_figures(context: RunContext, epoch: int) -> Figures:

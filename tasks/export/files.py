@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from models.libraries import diffusers_class, read_json
-from models.policies.base import Policy, SchedulerChoice
-from tasks.export.base_model import license_files
+from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
+from tasks.inputs.base_model import license_files
 
 INDEX = "model_index.json"
 
 
-def write_pipeline(policy: Policy, base: Path, target: Path) -> None:
+def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     """Write the components that the base's index names, the denoisers as they are now.
 
     Other files of the base stay behind: a card that is not of these weights, single-file checkpoints of old ones.

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from configs.errors import PublishError
-from tasks.context import RunContext
-from tasks.sources import PIPELINE
+from tasks.inputs.sources import PIPELINE
+from tasks.runs.context import RunContext
 
 #: What the card's snippet calls the folder it lies in.
 HERE = '"."  # this folder'

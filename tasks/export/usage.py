@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.lora_files import LORA_FILE
-from models.policies.base import PipelineCall, SchedulerChoice
+from models.policies.diffusion import PipelineCall, SchedulerChoice
+from models.weights.lora_files import LORA_FILE
 from tasks.export.publish import HERE
 
 INPUT = "images/input.png"

@@ -8,10 +8,10 @@ from types import TracebackType
 from storage.checkpoints import commit_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from tasks.behind import Behind
-from tasks.execution.ranks import Ranks
+from tasks.hosting.ranks import Ranks
 from tasks.optimize.loop import TrainerState
 from tasks.optimize.state import StateCopy
+from tasks.runs.behind import Behind
 
 
 class Checkpoints:

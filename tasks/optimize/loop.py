@@ -16,16 +16,16 @@ import torch
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
-from models.adapters import Trainable
-from models.averages import Ema
 from models.meter import backward
-from models.sharding import number as number_of
+from models.policies.trainable import Trainable
+from models.weights.averages import Ema
+from models.weights.sharding import number as number_of
 from tasks.algorithms.base import Algorithm, Batch, Models
-from tasks.execution.ranks import Ranks
+from tasks.hosting.ranks import Ranks
+from tasks.kinds.rows import Units, micro_batches
 from tasks.optimize.metrics import LARGEST, RowFigures, entry
 from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.rates import learning_rate
-from tasks.optimize.rows import Units, micro_batches
 from tasks.optimize.scaling import LossScale, unscale
 
 #: Micro-batches that are read before they are needed.

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.precision import widened
-from tasks.algorithms.base import Batch, TransitionBatch
+from models.maths.precision import widened
+from tasks.algorithms.base import Batch
+from tasks.algorithms.diffusion import TransitionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

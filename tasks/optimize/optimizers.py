@@ -6,7 +6,7 @@ its own, and one line in the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from configs.errors import ConfigError
@@ -84,9 +84,3 @@ def check_optimizer(config: RunConfig) -> None:
     kind: type[MomentOptimizer] = resolve(OPTIMIZERS, name, what="optimize.optimizer")
     if config.execution.fused_adamw and not kind.fuses:
         raise ConfigError(f"execution.fused_adamw has no effect on optimize.optimizer '{name}'. Remove it.")
-
-
-def optimizer_identity(section: OptimizeSection) -> Mapping[str, object]:
-    """Return the settings of training that its result depends on."""
-    # Policies that were trained before there was a choice keep their names.
-    return section.model_dump(mode="json", exclude={"optimizer"} if section.optimizer == "adamw" else None)

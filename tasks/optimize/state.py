@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.errors import CorruptError
-from models.adapters import Trainable
-from models.averages import Ema
-from models.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
+from models.policies.trainable import Trainable
+from models.weights.averages import Ema
+from models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from storage.layout import part_folder
-from tasks.execution.ranks import Ranks
+from tasks.hosting.ranks import Ranks
+from tasks.inputs.sources import OPTIMIZER, Weights, tensor_files
 from tasks.optimize.loop import TrainerState
 from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.scaling import LossScale
-from tasks.sources import OPTIMIZER, Weights, tensor_files
 
 if TYPE_CHECKING:
     import torch

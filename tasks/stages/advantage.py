@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 
 from configs.errors import CorruptError, RewardError
-from configs.rewards import RewardSection
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.tables import read_rows, write_rows
@@ -29,10 +28,10 @@ from tasks.algorithms.advantages import (
 )
 from tasks.algorithms.checks import check_advantage
 from tasks.algorithms.uncertainty import uncertain
-from tasks.chain import Node
-from tasks.components import open_trajectory_store
-from tasks.earnings import group_numbers, optimized_parts
-from tasks.stage import Output, Shard, Stage
+from tasks.figures.earnings import group_numbers, optimized_parts
+from tasks.identities.advantage import AdvantageIdentity
+from tasks.inputs.components import open_trajectory_store
+from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,35 +65,7 @@ class _Epoch:
 class AdvantageStage(Stage):
     """The rewards of an epoch, normalized within groups, as one advantage per sample."""
 
-    name = "advantage"
-    kind = "advantages"
-    # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
-    version = 2
-
-    def options(self) -> Mapping[str, Any]:
-        """Weights in the order of the inputs, and the normalization; of other settings those that do something."""
-        rewards = self.config.rewards
-        more: dict[str, Any] = {}
-        for name in ("threshold", "standardize"):
-            if any(getattr(section, name) for section in rewards):
-                more[name] = [getattr(section, name) for section in rewards]
-        if any(section.excludes for section in rewards) and self._failures():
-            more["on_failure"] = [section.on_failure for section in rewards]
-        weights = [section.weight for section in rewards]
-        ungated = {"kl_gate"} if self.config.advantage.kl_gate is None else set[str]()
-        section = self.config.advantage.model_dump(mode="json", exclude=ungated)
-        return {"advantage": section, "weights": weights, **more}
-
-    def upstream(self) -> tuple[Node, ...]:
-        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
-
-        With a gate on the KL the monitors that doubt a reward are read too.
-        """
-        epochs = self._epoch_numbers()
-        rewards = tuple(Node(epoch, "score", section.slot) for epoch in epochs for section in self._read_sections)
-        if self.config.advantage.kl_coef > 0:
-            return (*rewards, *(Node(epoch, "rollout") for epoch in epochs))
-        return rewards
+    identity: AdvantageIdentity
 
     def shards(self) -> list[Shard]:
         """One: statistics are over the whole epoch."""
@@ -129,12 +100,6 @@ class AdvantageStage(Stage):
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
 
-    def _failures(self) -> int:
-        """Return how many scores failed, as far as rewards are made; a plan may ask before."""
-        entries = [self.context.chain.find(*node) for node in self.upstream() if node.stage == "score"]
-        manifests = [self.context.store.manifest(entry.ref) for entry in entries if entry is not None]
-        return sum(int(manifest.summary.get("failed", 0)) for manifest in manifests if manifest is not None)
-
     def _counted(self, epoch: _Epoch) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
 
@@ -168,15 +133,6 @@ class AdvantageStage(Stage):
     def _scoring(self) -> str:
         return f"flowmill stage score --run {self.config.run.name} --epoch {self.epoch} --force"
 
-    @property
-    def _read_sections(self) -> tuple[RewardSection, ...]:
-        """The rewards whose scores are read: those that are optimized come first."""
-        return self.config.scored if self.config.advantage.kl_gate is not None else self.config.rewards
-
-    def _epoch_numbers(self) -> range:
-        """Return the epochs whose rewards count, this one first."""
-        return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
-
     def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
@@ -195,10 +151,10 @@ class AdvantageStage(Stage):
 
     def _epochs(self) -> list[_Epoch]:
         """Return what the samples of each epoch earned, this one first."""
-        count, refs = len(self._read_sections), self.inputs()
+        count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
         rolled: Sequence[ArtifactRef | None] = [ref for ref in refs if ref.kind != "rewards"]
-        rolled = rolled or [None] * len(self._epoch_numbers())
+        rolled = rolled or [None] * len(self.identity.epochs)
         return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
     def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from configs.fingerprint import canonical_json
 from configs.registry import create
-from tasks.chain import Node
-from tasks.sources import PIPELINE
-from tasks.stage import Output, Shard, Stage
+from tasks.inputs.sources import PIPELINE
+from tasks.stages.stage import Output, Shard, Stage
 
 IDENTITY = "identity.json"
-#: Raised when builders write other files for equal options. 3: CLIP's tokenizer is the same every time.
-_BUILDERS = 3
 
 
 class BaseStage(Stage):
     """Builds the quickstart's model, or records which model the run starts from."""
 
-    name = "base"
-    kind = "bases"
     # transformers' save_pretrained() leaves weights out on every rank but the first.
     first_rank_only = True
 
@@ -29,18 +22,6 @@ class BaseStage(Stage):
     def on_ranks(self) -> bool:
         """True for a model that is trained here."""
         return self.config.model.build is not None
-
-    def options(self) -> Mapping[str, Any]:
-        """The builder and its options, or the content of the model."""
-        section = self.config.model
-        if section.path is not None:
-            return {"identity": self.context.model_identity}
-        build = None if section.build is None else section.build.model_dump(mode="json")
-        return {"build": build, "builders": _BUILDERS}
-
-    def upstream(self) -> tuple[Node, ...]:
-        """None."""
-        return ()
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -51,7 +32,7 @@ class BaseStage(Stage):
         self.host.use_threads()
         build = self.config.model.build
         if build is None:
-            (folder / IDENTITY).write_text(canonical_json(self.options()))
+            (folder / IDENTITY).write_text(canonical_json(self.identity.options()))
             return Output(rows=1)
         from models.libraries import quiet_libraries
         from models.quickstart import BUILDERS

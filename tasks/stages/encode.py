@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from configs.fingerprint import fingerprint
-from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from models.policies.base import Part
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
-from tasks.chain import Node
-from tasks.prompts import Prompt
-from tasks.stage import Output, Shard, Stage
+from tasks.inputs.prompts import Prompt
+from tasks.stages.stage import Output, Shard, Stage
 
 #: A crash costs at most the prompts of one shard; of SD3 they take 700 MB.
 _PROMPTS_PER_SHARD = 256
@@ -27,29 +22,9 @@ _PROMPTS_PER_SHARD = 256
 class EncodeStage(Stage):
     """Encodes the prompts that are not in the cache yet; text encoders are loaded only if there are any."""
 
-    name = "encode"
-    #: 3: rows are read where they lie, bfloat16 as it is.
-    version = 3
-    kind = "embeddings"
     parts = frozenset({Part.TEXT})
     saves_memory = ("Lower execution.encode_batch_size.",)
-    grows = True
     separable = True
-
-    def options(self) -> Mapping[str, Any]:
-        """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
-        model = self.config.model
-        unused = NOT_ENCODED.get(model.policy, frozenset())
-        options = {name: value for name, value in model.options.items() if name not in unused}
-        about = {"policy": model.policy, "dtype": model.dtype, "options": options}
-        # What a family of one's own encodes is not known.
-        if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
-            return about
-        return {**about, "height": model.height, "width": model.width, "frames": model.frames}
-
-    def upstream(self) -> tuple[Node, ...]:
-        """The base model."""
-        return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:
         """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
@@ -71,9 +46,11 @@ class EncodeStage(Stage):
     def _cache(self) -> EmbeddingCache:
         return self.context.embedding_cache(self.ref)
 
-    @property
+    @cached_property
     def _prompts(self) -> dict[str, Prompt]:
-        return self.context.distinct_prompts
+        """What is to be encoded, by what is encoded of it; nothing of a kind that takes prompts as they are."""
+        splits = self.context.source_prompts.values() if self.policy_kind.encodes else ()
+        return {prompt.condition: prompt for split in splits for prompt in split}
 
     @cached_property
     def _missing(self) -> list[tuple[int, str]]:
@@ -87,20 +64,8 @@ class EncodeStage(Stage):
     def _encode(self, prompts: Sequence[Prompt]) -> Rows:
         """Return the rows of some prompts; the batch is filled up to its size with the last of them."""
         padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
-        encoded = self.host.encoder().encode([prompt.text for prompt in padded], *_images(padded))
+        encoded = self.policy_kind.encode(self.host, padded)
         kept = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
         # NumPy has no bfloat16: its bits are stored, half the size of a wider float and exactly what was computed.
         bits = {name: "bfloat16" for name, rows in kept.items() if rows.dtype == torch.bfloat16}
         return Rows({k: (v.view(torch.uint16) if k in bits else v).numpy() for k, v in kept.items()}, bits)
-
-
-def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
-    """Return the images of prompts as one further argument, or none."""
-    paths = [prompt.image for prompt in prompts if prompt.image is not None]
-    if not paths:
-        return []
-    images = []
-    for path in paths:
-        with Image.open(path) as image:
-            images.append(np.asarray(image.convert("RGB")))
-    return [images]

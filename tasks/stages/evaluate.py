@@ -1,76 +1,47 @@
-"""Deterministic evaluation: ODE sampling with fixed seeds, train and held-out prompts apart."""
+"""Deterministic evaluation: samples of fixed seeds, train and held-out prompts apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from models.policies.base import Part
-from models.sampling import Sampler, ode_plan, sample
-from models.transitions import ODE
 from storage.trajectories.base import Sample
-from tasks.behind import ShardWriter
-from tasks.chain import Node, policy_after
-from tasks.components import call_options, make_solver, media_format, media_options, open_trajectory_store
-from tasks.context import RunContext
-from tasks.finals import Finals
-from tasks.prompts import StoredPrompt
-from tasks.seeds import derive, generator
-from tasks.sources import Weights
-from tasks.stage import Output, Shard, Stage
+from tasks.inputs.components import media_format, open_trajectory_store
+from tasks.kinds.kind import Job, Maker, Making
+from tasks.stages.shard_writer import ShardWriter
+from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    import torch
+    from models.policies.base import Part
 
 SPLITS = ("heldout", "train")
-CLIPS = "clips"
-#: How many of each split are written as files of their own.
-_CLIPS = 4
+#: How many samples of each split a kind may write as files of their own.
+_EXAMPLES = 4
 
 
 class EvaluateStage(Stage):
-    """Images of the policy after an epoch; the same initial noise for every policy. Scoring them is judge's work."""
+    """Samples of the policy after an epoch, of the same draws for every policy. Scoring them is judge's work."""
 
-    name = "evaluate"
-    kind = "evaluations"
-    parts = frozenset({Part.DENOISER, Part.VAE})
     separable = True
-    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
-    # 2: images alone; scores are artifacts of their own.
-    version = 2
 
-    def __init__(self, context: RunContext, epoch: int, slot: str = "") -> None:
-        """Bind to an epoch; ``slot`` is the name of an evaluation beside the run's own."""
-        super().__init__(context, epoch)
-        self.slot = slot
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What makes samples."""
+        return self.policy_kind.sampling_parts
 
-    def options(self) -> Mapping[str, Any]:
-        """Samples, steps, seed, and how the model is called."""
-        section = self.config.evaluate
-        return {
-            "samples": section.samples,
-            "steps": self._steps,
-            "solver": section.solver,
-            "seed": section.seed,
-            "model": call_options(self.config),
-            "average": self.config.optimize.ema is not None,
-            "store": self.config.rollout.store,
-            "media": media_options(self.config),
-        }
-
-    def upstream(self) -> tuple[Node, ...]:
-        """The policy, the prompts."""
-        return (policy_after(self.epoch), Node(0, "preprocess"))
+    @property
+    def saves_memory(self) -> tuple[str, ...]:
+        """What to change when there is too little memory."""
+        return self.policy_kind.saves_memory
 
     def load(self) -> None:
-        """The policy."""
-        self.host.assemble(self.inputs()[0], Weights.AVERAGE)
+        """What makes samples."""
+        self._maker.load()
 
     def rest(self) -> None:
         """Take part in what other ranks still sample."""
-        self.host.rest()
+        self._maker.rest()
 
     def shards(self) -> list[Shard]:
         """One per split that has prompts."""
@@ -79,67 +50,28 @@ class EvaluateStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample one split."""
         self.host.use_threads()
-        prompts = self.context.prompts[shard.name]
-        count = self.config.evaluate.samples
-        jobs = [(prompts[i % len(prompts)], i // len(prompts)) for i in range(count)]
-        size, clips = self.config.execution.rollout_batch_size, list[Sample]()
+        jobs = self._jobs(shard.name)
+        size, examples = self.config.execution.rollout_batch_size, list[Sample]()
         form, store = media_format(self.config), open_trajectory_store(self.config.rollout.store)
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         with ShardWriter(store.writer(folder, form), recent) as writer:
             for start in range(0, len(jobs), size):
-                samples = self._sample_batch(shard.name, jobs[start : start + size], pad_to=size)
+                samples = self._maker.make(jobs[start : start + size])
                 writer.add(samples)
-                clips += samples[: _CLIPS - len(clips)]
+                examples += samples[: _EXAMPLES - len(examples)]
                 self.context.reporter.progress(self.name, self.epoch, start + len(samples), len(jobs), shard.name)
-            self._clips(folder, clips)
-            return Output(rows=count, written=writer.end())
+            self.policy_kind.add_examples(self.config, folder, examples)
+            return Output(rows=len(jobs), written=writer.end())
 
-    @property
-    def _steps(self) -> int:
-        return int(self.config.evaluate.steps or self.config.rollout.steps)
+    def _jobs(self, split: str) -> list[Job]:
+        """Return as many samples as are asked for, of each prompt one before any has two."""
+        prompts, jobs = self.context.prompts[split], list[Job]()
+        for number in range(self.config.evaluate.samples):
+            prompt, replica = prompts[number % len(prompts)], number // len(prompts)
+            jobs.append(Job(prompt=prompt, replica=replica, name=f"{split}-{prompt.id}-{replica:04d}"))
+        return jobs
 
-    def _sample_batch(self, split: str, jobs: Sequence[tuple[StoredPrompt, int]], *, pad_to: int) -> list[Sample]:
-        padded = [*jobs, *[jobs[-1]] * (pad_to - len(jobs))]
-        ref = self.inputs()[0]
-        trainable = self.host.trainable(ref, Weights.AVERAGE)
-        policy = trainable.policy
-        seeds = [derive(self.config.evaluate.seed, "evaluate", prompt.id, replica) for prompt, replica in padded]
-        sigmas = policy.sigmas(self._steps)
-        rollout = sample(
-            self.host.velocities(trainable),
-            self.host.conditioning([prompt for prompt, _ in padded]),
-            policy.initial_latents([generator(seed) for seed in seeds]),
-            sigmas,
-            sampler=Sampler(kernel=ODE(), solver=make_solver(self.config.evaluate.solver, "evaluate.solver")),
-            plans=[ode_plan()] * pad_to,
-            noise=_no_noise,
-        )
-        finals = Finals.of(policy, rollout.final, self.config)
-        return [
-            Sample(
-                sample_id=f"{split}-{prompt.id}-{replica:04d}",
-                prompt_id=prompt.id,
-                group_id=prompt.id,
-                prompt=prompt.text,
-                metadata=prompt.metadata,
-                epoch=self.epoch,
-                replica=replica,
-                seed=seeds[row],
-                policy=str(ref),
-                sigmas=sigmas.tolist(),
-                **finals.sample(row),
-            )
-            for row, (prompt, replica) in enumerate(jobs)
-        ]
-
-    def _clips(self, folder: Path, samples: Sequence[Sample]) -> None:
-        """Write the first clips as files of their own, in a form every player takes."""
-        form = replace(media_format(self.config), lossless=False)
-        for number, made in enumerate(samples):
-            if made.media is not None and made.media.ndim == 4:
-                (folder / CLIPS).mkdir(exist_ok=True)
-                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))
-
-
-def _no_noise(step: int) -> torch.Tensor:
-    raise AssertionError(f"the ODE asked for noise at step {step}")
+    @cached_property
+    def _maker(self) -> Maker:
+        making = Making(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
+        return self.policy_kind.evaluation(making)

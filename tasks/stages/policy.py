@@ -4,40 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.fingerprint import canonical_json
-from models.policies.base import Part
-from tasks.chain import Node
-from tasks.sources import Weights
-from tasks.stage import Output, Shard, Stage
+from tasks.inputs.sources import ABOUT_POLICY, Weights
+from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ABOUT = "policy.json"
+    from models.policies.base import Part
+
 SHARD = "policy"
 
 
 class PolicyStage(Stage):
     """The policy before training: the base model itself, or fresh LoRA weights (which change nothing yet)."""
 
-    name = "policy"
-    kind = "policies"
-    parts = frozenset({Part.DENOISER})
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What is trained."""
+        return self.policy_kind.training_parts
 
     _fresh: Mapping[str, Tensor] | None = None
-
-    def options(self) -> Mapping[str, Any]:
-        """What is trained, and the seed of fresh LoRA weights."""
-        lora = self.config.model.lora
-        if lora is None:
-            return {"trained": "full"}
-        return {"trained": "lora", "lora": lora.model_dump(mode="json"), "seed": self.config.run.seed}
-
-    def upstream(self) -> tuple[Node, ...]:
-        """The base model."""
-        return (Node(0, "base"),)
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -50,7 +39,7 @@ class PolicyStage(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
-        (folder / ABOUT).write_text(canonical_json(self.options()))
+        (folder / ABOUT_POLICY).write_text(canonical_json(self.identity.options()))
         if self.config.model.lora is not None:
             from safetensors.torch import save_file
 

@@ -9,24 +9,12 @@ from typing import Any
 from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
 from storage.tables import write_rows
-from tasks.chain import Node
-from tasks.prompts import Prompt
-from tasks.stage import Output, Shard, Stage
+from tasks.inputs.prompts import Prompt
+from tasks.stages.stage import Output, Shard, Stage
 
 
 class PreprocessStage(Stage):
     """The prompt table of a run, with the content hash of every prompt's embedding."""
-
-    name = "preprocess"
-    kind = "prompts"
-
-    def options(self) -> Mapping[str, Any]:
-        """The prompts themselves."""
-        return {"prompts": self.context.prompts_identity}
-
-    def upstream(self) -> tuple[Node, ...]:
-        """The embedding cache."""
-        return (Node(0, "encode"),)
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -42,7 +30,8 @@ class PreprocessStage(Stage):
             "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
         }
         write_rows("prompts", folder, columns)
-        digest = self.context.embeddings.digest([prompt.condition for _, prompt in rows])
+        encoded = rows if self.policy_kind.encodes else []
+        digest = self.context.embeddings.digest([prompt.condition for _, prompt in encoded])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))
         return Output(rows=len(rows))
 

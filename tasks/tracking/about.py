@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.load import dump_yaml
-from tasks.chain import Node
-from tasks.context import RunContext
-from tasks.tracking import content
+from tasks.figures import tracked
+from tasks.identities.nodes import Node
+from tasks.runs.context import RunContext
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,8 +33,8 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     commit = _git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit
-    tags["mlflow.note.content"] = content.description(context, link(orchestrator), done=False)
-    params = {} if client.get_run(run_id).data.params else content.parameters(context.config)
+    tags["mlflow.note.content"] = tracked.description(context, link(orchestrator), done=False)
+    params = {} if client.get_run(run_id).data.params else tracked.parameters(context.config)
     client.log_batch(
         run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
     )

@@ -15,7 +15,7 @@ from uuid import uuid4
 from mlflow import MlflowClient
 from PIL import Image
 
-from tasks.pictures import squared
+from tasks.figures.pictures import squared
 
 _FOLDER = "images"
 _QUALITY = 80

@@ -13,7 +13,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
-from tasks.tracking.content import EvaluationContent
+from tasks.figures.tracked import EvaluationContent
 
 SUPERSEDED = "flowmill.superseded"
 """Tag of what is no part of its run any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.errors import TrackingError
-from tasks.context import RunContext
+from tasks.runs.context import RunContext
 from tasks.tracking.places import REPORT, tracking_uri
 from tasks.tracking.tracker import SERIES
 

@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.context import RunContext
-from tasks.sweep import Outcome
+from tasks.figures.sweep import Outcome
+from tasks.runs.context import RunContext
 from tasks.tracking.about import experiment
 from tasks.tracking.client import open_client, reaching
 from tasks.tracking.places import REPORT, tracking_uri

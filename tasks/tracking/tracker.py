@@ -17,13 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.fingerprint import hash_text
-from tasks.chain import policy_after
-from tasks.context import RunContext
-from tasks.figures import evaluated_epochs
-from tasks.staleness import is_complete
-from tasks.tracking import content
+from tasks.figures import tracked
+from tasks.figures.evaluations import evaluated_epochs
+from tasks.figures.tracked import EpochContent, EvaluationContent, Point
+from tasks.identities.nodes import Node, policy_after
+from tasks.inputs.sources import exported_folder
+from tasks.runs.context import RunContext
+from tasks.runs.staleness import is_complete
 from tasks.tracking.about import datasets, describe, experiment, link
-from tasks.tracking.content import EpochContent, EvaluationContent, Point
 from tasks.tracking.places import tracking_uri
 
 if TYPE_CHECKING:
@@ -77,35 +78,34 @@ class Tracker:
 
     def log_epoch(self, epoch: int) -> None:
         """Log rewards, advantages, optimizer updates and times of a finished epoch."""
-        made = content.epoch_content(self.context.chain, epoch)
+        made = tracked.epoch_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_epoch(made))
 
     def log_evaluation(self, epoch: int) -> None:
         """Log scores and image grids of an evaluation, and the policy as a model that has them."""
-        made = content.evaluation_content(self.context.chain, epoch)
+        made = tracked.evaluation_content(self.context.chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._log_evaluation(made))
 
     def log_side_evaluations(self) -> None:
         """Log the evaluations beside the run's own, each under its own name."""
-        for made in content.side_contents(self.context.chain):
+        for made in tracked.side_contents(self.context.chain):
             self._jobs.put(partial(self._log_evaluation, made))
 
     def log_export(self, epoch: int) -> None:
         """Register the model of an evaluated epoch; ``champion`` is what the run ends with, or a better run's."""
-        from tasks.stages.export import ExportStage, exported_folder
         from tasks.tracking.models import Export
 
         chain = self.context.chain
-        stage = ExportStage(self.context, epoch)
+        ref = chain.target(Node(epoch, "export"))
         export = Export(
             epoch=epoch,
-            folder=exported_folder(stage),
-            digest=self.context.store.require(stage.ref).digest,
+            folder=exported_folder(self.context.store, ref),
+            digest=self.context.store.require(ref).digest,
             policy=str(chain.ref(policy_after(self.context.config.run.epochs))),
         )
-        made = content.evaluation_content(chain, epoch)
+        made = tracked.evaluation_content(chain, epoch)
         if made is not None:
             self._jobs.put(lambda: self._register(export, made))
 
@@ -120,7 +120,7 @@ class Tracker:
     def close(self, status: str) -> str | None:
         """Log what is queued, end the MLflow run with a status, and return what went wrong, if anything did."""
         done = status == "FINISHED"
-        text = content.description(self.context, link(self._orchestrator), done=True) if done else None
+        text = tracked.description(self.context, link(self._orchestrator), done=True) if done else None
         self._jobs.put(lambda: self._end(status, text))
         self._jobs.put(None)
         self._thread.join()
@@ -156,9 +156,9 @@ class Tracker:
         """Return everything of the run that is committed."""
         chain = self.context.chain
         epochs = range(1, self.context.config.run.epochs + 1)
-        trained = [content.epoch_content(chain, epoch) for epoch in epochs]
-        evaluated = [content.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
-        return [each for each in (*trained, *evaluated, *content.side_contents(chain)) if each is not None]
+        trained = [tracked.epoch_content(chain, epoch) for epoch in epochs]
+        evaluated = [tracked.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
+        return [each for each in (*trained, *evaluated, *tracked.side_contents(chain)) if each is not None]
 
     def _start(self, current: Sequence[EpochContent | EvaluationContent], *, complete: bool) -> None:
         self.experiment_id = experiment(self._client, self.context)
@@ -283,10 +283,10 @@ def series_of(uri: str | None, own: str | None) -> str:
 
 def log_side_evaluations(context: RunContext) -> None:
     """Log evaluations beside a run's own to the MLflow run it has; a run that was never tracked is left alone."""
-    if context.run.newest(SERIES) is None or not content.side_contents(context.chain):
+    if context.run.newest(SERIES) is None or not tracked.side_contents(context.chain):
         return
-    run = context.chain.own.context if context.chain.own is not None else context
-    run.reporter = context.reporter
+    own = context.chain.own
+    run = context if own is None else RunContext(context.store, own.config, context.run, reporter=context.reporter)
     tracker = Tracker(run, orchestrator={}, attends=False)
     tracker.close("FINISHED")
 

@@ -20,9 +20,9 @@ import torch
 from matplotlib.figure import Figure
 
 from configs.load import load_config
-from tasks.context import RunContext
+from tasks.runs.context import RunContext
 from tests.benchmarks.learning import ROOT, presets
-from tests.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, prepare, run_epoch
 
 Curve = list[tuple[float, float]]
 

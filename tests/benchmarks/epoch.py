@@ -18,7 +18,7 @@ import torch
 
 from configs.load import load_config
 from tests.benchmarks.learning import ROOT
-from tests.inside import prepare, run_epoch
+from tests.support.inside import prepare, run_epoch
 
 EPOCHS, _FIRST, _STARTS = 14, 2, 3
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from configs.load import load_config
-from tasks.optimize.rows import micro_batches, plan_updates, single_rows
+from tasks.kinds.rows import micro_batches, plan_updates, single_rows
 from tests.benchmarks.learning import ROOT
-from tests.inside import cpu, prepare, run_epoch
+from tests.support.inside import cpu, prepare, run_epoch
 
 GROUPS = (4, 16, 40, 160)
 #: Batches that every number of groups fills: rows that only pad would be more of an epoch of few.

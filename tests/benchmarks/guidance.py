@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import load_config
-from tasks.context import RunContext
-from tasks.describe import describe_run
-from tasks.stage_run import StageRun
-from tasks.stages import make_stage
-from tests.inside import evaluate, prepare
+from tasks.figures.describe import describe_run
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, make_stage, prepare
 
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ("conditional", "both")

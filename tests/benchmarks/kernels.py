@@ -7,14 +7,15 @@ import time
 
 import torch
 
-from models.branching import branch
-from models.policies.base import Conditioning, PolicySettings
+from models.maths.branching import branch
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Sampler, grid_at
+from models.maths.schedules import BranchEveryStep
+from models.maths.solvers import Euler
+from models.maths.transitions import ODE, FlowSDE
+from models.policies.diffusion import DiffusionSettings
 from models.policies.sd3 import SD3, SD3Options
 from models.quickstart.pipeline import tiny_pipeline
-from models.sampling import Sampler, grid_at
-from models.schedules import BranchEveryStep
-from models.solvers import Euler
-from models.transitions import ODE, FlowSDE
 from tasks.algorithms.advantages import Normalizer, group_advantages
 
 _STEPS, _TRUNKS, _BRANCHES = 8, 4, 2
@@ -23,7 +24,7 @@ _STEPS, _TRUNKS, _BRANCHES = 8, 4, 2
 def branching() -> str:
     """Return CPU time of the nested loop over that of branching together, equal rows, best of three."""
     policy = SD3(
-        tiny_pipeline(), PolicySettings(height=16, width=32), SD3Options(max_sequence_length=1, schedule="linear")
+        tiny_pipeline(), DiffusionSettings(height=16, width=32), SD3Options(max_sequence_length=1, schedule="linear")
     )
     conditioning = Conditioning(policy.encode([f'"{n}{n}"' for n in range(_TRUNKS)]))
     latents = policy.initial_latents([torch.Generator().manual_seed(row) for row in range(_TRUNKS)])

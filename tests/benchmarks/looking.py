@@ -15,8 +15,8 @@ from pathlib import Path
 from configs.load import load_config
 from models.quickstart.build import DigitsBuilder
 from tests.benchmarks.learning import ROOT
-from tests.inside import evaluate, prepare, run_epoch
-from tests.small import small_data, write_small
+from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.small import small_data, write_small
 
 EPOCHS = 300
 COMMANDS = ("status one", "diff one two", "report one --out report.html")

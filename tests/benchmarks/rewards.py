@@ -24,8 +24,8 @@ from storage.commit import ArtifactStore
 from storage.files import Files
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample
-from tasks.components import open_trajectory_store
-from tests.trajectories import write_samples
+from tasks.inputs.components import open_trajectory_store
+from tests.support.trajectories import write_samples
 
 _ROWS, _SIDE, _ROUNDS = 16, 512, 3
 _REF = ArtifactRef("trajectories", "c" * 32)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 from tests.benchmarks.epoch import run
-from tests.s3 import make_bucket, named_or_moto
+from tests.support.s3 import make_bucket, named_or_moto
 
 _ROUNDS, _FEW, _MANY = 3, 2, 14
 

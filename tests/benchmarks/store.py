@@ -32,8 +32,8 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample
-from tasks.optimize.reader import SampleReader
-from tasks.optimize.rows import plan_updates, single_rows
+from tasks.kinds.reader import SampleReader
+from tasks.kinds.rows import plan_updates, single_rows
 
 #: 11 latents of a 512-pixel SD3 sample in half precision: 1.44 MB.
 _SHAPE, _ROWS, _REPEATS = (11, 16, 64, 64), 64, 7

@@ -22,14 +22,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.adapters import Trainable
-from models.context_parallel import TokenSplit
-from models.lora import LoraSpec
-from models.policies.base import Conditioning, Part, PolicySettings
+from models.maths.conditioning import Conditioning
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from models.policies.flux1 import Flux1
 from models.quickstart.tiny import build_tiny
-from models.sharding import Sharding
-from tasks.execution.ranks import Ranks
+from models.weights.context_parallel import TokenSplit
+from models.weights.lora import LoraSpec
+from models.weights.sharding import Sharding
+from tasks.hosting.ranks import Ranks
 
 RANKS = (2, 4)
 #: Ranks that share tokens.
@@ -87,9 +88,9 @@ def expected(strategy: str, *, frozen: int, trained: int, tokens: int, attention
 def measure(strategy: str, folder: Path) -> tuple[dict[str, int], dict[str, int]]:
     """Return bytes counted and expected of one update on this rank's group."""
     ranks = Ranks(dist.get_rank(), dist.get_world_size())
-    settings = PolicySettings(height=64, width=64, dtype=torch.bfloat16, empty=strategy == "fsdp")
+    settings = DiffusionSettings(height=64, width=64, dtype=torch.bfloat16, empty=strategy == "fsdp")
     policy = Flux1.load(folder, settings, frozenset(Part), {})
-    trainable = Trainable(policy, LoraSpec(rank=4, alpha=8, targets=policy.lora_targets), seed=0)
+    trainable = TrainableDenoiser(policy, LoraSpec(rank=4, alpha=8, targets=policy.lora_targets), seed=0)
     if strategy == "fsdp":
         trainable.shard(Sharding(mesh=init_device_mesh("cpu", (ranks.world,))))
     rows = policy.encode(["a photo"])

@@ -26,7 +26,7 @@ import psutil
 
 from flows.environment import prepare_environment
 from tests.chaos.kills import digest, orphans, start, victims
-from tests.small import small_data, write_small
+from tests.support.small import small_data, write_small
 
 _AVERAGE = "optimize.ema={decay: 0.9}"
 SHAPES: Mapping[str, Sequence[str]] = {
@@ -165,7 +165,7 @@ class Campaign:
 
     def _curves(self, root: str) -> Any:
         """Return every point of every metric that does not measure time, in order: a double would be seen."""
-        from tasks.runs import open_run
+        from tasks.runs.opening import open_run
         from tasks.tracking.client import open_client
 
         note = open_run(root, RUN, reads=True).run.newest("tracking")
@@ -217,7 +217,7 @@ def _environment(shapes: Sequence[str]) -> Iterator[dict[str, str]]:
     if "s3" not in shapes:
         yield variables
         return
-    from tests.s3 import make_bucket, named_or_moto
+    from tests.support.s3 import make_bucket, named_or_moto
 
     with named_or_moto() as server:
         os.environ.update(server.variables())

@@ -7,9 +7,8 @@ import sys
 
 from configs.load import load_config
 from storage.verify import list_artifacts
-from tasks.stage_run import StageRun
-from tasks.stages import make_stage
-from tests.inside import evaluate, prepare, run_epoch
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 _SETTINGS = (
     "run.epochs=1",

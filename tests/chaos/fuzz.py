@@ -27,8 +27,8 @@ from configs.errors import FlowmillError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from flows.environment import prepare_environment
-from tasks.context import RunContext
-from tasks.dataset import export_run
+from tasks.review.dataset import export_run
+from tasks.runs.context import RunContext
 
 ROOT = Path(__file__).parent.parent.parent
 _HANGS_S = 20
@@ -115,7 +115,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def configs(count: int, rng: random.Random, folder: Path) -> Findings:
     """Read mutated presets."""
-    from tasks.names import check_names
+    from tasks.preflight.names import check_names
 
     presets = sorted((ROOT / "configs").glob("*.yaml"))
     findings, path = Findings(), folder / "mutated.yaml"
@@ -132,7 +132,7 @@ def configs(count: int, rng: random.Random, folder: Path) -> Findings:
 
 def prompts(count: int, rng: random.Random, folder: Path) -> Findings:
     """Read mutated prompt files of every kind."""
-    from tasks.prompts import read_prompts
+    from tasks.inputs.prompts import read_prompts
 
     words = [f"a photo of {number} cats, \u00e9\u4e2d" for number in range(20)]
     rows = [{"prompt": word, "count": number, "tags": ["x", word]} for number, word in enumerate(words)]
@@ -160,8 +160,8 @@ def flips(count: int, rng: random.Random, folder: Path) -> Findings:
     """Flip one bit of a file of a store, look at the store with everything that reads, and put the bit back."""
     from storage.commit import ArtifactStore
     from storage.verify import list_artifacts, verify_store
-    from tasks.describe import describe_run
-    from tasks.runs import open_run
+    from tasks.figures.describe import describe_run
+    from tasks.runs.opening import open_run
 
     root = str(_store(folder))
     files = [
@@ -205,8 +205,8 @@ def _exported(context: RunContext, folder: Path) -> None:
 def _store(folder: Path) -> Path:
     """Make a run of one epoch."""
     from models.quickstart.build import DigitsBuilder
-    from tests.inside import evaluate, prepare, run_epoch
-    from tests.small import small_data, write_small
+    from tests.support.inside import evaluate, prepare, run_epoch
+    from tests.support.small import small_data, write_small
 
     base = folder / "base"
     DigitsBuilder(steps=20, vae_steps=20, images=500).build(base, lambda what, done, total: None)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.preloaded import Forked
+from tests.support.preloaded import Forked
 
 #: What is in the command lines of a run's processes.
 _KINDS = {"prefect.server": "server", "agent.py": "agent", "rank.py": "rank"}

@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 
 from flows.environment import prepare_environment
-from tests.s3 import Faults, make_bucket, named_or_moto, unreliable
-from tests.small import small_data, write_small
+from tests.support.s3 import Faults, make_bucket, named_or_moto, unreliable
+from tests.support.small import small_data, write_small
 
 ROOT = Path(__file__).parent.parent.parent
 #: Epochs that are compared with the last ones, and how many those are.

@@ -16,7 +16,7 @@ import yaml
 
 from storage.commit import ArtifactStore
 from storage.verify import verify_store
-from tasks.runs import open_run
+from tasks.runs.opening import open_run
 from tasks.tracking.client import open_client
 from tests.chaos.kills import ROOT, killed, orphans, records, start, uninterrupted, victims
 

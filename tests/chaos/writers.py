@@ -27,7 +27,7 @@ from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore
 from storage.verify import verify_store
-from tests.trajectories import write_samples
+from tests.support.trajectories import write_samples
 
 SHARDS = 6
 _context = multiprocessing.get_context("fork")

@@ -21,18 +21,19 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.registry import resolve
-from models.adapters import Trainable
 from models.libraries import quiet_libraries
-from models.lora import LoraSpec, check_lora_targets
-from models.merging import Merged
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
+from models.maths.schedules import AllSteps
+from models.maths.solvers import Euler
+from models.maths.transitions import ODE, FlowSDE
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
-from models.policies.base import Conditioning, Part, Policy, PolicySettings
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, TrainableDenoiser
 from models.policies.sd15 import _length as flow_length
 from models.quickstart.tiny import build_tiny
-from models.sampling import Sampler, grid_at, ode_plan, replay, sample
-from models.schedules import AllSteps
-from models.solvers import Euler
-from models.transitions import ODE, FlowSDE
+from models.weights.lora import LoraSpec, check_lora_targets
+from models.weights.merging import Merged
 
 ALL = frozenset(Part)
 PROMPTS = ["a red cube", "two cats and a dog in the photo", "a sign", "a blue circle on a green cube"]
@@ -117,26 +118,26 @@ def folder(family: str, tiny_folders: Path) -> Path:
     return path
 
 
-Load = Callable[..., Policy]
+Load = Callable[..., DiffusionPolicy]
 
 
 @pytest.fixture(scope="session")
-def loaded() -> dict[str, Policy]:
+def loaded() -> dict[str, DiffusionPolicy]:
     """What was loaded before, as it was then."""
     return {}
 
 
 @pytest.fixture
-def load(family: str, folder: Path, loaded: dict[str, Policy]) -> Load:
+def load(family: str, folder: Path, loaded: dict[str, DiffusionPolicy]) -> Load:
     """Loads a policy, or copies the one that was loaded with the same settings before, where it is plain modules."""
 
     def make(
         guidance_scale: float = 1.0, parts: frozenset[Part] = ALL, folder: Path = folder, **settings: Any
-    ) -> Policy:
+    ) -> DiffusionPolicy:
         tiny = TINY[family]
         options = {**tiny.options, **settings.pop("options", {})}
         size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames, **settings}
-        chosen = PolicySettings(guidance_scale=guidance_scale, **size)
+        chosen = DiffusionSettings(guidance_scale=guidance_scale, **size)
         cls = resolve(POLICIES, family, what="policy")
         if {"compile", "device_map", "empty"} & set(settings):
             return cls.load(folder, chosen, parts, options)
@@ -157,17 +158,17 @@ def pictures(family: str, count: int) -> list[np.ndarray] | None:
     return [np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8) for seed in seeds]
 
 
-def encode(policy: Policy, prompts: list[str]) -> dict[str, torch.Tensor]:
+def encode(policy: DiffusionPolicy, prompts: list[str]) -> dict[str, torch.Tensor]:
     return policy.encode(prompts, pictures(policy.family, len(prompts)))
 
 
-def conditioning(policy: Policy, guided: bool, prompts: list[str] = PROMPTS) -> Conditioning:
+def conditioning(policy: DiffusionPolicy, guided: bool, prompts: list[str] = PROMPTS) -> Conditioning:
     guided = guided and policy.family not in EMBEDDED_GUIDANCE
     negative = encode(policy, [TINY[policy.family].negative] * len(prompts)) if guided else None
     return Conditioning(encode(policy, prompts), negative)
 
 
-def noise(policy: Policy, rows: int = 4) -> torch.Tensor:
+def noise(policy: DiffusionPolicy, rows: int = 4) -> torch.Tensor:
     return policy.initial_latents([torch.Generator().manual_seed(row) for row in range(rows)])
 
 
@@ -175,7 +176,7 @@ def no_noise(step: int) -> torch.Tensor:
     raise AssertionError("the ODE needs no noise")
 
 
-def ode(policy: Policy, steps: int, guided: bool) -> torch.Tensor:
+def ode(policy: DiffusionPolicy, steps: int, guided: bool) -> torch.Tensor:
     sampler = Sampler(kernel=ODE(), solver=Euler())
     cond, sigmas = conditioning(policy, guided), policy.sigmas(steps)
     return sample(policy, cond, noise(policy), sigmas, sampler=sampler, plans=[ode_plan()] * 4, noise=no_noise).final
@@ -231,7 +232,7 @@ def test_ode_equals_the_pipeline(
 
 @pytest.mark.parametrize("schedule", ["scheduler", "linear"])
 def test_sd3_without_t5_and_with_either_schedule(tiny_base: Path, schedule: str) -> None:
-    settings = PolicySettings(height=16, width=32, guidance_scale=4.5)
+    settings = DiffusionSettings(height=16, width=32, guidance_scale=4.5)
     policy = resolve(POLICIES, "sd3", what="policy").load(
         tiny_base, settings, ALL, {"max_sequence_length": 1, "schedule": schedule}
     )
@@ -243,7 +244,7 @@ def test_sd3_without_t5_and_with_either_schedule(tiny_base: Path, schedule: str)
     assert torch.equal(ours, pipeline(PROMPTS, latents=noise(policy), output_type="latent", **call).images)
 
 
-def rollout_of(policy: Policy, prompts: list[str] = PROMPTS, dtype: torch.dtype = torch.float32) -> Any:
+def rollout_of(policy: DiffusionPolicy, prompts: list[str] = PROMPTS, dtype: torch.dtype = torch.float32) -> Any:
     draws = {step: torch.randn(len(prompts), *noise(policy).shape[1:]) for step in range(4)}
     return sample(
         policy,
@@ -278,7 +279,7 @@ def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, loa
 
     def gradients(train_negative: bool, detach: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
         policy = load(4.5, train_negative=train_negative)
-        trainable = Trainable(policy, None, seed=0)
+        trainable = TrainableDenoiser(policy, None, seed=0)
         cond, latents, sigma = conditioning(policy, True), noise(policy), torch.full((4,), 0.5)
         velocity = policy.velocity(latents, sigma, cond)
         if detach:
@@ -365,7 +366,7 @@ def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
     cond, latents = conditioning(policy, True), noise(policy)
     sigma = torch.full((4,), 0.5)
     base = policy.velocity(latents, sigma, cond)
-    trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+    trainable = TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
     assert torch.equal(policy.velocity(latents, sigma, cond).detach(), base)
     with torch.no_grad():
         for parameter in trainable.parameters():
@@ -376,7 +377,7 @@ def test_fresh_lora_changes_nothing_and_can_be_switched_off(load: Load) -> None:
 
 def test_merged_adapters_compute_and_learn_what_adapters_beside_the_weights_do(load: Load) -> None:
     policy = load(4.5)
-    trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+    trainable = TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
     inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, True))
     weights = {name: value.clone() for name, value in next(iter(policy.denoisers.values())).state_dict().items()}
 
@@ -430,7 +431,7 @@ def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, mo
     for compiled in (False, True):
         torch._dynamo.utils.counters.clear()
         policy = load(compile=compiled)
-        trainable = Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
+        trainable = TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1)
         inputs = (noise(policy), torch.full((4,), 0.5), conditioning(policy, False))
         with torch.no_grad():
             torch._foreach_add_(trainable.parameters(), 0.02)
@@ -447,15 +448,15 @@ def test_compiled_blocks_compute_what_eager_ones_do(load: Load, backend: str, mo
 
 def test_half_precision_and_full_weights_merge_nothing(load: Load) -> None:
     policy = load(dtype=torch.bfloat16)
-    assert Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1).merged is None
-    assert Trainable(load(), None, seed=1).merged is None
+    assert TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=1).merged is None
+    assert TrainableDenoiser(load(), None, seed=1).merged is None
 
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_training_step_lowers_the_loss_and_reaches_every_parameter(family: str, load: Load, lora: bool) -> None:
     policy = load()
     spec = LoraSpec(rank=2, alpha=4, targets=policy.lora_targets) if lora else None
-    trainable = Trainable(policy, spec, seed=0)
+    trainable = TrainableDenoiser(policy, spec, seed=0)
     cond, latents, sigma = conditioning(policy, False), noise(policy), torch.full((4,), 0.9)
     optimizer = torch.optim.Adam(trainable.parameters(), lr=1e-2 if lora else 1e-3)
     losses = []
@@ -478,7 +479,7 @@ def test_equal_seeds_give_equal_lora_weights_whatever_the_global_generator(load:
         torch.rand(7)
         policy = load()
         before = torch.get_rng_state()
-        states.append(Trainable(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=3).state())
+        states.append(TrainableDenoiser(policy, LoraSpec(rank=2, alpha=4, targets=policy.lora_targets), seed=3).state())
         assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -487,7 +488,7 @@ def test_gradient_checkpointing_gives_equal_gradients(load: Load) -> None:
     gradients = []
     for checkpointing in (False, True):
         policy = load(gradient_checkpointing=checkpointing)
-        trainable = Trainable(policy, None, seed=0)
+        trainable = TrainableDenoiser(policy, None, seed=0)
         for module in policy.denoisers.values():
             module.train()
         policy.velocity(noise(policy), torch.full((4,), 0.5), conditioning(policy, False)).pow(2).mean().backward()
@@ -513,7 +514,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     family: str, load: Load, folder: Path, tmp_path: Path
 ) -> None:
     policy = load()
-    trainable = Trainable(policy, LoraSpec(rank=2, alpha=8, targets=policy.lora_targets), seed=1)
+    trainable = TrainableDenoiser(policy, LoraSpec(rank=2, alpha=8, targets=policy.lora_targets), seed=1)
     with torch.no_grad():
         for number, parameter in enumerate(trainable.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.05)
@@ -541,7 +542,7 @@ def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load,
     index["scheduler"][1] = "HeunDiscreteScheduler"
     (tmp_path / "model" / "model_index.json").write_text(json.dumps(index))
     tiny = TINY[family]
-    settings = PolicySettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
+    settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
     with pytest.raises(ConfigError, match="has the scheduler HeunDiscreteScheduler, whose schedule"):
         resolve(POLICIES, family, what="policy").load(tmp_path / "model", settings, ALL, tiny.options)
 
@@ -609,7 +610,7 @@ def test_wan_with_a_noise_level_per_token_is_refused(tmp_path: Path) -> None:
     pipeline = build_tiny("wan21")
     pipeline.register_to_config(expand_timesteps=True)
     pipeline.save_pretrained(tmp_path)
-    settings = PolicySettings(height=32, width=32, frames=5)
+    settings = DiffusionSettings(height=32, width=32, frames=5)
     with pytest.raises(ConfigError, match=r"is a Wan 2\.2 TI2V model, whose noise level differs from token to token"):
         resolve(POLICIES, "wan21", what="policy").load(tmp_path, settings, ALL, {})
 
@@ -618,7 +619,7 @@ def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_pat
     pipeline = build_tiny("sd15")
     pipeline.scheduler = PNDMScheduler.from_config(pipeline.scheduler.config)
     pipeline.save_pretrained(tmp_path)
-    settings = PolicySettings(height=64, width=64)
+    settings = DiffusionSettings(height=64, width=64)
     policy = resolve(POLICIES, "sd15", what="policy").load(tmp_path, settings, ALL, {"steps": 4})
     other = resolve(POLICIES, "sd15", what="policy")(build_tiny("sd15"), settings, policy.options)
     assert torch.equal(policy.sigmas(4), other.sigmas(4))
@@ -629,9 +630,9 @@ def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
     cls = resolve(POLICIES, family, what="policy")
     (tmp_path / "model_index.json").write_text('{"_class_name": "OtherPipeline"}')
     with pytest.raises(ConfigError, match="holds a OtherPipeline"):
-        cls.load(tmp_path, PolicySettings(height=16, width=32), ALL, {})
+        cls.load(tmp_path, DiffusionSettings(height=16, width=32), ALL, {})
     with pytest.raises(ConfigError, match=r"no model_index\.json"):
-        cls.load(tmp_path / "none", PolicySettings(height=16, width=32), ALL, {})
+        cls.load(tmp_path / "none", DiffusionSettings(height=16, width=32), ALL, {})
 
 
 def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
@@ -639,7 +640,7 @@ def test_full_weights_in_bfloat16_start_at_the_base_model(load: Load) -> None:
     policy = load(dtype=torch.bfloat16)
     cond, latents = conditioning(policy, False, PROMPTS[:2]), noise(policy, 2)
     sigma = torch.tensor([0.9, 0.4])
-    trainable = Trainable(policy, None, seed=0)
+    trainable = TrainableDenoiser(policy, None, seed=0)
     trainable.set_reference(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})))
     trainable.set_teacher(load(dtype=torch.bfloat16, parts=frozenset({Part.DENOISER})))
     velocity = policy.velocity(latents, sigma, cond)
@@ -663,7 +664,7 @@ def test_a_model_made_empty_reads_the_weights_that_loading_gives(
     for empty in (False, True):
         policy = load(dtype=dtype, parts=frozenset({Part.DENOISER}), empty=empty)
         spec = lora and dataclasses.replace(lora, targets=policy.lora_targets)
-        trainable = Trainable(policy, spec, seed=3)
+        trainable = TrainableDenoiser(policy, spec, seed=3)
         for name, module in policy.denoisers.items():
             assert all(p.is_meta is (empty and ".lora_" not in key) for key, p in module.named_parameters())
             if empty:

@@ -19,11 +19,11 @@ from models.rewards.call import needs_of_made
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, samples
-from tests.chat import Endpoint, says, serving
-from tests.clip import write_clip, write_head, write_latent_head
-from tests.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
-from tests.rewards import scored
-from tests.text_models import write_sentiment
+from tests.support.chat import Endpoint, says, serving
+from tests.support.clip import write_clip, write_head, write_latent_head
+from tests.support.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
+from tests.support.rewards import scored
+from tests.support.text_models import write_sentiment
 
 Build = Callable[..., Any]
 
@@ -224,12 +224,12 @@ def test_only_some_rewards_know_an_exact_match(build: Build) -> None:
 @pytest.mark.parametrize(("options", "channel"), [({}, 0), ({"channel": 2}, 2)])
 def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
     media = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
-    made = make_reward("tests.rewards:brightness", options)
+    made = make_reward("tests.support.rewards:brightness", options)
     assert isinstance(made, FunctionReward)
     found = scored(made, "mine", media, [""] * 4, [{}] * 4)
     np.testing.assert_allclose(found.values, media[..., channel].mean((1, 2)) / 255, rtol=1e-6)
     assert perfect_score(made) is None
-    assert not works_on_accelerator(RewardSection(name="tests.rewards:brightness"))
+    assert not works_on_accelerator(RewardSection(name="tests.support.rewards:brightness"))
 
 
 @pytest.mark.parametrize(
@@ -246,4 +246,4 @@ def test_a_function_is_a_reward(options: dict[str, Any], channel: int) -> None:
 def test_what_cannot_be_called_as_a_reward_is_refused(name: str, options: dict[str, Any], said: str) -> None:
     for check in (make_reward, check_reward):
         with pytest.raises(ConfigError, match=said):
-            check(f"tests.rewards:{name}", options)
+            check(f"tests.support.rewards:{name}", options)

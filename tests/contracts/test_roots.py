@@ -22,7 +22,7 @@ from storage.roots import ROOTS, open_root
 from storage.roots.base import BLOCK, PART, FileEntry, Root
 from storage.roots.connection import connection
 from storage.roots.quick import Quick
-from tests.s3 import Faults, Server, make_bucket, rclone, unreliable, use
+from tests.support.s3 import Faults, Server, make_bucket, rclone, unreliable, use
 
 MakeRoot = Callable[..., Root]
 REF = ArtifactRef("rewards", "f" * 32)

@@ -24,7 +24,7 @@ from storage.together import describe
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard, TrajectoryStore
 from storage.trajectories.webdataset import WebDatasetStore
-from tests.trajectories import write_samples
+from tests.support.trajectories import write_samples
 
 
 @pytest.fixture(params=sorted(TRAJECTORY_STORES))

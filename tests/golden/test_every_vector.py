@@ -12,7 +12,7 @@ from tests.golden.vectors import READ, load
 #: One process: what these tests read is looked back at by the last of them.
 pytestmark = pytest.mark.xdist_group("golden")
 
-OWN_DRAWS = "every draw here is seeded from run, epoch, prompt, replica and step (tasks/seeds.py)"
+OWN_DRAWS = "every draw here is seeded from run, epoch, prompt, replica and step (tasks/runs/seeds.py)"
 NO_DENSITY = "a step without noise has no log-prob; theirs is the constant 0"
 #: File -> vector -> why nothing is compared with it.
 LEFT_OUT: dict[str, dict[str, str]] = {

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.averages import warm_decay
+from models.maths.schedules import AllSteps, Subset, Window
 from models.rewards import ocr
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
-from models.schedules import AllSteps, Subset, Window
+from models.weights.averages import warm_decay
 from tasks.algorithms.advantages import (
     Normalizer,
     gdpo_advantages,
@@ -26,7 +26,7 @@ from tasks.algorithms.advantages import (
     shape_advantages,
 )
 from tasks.algorithms.base import BehaviorDecay
-from tasks.seeds import epoch_prompts
+from tasks.runs.seeds import epoch_prompts
 from tests.golden.vectors import Vectors, load
 
 #: One process: what these tests read is looked back at by the last of them.

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.policies.base import Conditioning
-from models.transitions import FlowSDE, Gaussian, Grid, Kernel
+from models.maths.conditioning import Conditioning
+from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
 from tasks.algorithms.advantages import shape_advantages
 from tasks.algorithms.awm import AWM
-from tasks.algorithms.base import Algorithm, Batch, ForwardBatch, Models, RowLoss, TransitionBatch
+from tasks.algorithms.base import Algorithm, RowLoss
 from tasks.algorithms.crd import CRD
 from tasks.algorithms.dgpo import DGPO
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
 from tasks.algorithms.dpo import DPO
 from tasks.algorithms.grpo import GRPO
 from tasks.algorithms.grpo_guard import GRPOGuard
@@ -150,14 +151,14 @@ class Case:
         )
         return result, log_prob, mean
 
-    def on_samples(self, algorithm: Algorithm, batch: Batch) -> tuple[RowLoss, Tensor]:
+    def on_samples(self, algorithm: Algorithm, batch: DiffusionBatch) -> tuple[RowLoss, Tensor]:
         """Return the loss of noised samples, and the leaf: velocities."""
         velocity = self["v_new"].clone().requires_grad_()
         return algorithm.loss(batch, self.models(velocity, self["v_ref"], FlowSDE())), velocity
 
-    def models(self, velocity: Tensor, reference: Tensor, kernel: Kernel) -> Models:
+    def models(self, velocity: Tensor, reference: Tensor, kernel: Kernel) -> DiffusionModels:
         given = Given(velocity, reference)
-        return Models(trainable=given, kernel=kernel, behavior=[self["v_old"]])  # type: ignore[arg-type]
+        return DiffusionModels(trainable=given, kernel=kernel, behavior=[self["v_old"]])  # type: ignore[arg-type]
 
     def check(self, value: Tensor, key: str, *, rtol: float = 1e-5) -> None:
         """Compare the mean loss with the stored one."""

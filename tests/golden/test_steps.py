@@ -13,14 +13,14 @@ import torch
 from diffusers import DDIMScheduler
 from torch import Tensor
 
-from models.guidance import guided, norm_preserving_guided
-from models.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
-from models.policies.base import Conditioning
+from models.maths.conditioning import Conditioning
+from models.maths.guidance import guided, norm_preserving_guided
+from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
+from models.maths.sampling import Sampler, sample
+from models.maths.schedules import AllSteps, Subset
+from models.maths.solvers import DPMSolver2M, Euler
+from models.maths.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, expand, predictions, step_stds
 from models.policies.sd15 import SD15
-from models.sampling import Sampler, sample
-from models.schedules import AllSteps, Subset
-from models.solvers import DPMSolver2M, Euler
-from models.transitions import ODE, FlowSDE, Gaussian, Grid, Kernel, expand, predictions, step_stds
 from tests.golden.vectors import Vectors, load
 
 #: One process: what these tests read is looked back at by the last of them.

@@ -5,38 +5,62 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OF_TRAINING = (
-    "tests/test_training_stage.py",
-    "tests/test_stages.py::test_the_behavior_policy_follows_slowly_and_rolls_out",
-    "tests/test_stages.py::test_training_resumes_from_the_checkpoint_within_the_epoch[ema]",
-    "tests/test_stages.py::test_replay_with_and_without_proximal_log_probs[step]",
+    "tests/tasks/optimize/test_training_stage.py",
+    "tests/tasks/stages/test_stages.py::test_the_behavior_policy_follows_slowly_and_rolls_out",
+    "tests/tasks/stages/test_stages.py::test_training_resumes_from_the_checkpoint_within_the_epoch[ema]",
+    "tests/tasks/stages/test_stages.py::test_replay_with_and_without_proximal_log_probs[step]",
 )
 #: File -> test files, or some tests of one that takes minutes; those that fail soonest first.
 TESTS: dict[str, tuple[str, ...]] = {
-    "models/transitions.py": ("tests/test_transitions.py", "tests/test_options.py", "tests/golden"),
-    "models/kernels.py": ("tests/test_transitions.py", "tests/test_options.py", "tests/golden"),
-    "models/schedules.py": ("tests/test_schedules.py", "tests/test_options.py", "tests/test_transitions.py"),
-    "models/sampling.py": ("tests/test_sampling.py",),
-    "models/branching.py": ("tests/test_sampling.py",),
-    "tasks/algorithms/advantages.py": ("tests/test_advantages.py", "tests/golden"),
+    "models/maths/transitions.py": (
+        "tests/models/maths/test_transitions.py",
+        "tests/tasks/algorithms/test_options.py",
+        "tests/golden",
+    ),
+    "models/maths/kernels.py": (
+        "tests/models/maths/test_transitions.py",
+        "tests/tasks/algorithms/test_options.py",
+        "tests/golden",
+    ),
+    "models/maths/schedules.py": (
+        "tests/models/maths/test_schedules.py",
+        "tests/tasks/algorithms/test_options.py",
+        "tests/models/maths/test_transitions.py",
+    ),
+    "models/maths/sampling.py": ("tests/models/maths/test_sampling.py",),
+    "models/maths/branching.py": ("tests/models/maths/test_sampling.py",),
+    "tasks/algorithms/advantages.py": ("tests/tasks/algorithms/test_advantages.py", "tests/golden"),
     "tasks/algorithms/checks.py": (
-        "tests/test_options.py",
-        "tests/test_replay.py",
-        "tests/test_advantages.py",
-        "tests/test_combinations.py",
+        "tests/tasks/algorithms/test_options.py",
+        "tests/tasks/kinds/test_replay.py",
+        "tests/tasks/algorithms/test_advantages.py",
+        "tests/tasks/kinds/test_combinations.py",
     ),
-    "tasks/algorithms": ("tests/test_options.py", "tests/test_signs.py", "tests/test_algorithms.py", "tests/golden"),
-    "tasks/optimize/rows.py": ("tests/test_reader.py", "tests/test_batches.py"),
-    "tasks/optimize/reader.py": ("tests/test_reader.py", "tests/test_batches.py"),
-    "tasks/optimize/batches.py": ("tests/test_batches.py", "tests/test_reader.py", "tests/test_replay.py"),
-    "tasks/optimize/replay.py": ("tests/test_replay.py", _OF_TRAINING[-1]),
-    "tasks/optimize/metrics.py": ("tests/test_replay.py", "tests/test_updates.py"),
+    "tasks/algorithms": (
+        "tests/tasks/algorithms/test_options.py",
+        "tests/tasks/algorithms/test_signs.py",
+        "tests/tasks/algorithms/test_algorithms.py",
+        "tests/golden",
+    ),
+    "tasks/kinds/rows.py": ("tests/tasks/kinds/test_reader.py", "tests/tasks/kinds/test_batches.py"),
+    "tasks/kinds/reader.py": ("tests/tasks/kinds/test_reader.py", "tests/tasks/kinds/test_batches.py"),
+    "tasks/kinds/diffusion/sets.py": (
+        "tests/tasks/kinds/test_batches.py",
+        "tests/tasks/kinds/test_reader.py",
+        "tests/tasks/kinds/test_replay.py",
+    ),
+    "tasks/kinds/diffusion/replay.py": ("tests/tasks/kinds/test_replay.py", _OF_TRAINING[-1]),
+    "tasks/optimize/metrics.py": ("tests/tasks/kinds/test_replay.py", "tests/tasks/optimize/test_updates.py"),
     "tasks/optimize/loop.py": (
-        "tests/test_updates.py",
-        "tests/test_reader.py",
-        "tests/test_replay.py",
-        "tests/test_training.py",
+        "tests/tasks/optimize/test_updates.py",
+        "tests/tasks/kinds/test_reader.py",
+        "tests/tasks/kinds/test_replay.py",
+        "tests/tasks/optimize/test_training.py",
     ),
-    **{f"tasks/optimize/{name}.py": ("tests/test_training.py",) for name in ("rates", "scaling", "notes")},
+    **{
+        f"tasks/optimize/{name}.py": ("tests/tasks/optimize/test_training.py",)
+        for name in ("rates", "scaling", "notes")
+    },
     "tasks/optimize": _OF_TRAINING,
 }
 
@@ -191,13 +215,13 @@ EQUIVALENT = (
         reason="the stage has one shard",
     ),
     Equivalent(
-        path="tasks/optimize/batches.py",
+        path="tasks/kinds/diffusion/sets.py",
         before="start = int(self.reader.epochs.max(initial=1)) - 1",
         after="start = int(self.reader.epochs.max(initial=0)) - 1",
         reason="the first epoch with samples is 1",
     ),
     Equivalent(
-        path="models/kernels.py",
+        path="models/maths/kernels.py",
         before="std = self.eta * following * torch.sqrt(inner.clamp(min=0))",
         after="std = self.eta * following * torch.sqrt(inner.clamp(min=(-1)))",
         reason="sigmas fall, so it is never below 0; the bound is for kernels that fuse and round otherwise",

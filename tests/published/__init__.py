@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.preset_page import Publication
+from pages.preset_page import Publication
 from tests.published import flow_factory, flow_grpo, further
 
 PUBLISHED: Mapping[str, Publication] = dict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.preset_page import Publication
+from pages.preset_page import Publication
 from tests.published.common import (
     ADAM,
     BOTH,

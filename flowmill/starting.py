@@ -1,0 +1,40 @@
+"""Runs started from a person's own program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from flowmill.reading import Run
+
+
+def start(
+    config: str | Path,
+    *,
+    root: str | None = None,
+    name: str | None = None,
+    overrides: Collection[str] = (),
+) -> Run:
+    """Return a run, made or found, to run stages of; nothing is computed yet.
+
+    Args:
+        config: a preset, such as 'digits', or a config file.
+        root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
+        name: name of the run; the config's, else the file's, when absent.
+        overrides: settings laid over the config, 'section.key=value' each.
+
+    Raises:
+        FlowmillError: something in the config cannot work, or a run of this name has other settings.
+    """
+    from configs.load import load_config
+    from flows.environment import as_overrides, prepare_environment
+
+    given = load_config(config, [*overrides, *as_overrides(root, name)])
+    prepare_environment(given.execution.threads)
+    from flows.runtime import begin
+    from tasks.inputs.trust import remember
+    from tasks.preflight.check import check_config
+
+    check_config(given, rewards=False)
+    remember(given)
+    return Run(begin(given))

@@ -1,0 +1,1 @@
+"""Pure functions, tensors in and tensors out: schedules, steps, solvers, sampling, replay. No model is loaded here."""

@@ -1,0 +1,120 @@
+"""Further published sampler steps, in the conventions of models/maths/transitions.py. Pure: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from models.maths.transitions import Gaussian, Grid, expand, positive, predictions, sde_step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DanceSDE:
+    """DanceGRPO's reverse SDE (arXiv 2505.07818; public code ``train_grpo_flux.py:flux_step``).
+
+    The Flow-SDE with the constant s = eta, so it has no singularity at sigma == 1.
+    """
+
+    stochastic: ClassVar[bool] = True
+    eta: float = 0.3
+    """The noise scale s, the same at every step."""
+
+    def __post_init__(self) -> None:
+        """Check eta.
+
+        Raises:
+            ValueError: it is not positive.
+        """
+        positive("eta", self.eta)
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the SDE's Gaussian."""
+        return sde_step(latents, velocity, grid, torch.full_like(grid.sigma, self.eta))
+
+
+@dataclass(frozen=True, slots=True)
+class WanSDE:
+    """Flow-GRPO's variant for Wan (``wan_pipeline_with_logprob.py:sde_step_with_logprob``).
+
+    The Flow-SDE with s = sigma_second * sigma: it runs from the second value of the grid to 0 and has no noise level.
+    """
+
+    stochastic: ClassVar[bool] = True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the SDE's Gaussian."""
+        return sde_step(latents, velocity, grid, grid.sigma_second * grid.sigma)
+
+
+@dataclass(frozen=True, slots=True)
+class CPS:
+    """Coefficients-preserving sampling, FlowCPS (public code: Flow-GRPO's sde_type 'cps').
+
+    mean = (1 - sigma') x0^ + sqrt(sigma'^2 - q^2) eps^,  std = q = sigma' sin(pi noise_level / 2): the noise level of
+    the next latents is exactly sigma', which an Euler-Maruyama step overshoots.
+
+    ``log_prob='squared'`` is the peers' -mean (x' - mu)^2, which leaves 1 / (2 q^2) out, so that their ratios shrink
+    with q^2; 'gaussian' is the density.
+    """
+
+    stochastic: ClassVar[bool] = True
+    noise_level: float = 0.8
+    """In (0, 1]; 1 draws the next latents' noise anew."""
+    log_prob: Literal["gaussian", "squared"] = "gaussian"
+    """The density, or the peers' form without its scale."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        # Beyond 1 the sine falls again: the same steps under another name.
+        positive("noise_level", self.noise_level, most=1.0)
+        if self.log_prob not in ("gaussian", "squared"):
+            raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the step's Gaussian; its std is 0 where sigma' is."""
+        std = grid.sigma_next * math.sin(math.pi * self.noise_level / 2)
+        clean, noise = predictions(latents, velocity, grid.sigma)
+        keep = torch.sqrt((grid.sigma_next**2 - std**2).clamp(min=0))
+        mean = expand(1 - grid.sigma_next, latents) * clean + expand(keep, latents) * noise
+        return Gaussian(mean, std.abs(), normalized=self.log_prob == "gaussian")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDDIM:
+    """The DDIM step with eta in flow-matching form (public code: DiffusionNFT ``solver.py:ddim_step``).
+
+    next = (1 - sigma') x0^ + sqrt(sigma'^2 - rho^2) eps^ + rho noise,
+    rho = eta sigma' sqrt(1 - sigma'^2 (1 - sigma)^2 / (sigma^2 (1 - sigma')^2)).
+    """
+
+    stochastic: ClassVar[bool] = True
+    eta: float = 0.7
+    """Factor of the noise's std, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Check eta.
+
+        Raises:
+            ValueError: it is not above 0 and at most 1.
+        """
+        # Above 1 rho exceeds sigma' at small steps; the next noise level would not be the schedule's.
+        positive("eta", self.eta, most=1.0)
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        """Return the step's Gaussian."""
+        sigma, following = grid.sigma, grid.sigma_next
+        inner = 1 - following**2 * (1 - sigma) ** 2 / (sigma**2 * (1 - following) ** 2)
+        std = self.eta * following * torch.sqrt(inner.clamp(min=0))
+        clean, noise = predictions(latents, velocity, sigma)
+        keep = torch.sqrt((following**2 - std**2).clamp(min=0))
+        return Gaussian(expand(1 - following, latents) * clean + expand(keep, latents) * noise, std)

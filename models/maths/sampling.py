@@ -1,0 +1,167 @@
+"""The one sampling loop and the one log-prob replay, for every model family.
+
+Legend: B rows, T steps, ... latent dims, S trained steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.maths.conditioning import Conditioning, GivesVelocity
+from models.maths.schedules import Steps
+from models.maths.solvers import Solver
+from models.maths.transitions import Gaussian, Grid, Kernel, expand, gaussian_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What one batch of sampling gives."""
+
+    final: Tensor
+    """(B, ...) float32 latents at sigma 0."""
+    states: Tensor | None
+    """(B, N, ...) stored latents in the storage dtype, or None when nothing is stored; rows that store fewer than the
+    others end in zeros."""
+    log_probs: Tensor
+    """(B, S) float32 log-probs of the trained steps."""
+    means: Tensor
+    """(B, S, ...) float32 means of the trained steps."""
+    reference_kl: Tensor
+    """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
+    unconditional: Tensor
+    """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How steps are taken."""
+
+    kernel: Kernel
+    """The stochastic step."""
+    solver: Solver
+    """The deterministic step."""
+    storage_dtype: torch.dtype = field(default_factory=lambda: torch.float32)
+    """Dtype the stored latents are rounded to."""
+    reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None = None
+    """Gives the base model's velocities where a KL to it is wanted."""
+    unconditional: bool = False
+    """Keep the predictions for the negative prompt."""
+
+
+def sample(
+    policy: GivesVelocity,
+    conditioning: Conditioning,
+    latents: Tensor,
+    sigmas: Tensor,
+    *,
+    sampler: Sampler,
+    plans: Sequence[Steps],
+    noise: Callable[[int], Tensor],
+) -> Rollout:
+    """Denoise a batch; steps outside a row's plan are ODE steps.
+
+    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them: what
+    is stored is what was scored.
+
+    Args:
+        policy: gives velocities.
+        conditioning: B rows.
+        latents: (B, ...) float32 initial noise.
+        sigmas: (T + 1,) float32 from 1 to 0.
+        sampler: kernel, solver, storage dtype, reference.
+        plans: B plans with equally many trained steps.
+        noise: step -> (B, ...) float32 standard normal noise; asked only for steps that some row needs.
+
+    Returns:
+        Final latents, stored states and log-probs.
+    """
+    with torch.no_grad():
+        steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
+        for step in range(steps + 1):
+            stored = [step in plan.states for plan in plans]
+            if any(stored):
+                latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
+                noted.states[step] = latents.to(storage_dtype)
+            if step == steps:
+                break
+            grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
+            moving = [step in plan.stochastic for plan in plans]
+            if sampler.unconditional and any(moving):
+                velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
+                assert known is not None, "the model is called without guidance"
+                noted.unconditional[step] = known
+            else:
+                velocity = policy.velocity(latents, grid.sigma, conditioning)
+            following = sampler.solver.advance(latents, velocity, grid)
+            if any(moving):
+                distribution = sampler.kernel.step(latents, velocity, grid)
+                drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
+                following = torch.where(_rows_where(latents, moving), drawn, following)
+                sampler.solver.forget()
+                noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
+                if sampler.reference is not None:
+                    base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
+                    noted.reference_kl[step] = gaussian_kl(distribution, base)
+            latents = following
+        return noted.rollout(latents, plans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What is kept of a batch while it is sampled, (B, ...) by step."""
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    log_probs: dict[int, Tensor] = field(default_factory=dict)
+    means: dict[int, Tensor] = field(default_factory=dict)
+    reference_kl: dict[int, Tensor] = field(default_factory=dict)
+    unconditional: dict[int, Tensor] = field(default_factory=dict)
+
+    def rollout(self, final: Tensor, plans: Sequence[Steps]) -> Rollout:
+        trained = [plan.trained for plan in plans]
+        none: list[tuple[int, ...]] = [()] * len(plans)
+        return Rollout(
+            final=final,
+            states=_gather([plan.states for plan in plans], self.states) if self.states else None,
+            log_probs=_gather(trained, self.log_probs),
+            means=_gather(trained, self.means),
+            reference_kl=_gather(trained if self.reference_kl else none, self.reference_kl),
+            unconditional=_gather(trained if self.unconditional else none, self.unconditional),
+        )
+
+
+def _rows_where(like: Tensor, flags: Sequence[bool]) -> Tensor:
+    return expand(torch.tensor(flags, device=like.device), like)
+
+
+def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> Tensor:
+    """Return row r's values at its own steps, stacked to (B, N, ...); shorter rows end in zeros."""
+    if not wanted[0]:
+        return torch.zeros(len(wanted), 0)
+    rows = [torch.stack([by_step[step][row] for step in steps]) for row, steps in enumerate(wanted)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def replay(kernel: Kernel, latents: Tensor, velocity: Tensor, following: Tensor, grid: Grid) -> tuple[Gaussian, Tensor]:
+    """Return the distribution and the (B,) log-prob of stored transitions under a velocity.
+
+    Equal to the rollout's log-prob bit for bit when the velocity is.
+    """
+    distribution = kernel.step(latents, velocity, grid)
+    return distribution, distribution.log_prob(following)
+
+
+def grid_at(sigmas: Tensor, steps: Tensor) -> Grid:
+    """Return the grid of rows at given steps, (B,), of one schedule (T + 1,)."""
+    return Grid(sigmas[steps], sigmas[steps + 1], sigmas[torch.ones_like(steps)])
+
+
+def ode_plan() -> Steps:
+    """Return the plan without stochastic steps, for evaluation and forward-process algorithms."""
+    return Steps(stochastic=(), trained=())

@@ -1,0 +1,274 @@
+"""Rollout plans: which denoising steps are stochastic, and which of those are trained. Pure.
+
+A plan is drawn per group from the group's own seed, never per rank, so all samples of a group share it; only a
+``DrawnPerSample`` is drawn from the seed of each sample. A new plan is a frozen dataclass with ``draw`` and one line in
+the table.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from configs.registry import Table
+
+PLANS = Table(
+    {
+        "all": "models.maths.schedules:AllSteps",
+        "window": "models.maths.schedules:Window",
+        "subset": "models.maths.schedules:Subset",
+        "fraction": "models.maths.schedules:RandomFraction",
+        "final": "models.maths.schedules:FinalOnly",
+        "branch": "models.maths.schedules:BranchEveryStep",
+    },
+    like="models.maths.schedules:Plan",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The plan of one group over a schedule of T steps."""
+
+    stochastic: tuple[int, ...]
+    """Steps taken with the stochastic kernel; the others are ODE steps."""
+    trained: tuple[int, ...]
+    """Stochastic steps that are stored for training."""
+    kept: tuple[int, ...] = ()
+    """Further steps whose latents are stored; T is the final latents."""
+    branches: int = 0
+    """Stochastic branches that leave an ODE trunk at every trained step; 0: no branching."""
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Steps whose latents must be stored: every trained step, its successor, and what is kept besides."""
+        return tuple(sorted({state for step in self.trained for state in (step, step + 1)} | set(self.kept)))
+
+
+class Plan(Protocol):
+    """Chooses steps for a group."""
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the steps of one group in an epoch (from 1); equal arguments give equal steps."""
+        ...
+
+
+class DrawnPerSample:
+    """Marks plans that are drawn with a seed of each sample's own instead of its group's."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllSteps:
+    """Every step but the last is stochastic and trained.
+
+    The last step has almost no noise, so its likelihood overflows; no public trainer trains it. ``last`` says what it
+    is instead: 'ode', 'sde' (stochastic, not trained: Flow-GRPO) or 'train'.
+    """
+
+    last: Literal["ode", "sde", "train"] = "ode"
+    """The last step: without noise, with noise, or with noise and trained."""
+
+    def __post_init__(self) -> None:
+        """Check the option.
+
+        Raises:
+            ValueError: ``last`` is unknown.
+        """
+        if self.last not in ("ode", "sde", "train"):
+            raise ValueError(f"last is {self.last!r}; it must be 'ode', 'sde' or 'train'.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the same steps for every group."""
+        body, every = tuple(range(steps - 1)), tuple(range(steps))
+        return Steps(
+            stochastic=body if self.last == "ode" else every,
+            trained=every if self.last == "train" else body,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """``size`` consecutive stochastic, trained steps within [low, high); all others are ODE steps.
+
+    ``random`` draws the start per group (Flow-GRPO-Fast draws it per rank, which mixes windows within a group);
+    ``fixed`` starts at ``low``; ``progressive`` slides by ``stride`` every ``epochs_per_shift`` epochs and starts again
+    at ``low`` after the last position (MixGRPO, arXiv 2507.21802).
+    """
+
+    size: int = 2
+    """Steps of the window."""
+    low: int = 0
+    """First step the window may have."""
+    high: int | None = None
+    """Step behind the last it may have; all but the last of the schedule when absent."""
+    mode: Literal["random", "fixed", "progressive"] = "random"
+    """Drawn per group, always at ``low``, or moving on with the epochs."""
+    stride: int = 1
+    """Steps a progressive window moves on at a time."""
+    epochs_per_shift: int = 1
+    """Epochs a progressive window stays."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.mode not in ("random", "fixed", "progressive"):
+            raise ValueError(f"mode is {self.mode!r}; it must be 'random', 'fixed' or 'progressive'.")
+        if min(self.size, self.stride, self.epochs_per_shift) < 1 or self.low < 0:
+            raise ValueError("size, stride and epochs_per_shift must be at least 1, low at least 0.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the window of a group; without ``high`` the last step is never in it.
+
+        Raises:
+            ValueError: the window does not fit into the schedule.
+        """
+        high = steps - 1 if self.high is None else self.high
+        starts = range(self.low, high - self.size + 1)
+        if not starts or high > steps:
+            raise ValueError(
+                f"a window of {self.size} steps does not fit into [{self.low}, {high}) of rollout.steps {steps}. "
+                "Lower size or low, or raise rollout.steps."
+            )
+        if self.mode == "fixed":
+            start = starts[0]
+        elif self.mode == "random":
+            start = random.Random(seed).choice(starts)
+        else:
+            start = starts[(epoch - 1) // self.epochs_per_shift * self.stride % len(starts)]
+        chosen = tuple(range(start, start + self.size))
+        return Steps(stochastic=chosen, trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subset:
+    """``count`` stochastic, trained steps drawn per group from ``candidates`` (Flow-Factory's ``sde_steps``)."""
+
+    count: int = 1
+    """Steps that are drawn."""
+    candidates: tuple[int, ...] | None = None
+    """Steps they are drawn from; all but the last when absent."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}; it must be at least 1.")
+        distinct("candidates", self.candidates)
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the subset of a group; without candidates, of all steps but the last.
+
+        Raises:
+            ValueError: there are fewer candidates than steps to draw, or one lies outside the schedule.
+        """
+        candidates = list(range(steps - 1)) if self.candidates is None else sorted(self.candidates)
+        if not 1 <= self.count <= len(candidates) or not all(0 <= step < steps for step in candidates):
+            raise ValueError(
+                f"{self.count} of the steps {candidates} cannot be drawn from a schedule of rollout.steps {steps}."
+            )
+        chosen = tuple(sorted(random.Random(seed).sample(candidates, self.count)))
+        return Steps(stochastic=chosen, trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFraction(DrawnPerSample):
+    """Every step but the last is stochastic; a random part of them is stored and trained.
+
+    DanceGRPO (arXiv 2505.07818; public code ``train_grpo_flux.py``: the last step is dropped, the others permuted per
+    sample, the first ``int(timestep_fraction * count)`` trained). What is not trained is not stored. ``last`` says
+    what the last step is: 'ode', or 'sde' (stochastic, never trained).
+    """
+
+    fraction: float = 0.6
+    """Share of the stochastic steps that is stored and trained, in (0, 1]."""
+    last: Literal["ode", "sde"] = "ode"
+    """The last step: without noise, or with noise; it is never trained."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: the fraction is not above 0 and at most 1, or ``last`` is unknown.
+        """
+        if self.last not in ("ode", "sde"):
+            raise ValueError(f"last is {self.last!r}; it must be 'ode' or 'sde'.")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; it must be above 0 and at most 1.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the steps of one sample; every sample has int(fraction * (steps - 1)) of them.
+
+        Raises:
+            ValueError: that is none.
+        """
+        # As the public code rounds: 0.29 * 100 is 28.999999999999996, hence 28.
+        count = int(self.fraction * (steps - 1))
+        if count < 1:
+            raise ValueError(
+                f"fraction {self.fraction} of the {steps - 1} steps before the last of rollout.steps {steps} is none. "
+                "Raise one of them."
+            )
+        chosen = tuple(sorted(random.Random(seed).sample(range(steps - 1), count)))
+        return Steps(stochastic=tuple(range(steps if self.last == "sde" else steps - 1)), trained=chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalOnly:
+    """No stochastic step; only the final latents are stored, for forward-process algorithms (NFT, AWM, DPO ...)."""
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the plan that keeps state T."""
+        return Steps(stochastic=(), trained=(), kept=(steps,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchEveryStep:
+    """``branches`` stochastic branches leave an ODE trunk at every step but the last, each finished by the ODE.
+
+    TempFlow-GRPO: rewards and groups are per (prompt, step), of rollout.group_size trunks times ``branches``.
+    """
+
+    branches: int = 4
+    """Branches that leave the trunk at every step."""
+    steps: tuple[int, ...] | None = None
+    """Steps that branch; all but the last when absent."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.branches < 1:
+            raise ValueError(f"branches is {self.branches}; it must be at least 1.")
+        distinct("steps", self.steps)
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the branching steps, the same for every group.
+
+        Raises:
+            ValueError: a step lies outside the schedule.
+        """
+        chosen = tuple(range(steps - 1)) if self.steps is None else tuple(sorted(self.steps))
+        if not chosen or not all(0 <= step < steps for step in chosen):
+            raise ValueError(f"steps {list(chosen)} are not steps of a schedule of rollout.steps {steps}.")
+        return Steps(stochastic=chosen, trained=chosen, branches=self.branches)
+
+
+def distinct(name: str, steps: tuple[int, ...] | None) -> None:
+    """Check the option ``name`` of a plan, a list of steps.
+
+    Raises:
+        ValueError: a step is in it twice, so it would be trained twice as often, or with other odds.
+    """
+    repeated = sorted({step for step in steps or () if (steps or ()).count(step) > 1})
+    if repeated:
+        raise ValueError(f"{name} is {list(steps or ())}, which holds step {repeated[0]} more than once. Remove it.")

@@ -1,0 +1,24 @@
+"""Compiled denoisers: block by block, so that equal blocks are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def compile_blocks(module: Any, blocks: Sequence[str]) -> None:
+    """Compile a denoiser's blocks, in place: those diffusers says repeat, else those in lists of these names.
+
+    What torch compiled is kept in its cache on disk (``TORCHINDUCTOR_CACHE_DIR``), for the processes that come.
+    """
+    from models.weights.sharding import units
+
+    # A block has a graph with gradient and one without, with and without adapters, and some blocks differ.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    if module._repeated_blocks:
+        module.compile_repeated_blocks()
+        return
+    for block in units(module, blocks):
+        block.compile()

@@ -1,0 +1,218 @@
+"""What a diffusion or flow-matching family must provide. There is no sampling loop here: see ``models.maths.sampling``.
+
+Legend: B rows, ... latent dims, H W image pixels, T steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning, Guided
+from models.policies.base import Part, Policy, PolicySettings
+from models.policies.trainable import Trainable
+from models.weights.lora import LoraSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionSettings(PolicySettings):
+    """How a denoiser is called."""
+
+    height: int
+    """Image height in pixels."""
+    width: int
+    """Image width in pixels."""
+    frames: int = 1
+    """Frames of a clip; 1 for images."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is off."""
+    train_negative: bool = False
+    """With guidance, differentiate the negative prediction too."""
+    vae_tiling: bool = False
+    """Decode in overlapping tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerChoice:
+    """The scheduler a pipeline needs to walk a policy's noise levels, where its own is another."""
+
+    name: str
+    """Class in diffusers."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its options; plain JSON values."""
+    from_config: bool = False
+    """Made from the config of the pipeline's own scheduler, changed by the options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCall:
+    """How the plain diffusers pipeline is called to draw what a policy draws."""
+
+    arguments: Mapping[str, Any]
+    """Arguments besides prompt, image and generator; plain JSON values."""
+    scheduler: SchedulerChoice | None = None
+    """Scheduler to set first; None: the pipeline's own."""
+    image_size: tuple[int, int] | None = None
+    """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
+    vae_tiling: bool = False
+    """Its autoencoder decodes in overlapping tiles."""
+    differences: tuple[str, ...] = ()
+    """What the pipeline cannot be told, a sentence each."""
+
+
+class DiffusionPolicy(Policy):
+    """One family of denoisers: encode prompts, start from noise, give velocities, decode."""
+
+    settings: DiffusionSettings
+
+    @classmethod
+    def settings_for(
+        cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
+    ) -> DiffusionSettings:
+        """Return size, guidance and how the pipeline is loaded."""
+        section = config.model
+        return DiffusionSettings(
+            height=section.height,
+            width=section.width,
+            guidance_scale=section.guidance_scale,
+            dtype=dtype,
+            device=device,
+            train_negative=config.optimize.guidance_gradient == "both",
+            gradient_checkpointing=section.gradient_checkpointing,
+            frames=section.frames,
+            attention=section.attention,
+            device_map=section.device_map,
+            compile=section.compile,
+            vae_tiling=section.vae_tiling,
+            empty=empty,
+        )
+
+    @classmethod
+    def trained_parts(cls, config: RunConfig) -> frozenset[Part]:
+        """The denoisers, and the autoencoder where samples are decoded."""
+        return frozenset({Part.DENOISER, Part.VAE} if config.rollout.media.decodes else {Part.DENOISER})
+
+    def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableDenoiser:
+        """Make the denoisers trainable, with adapters or whole."""
+        return TrainableDenoiser(self, lora, seed=seed)
+
+    @property
+    @abstractmethod
+    def denoisers(self) -> dict[str, Any]:
+        """Trainable modules by the name they have in the pipeline."""
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The denoisers."""
+        return self.denoisers
+
+    @abstractmethod
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
+
+        Args:
+            prompts: B prompts.
+            images: B images (H, W, 3) uint8 of any size to start from, for families that take them.
+        """
+
+    @abstractmethod
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, ...) float32 noise, one row per generator: latents at the first of ``sigmas``."""
+
+    @abstractmethod
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the (T + 1,) float32 noise levels from about 1 to 0."""
+
+    @abstractmethod
+    def velocity(
+        self,
+        latents: Tensor,
+        sigma: Tensor,
+        conditioning: Conditioning,
+        denoisers: Mapping[str, nn.Module] | None = None,
+    ) -> Tensor:
+        """Return (B, ...) float32 velocities with guidance applied.
+
+        Args:
+            latents: (B, ...) float32.
+            sigma: (B,) float32, each row its own.
+            conditioning: B rows.
+            denoisers: modules to call instead of the policy's own (a reference, an average, a wrapper).
+        """
+
+    @abstractmethod
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return (B, ...) velocities, and the predictions for the negative prompt they are guided away from."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
+        """Return how the plain pipeline draws what this policy draws with the ODE; None where there is no such call.
+
+        Args:
+            steps: denoising steps.
+            negative_prompt: negative prompt of guidance by two forwards; None where there is none.
+        """
+        return None
+
+    @classmethod
+    def complete(cls, folder: Path) -> None:
+        """Write stand-ins of components that ``from_pretrained`` demands and an exported pipeline folder lacks."""
+
+    @classmethod
+    def missing_parts(cls, folder: Path) -> tuple[str, ...]:
+        """Return the components ``from_pretrained`` must be told that a pipeline folder lacks."""
+        return ()
+
+
+class TrainableDenoiser(Trainable):
+    """A trained diffusion policy, with the velocities of what it is compared with."""
+
+    policy: DiffusionPolicy
+
+    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the policy's (B, ...) velocity, see ``DiffusionPolicy.velocity``."""
+        return self.policy.velocity(latents, sigma, conditioning)
+
+    def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
+        """Return the policy's velocities and predictions for the negative prompt, see the policy's method."""
+        return self.policy.guided_velocity(latents, sigma, conditioning)
+
+    @torch.no_grad()
+    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the base model's (B, ...) velocity: LoRA switched off, or the frozen copy.
+
+        Raises:
+            RuntimeError: full weights are trained and no reference was set.
+        """
+        reference = self.frozen["reference"]
+        if self.lora is not None:
+            with self.without_adapters():
+                return self.policy.velocity(latents, sigma, conditioning)
+        if not reference:
+            raise RuntimeError("set_reference() must be called before reference velocities are asked for")
+        return self.policy.velocity(latents, sigma, conditioning, reference)
+
+    @torch.no_grad()
+    def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the teacher's (B, ...) velocity.
+
+        Raises:
+            RuntimeError: no teacher was set.
+        """
+        teacher = self.frozen["teacher"]
+        if not teacher:
+            raise RuntimeError("set_teacher() must be called before teacher velocities are asked for")
+        return self.policy.velocity(latents, sigma, conditioning, teacher)

@@ -1,0 +1,272 @@
+"""How much memory forwards and backwards take, without any: the real layers on tensors that have shapes only.
+
+Every operation is carried out on fake tensors (``torch._subclasses.FakeTensorMode``), while the storages that come and
+go are counted. Of a denoiser two blocks of a kind are built, and then three: what a further block keeps is the same for
+all of a kind, so the whole is told from a few.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from models.maths.conditioning import Conditioning
+from models.policies.pipeline import PipelinePolicy
+from models.policies.trainable import Trainable
+from models.sizes.architectures import Architecture, meta_decoder, meta_denoiser
+from models.weights.lora import LoraSpec, targeted
+from models.weights.stored_weights import empty_model
+
+#: What denoisers' configs call the widths of what they are conditioned on: of sequences, and of one vector a row.
+_SEQUENCES = ("joint_attention_dim", "text_dim", "cap_feat_dim", "cross_attention_dim", "image_dim")
+_VECTORS = ("pooled_projection_dim",)
+#: Any; what conditions a row has its size whatever the prompt says.
+_PROMPT = "a photo"
+#: Blocks of a kind that show what one takes; with one more, what each of them keeps.
+_FEW = 2
+_CPU = torch.device("cpu")
+
+#: Blocks by the name of their list and their place in it.
+Kept = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a denoiser of the wanted size is called with, one row of each."""
+
+    latents: Tensor
+    """(1, ...) noise."""
+    conditioning: Mapping[str, Tensor]
+    """(1, ...) of each input."""
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, from when they are made until nobody holds them.
+
+    ``torch.distributed._tools.mem_tracker.MemTracker`` does so too, and cannot be used where some weights are frozen.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        super().__init__()
+        self.now = 0
+        """Bytes held."""
+        self.peak = 0
+        """The most there were."""
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Carry out an operation and note what it made."""
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, given)
+        return result
+
+    def _note(self, tensor: Tensor, given: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        # What an operation was given was not made by it: a view of a weight, say.
+        if id(storage) in given or storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+class Footprints:
+    """Measures the model of one architecture in the hands of its family."""
+
+    def __init__(
+        self,
+        policy: PipelinePolicy,
+        architecture: Architecture,
+        lora: LoraSpec | None,
+        *,
+        guided: bool,
+        images: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        """Bind to a model.
+
+        Args:
+            policy: a small pipeline of the family, with the settings and options in question; its parts are replaced.
+            architecture: the model.
+            lora: adapters; None: all weights are trained.
+            guided: guidance by two predictions is on.
+            images: one to start from, for families that take them.
+        """
+        self._policy, self._architecture, self._lora, self._guided = policy, architecture, lora, guided
+        small: Any = next(iter(policy.denoisers.values()))
+        large: Any = meta_denoiser(architecture)
+        with torch.no_grad():
+            rows = policy.encode([_PROMPT], images)
+        dtype = policy.settings.dtype
+        wider = {name: _as_for(name, row, small.config, large.config, dtype) for name, row in rows.items()}
+        # Sizes are those of the model, whatever the small one's are.
+        policy.pipeline.vae_scale_factor = architecture.latents[1]
+        for name in policy.denoisers:
+            # Its config says how many channels latents have.
+            setattr(policy.pipeline, name, large)
+        self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
+
+    def sampling(self) -> int:
+        """Return the bytes that a forward of one row without gradient takes beside the weights."""
+        return self._of_blocks(self._sample)
+
+    def training(self) -> int:
+        """Return the bytes of a forward and backward of one row, beside weights and their gradients."""
+        return self._of_blocks(self._train)
+
+    def decoding(self) -> int:
+        """Return the bytes that decoding the final latents of one row takes, beside the autoencoder's weights."""
+        fakes, settings = FakeTensorMode(allow_non_fake_inputs=True), self._policy.settings
+        vae: Any = meta_decoder(self._architecture)
+        _fake_module(vae.requires_grad_(False).eval(), fakes)
+        if settings.vae_tiling:
+            vae.enable_tiling()
+        channels, pixels, times = self._architecture.latents
+        frames = ((settings.frames - 1) // times + 1,) if "z_dim" in vae.config else ()
+        with fakes, PeakMemory() as memory, torch.no_grad():
+            latents = torch.empty((1, channels, *frames, settings.height // pixels, settings.width // pixels))
+            decoded = vae.decode(latents, return_dict=False)[0]
+            (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return int(memory.peak)
+
+    def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
+        """Return a measure of the whole model, from models with a few blocks of one kind.
+
+        The most is held while the last block of some kind works: what it takes, and what all blocks before it keep.
+        """
+        found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
+        if all(len(places) <= _FEW for _, places in found):
+            return measure(frozenset((name, place) for name, places in found for place in places))
+        largest = before = 0
+        for name, places in found:
+            few = measure(frozenset((name, place) for place in places[:_FEW]))
+            more = measure(frozenset((name, place) for place in places[: _FEW + 1])) if len(places) > _FEW else few
+            largest = max(largest, before + few + (more - few) * max(0, len(places) - _FEW))
+            before += (more - few) * len(places)
+        return largest
+
+    def _shortened(self, kept: Kept) -> nn.Module:
+        """Return the denoiser with some of its blocks."""
+        module = empty_model(lambda: meta_denoiser(self._architecture), self._policy.settings.dtype)
+        module.requires_grad_(False)
+        for name in self._policy.blocks:
+            blocks = getattr(module, name, None)
+            if isinstance(blocks, nn.ModuleList):
+                some = (block for place, block in enumerate(blocks) if (name, place) in kept)
+                setattr(module, name, nn.ModuleList(some))
+        return module
+
+    def _sample(self, kept: Kept) -> int:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._take(kept, fakes)
+        with fakes, PeakMemory() as memory, torch.no_grad():
+            self._policy.velocity(*self._inputs(fakes))
+        return int(memory.peak)
+
+    def _train(self, kept: Kept) -> int:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        for parameter in self._take(kept, fakes):
+            parameter.register_post_accumulate_grad_hook(_forget_gradient)
+        with fakes, PeakMemory() as memory:
+            latents, sigma, conditioning = self._inputs(fakes)
+            # Gradients go through blocks without adapters too.
+            velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
+            velocity.square().mean().backward()  # type: ignore[no-untyped-call]
+        return int(memory.peak)
+
+    def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
+        """Give the policy denoisers with some of the blocks, and return what of them would be trained."""
+        for name in self._policy.denoisers:
+            setattr(self._policy.pipeline, name, self._shortened(kept))
+        for module in self._policy.denoisers.values():
+            self._policy.prepare(module)
+        lora, merged = self._fitting(), None
+        if lora is None or lora.targets:
+            with torch.device("meta"):
+                # There drawing the initial weights of adapters costs nothing.
+                merged = Trainable(self._policy, lora, seed=0).merged
+        for module in self._policy.denoisers.values():
+            _fake_module(module, fakes)
+        if merged is not None:
+            with fakes:
+                # Sums of weights and adapters are weights.
+                merged.refresh()
+        return [p for module in self._policy.denoisers.values() for p in module.parameters() if p.requires_grad]
+
+    def _fitting(self) -> LoraSpec | None:
+        """Return the adapters for which these blocks have layers; other kinds of blocks have the others, or all."""
+        if self._lora is None:
+            return None
+        names = [name for module in self._policy.denoisers.values() for name, _ in module.named_modules()]
+        return replace(self._lora, targets=tuple(t for t in self._lora.targets if any(targeted(n, [t]) for n in names)))
+
+    def _inputs(self, fakes: FakeTensorMode) -> tuple[Tensor, Tensor, Conditioning]:
+        """Return latents, noise level and conditioning of one row, counted as they are made."""
+        positive, negative = (
+            {name: _fake(row, fakes) for name, row in self._rows.conditioning.items()} for _ in range(2)
+        )
+        conditioning = Conditioning(positive, negative if self._guided else None)
+        return _fake(self._rows.latents, fakes), torch.tensor([0.5]), conditioning
+
+
+def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Return, by list of blocks, the places of blocks that are alike: one class with parameters of equal shapes."""
+    found: dict[tuple[str, Any], list[int]] = {}
+    for name in blocks:
+        held = getattr(module, name, None)
+        if isinstance(held, nn.ModuleList):
+            for place, block in enumerate(held):
+                shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
+                found.setdefault((name, (type(block), shapes)), []).append(place)
+    return [(name, places) for (name, _), places in found.items()]
+
+
+def _fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
+    """Give a module on the meta device, in place, parameters and buffers that claim to be in memory."""
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    made: Any = FakeTensor(fakes, tensor.detach().to("meta"), _CPU)
+                    held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+    return module
+
+
+def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
+    """Return a row without content; of numbers that say how long something is the content is known."""
+    with fakes:
+        return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
+
+
+def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+    """Return a row of a small model's conditioning as wide as a large one wants it, in the dtype it is stored in."""
+    if not row.is_floating_point():
+        return row
+    if "latents" in name:
+        return row.to(dtype)
+    names = _VECTORS if row.ndim == 2 else _SEQUENCES
+    widths = [large[key] for key in names if small.get(key) == row.shape[-1] and large.get(key)]
+    return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
+
+
+def _forget_gradient(parameter: Tensor) -> None:
+    parameter.grad = None

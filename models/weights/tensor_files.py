@@ -1,0 +1,142 @@
+"""Tensors in safetensors files: whole ones, and parts that several ranks wrote, each of what it holds.
+
+Parts are written and read by ``torch.distributed.checkpoint`` with its safetensors storage, which notes in every file's
+header where a part lies in the whole. Whoever reads says what it wants, whole or spread over any number of ranks, and
+reads only that. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from models.weights.safetensors_header import canonical_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.metadata import Metadata
+
+#: In files of parts, which are written together, a tensor is called as its file and then as in a file of whole ones.
+_IN = "/"
+
+
+class TensorFiles:
+    """Stored tensors: files of whole ones, or the parts of one set of tensors."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Read the headers."""
+        self._reader = _Reader(files)
+        prefix = files[0].name + _IN
+        entries = self._reader.metadata.state_dict_metadata.items()
+        self._stored = {
+            key.removeprefix(prefix): (key, entry.size)
+            for key, entry in entries
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of every tensor, whole, by name."""
+        return {name: size for name, (_, size) in self._stored.items()}
+
+    @torch.no_grad()
+    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+        """Fill tensors, in place: of spread ones each rank reads its part, without waiting for the others.
+
+        Args:
+            targets: tensors of any dtype by name, of the stored shapes.
+
+        Raises:
+            KeyError: the files lack one of them.
+        """
+        wanted = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
+        with warnings.catch_warnings():
+            # Every rank reads for itself, which torch takes for a program of one process.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(wanted, storage_reader=self._reader, no_dist=True)
+
+
+def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup | None = None) -> None:
+    """Write this rank's part of some tensors; all ranks must call this together.
+
+    Args:
+        files: tensors by name by the name of a file; whole ones are written by one rank.
+        folder: where this rank's files go.
+        group: the ranks; None: all.
+    """
+    named, writer = _together(files, folder)
+    save(named, storage_writer=writer, process_group=group)
+    finish_parts(files, folder)
+
+
+def begin_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup) -> Future[Any]:
+    """Copy this rank's part of some tensors to host memory, and write it while the caller goes on.
+
+    All ranks must call this together. When the future is done, ``finish_parts`` makes the files ready.
+
+    Args:
+        files: tensors by name by the name of a file.
+        folder: where this rank's files go.
+        group: the ranks, with a backend for host memory; nothing else may use it meanwhile.
+    """
+    named, writer = _together(files, folder)
+    # The writer's own staging copies nothing that lies in host memory already, where training would change it.
+    with contextlib.closing(DefaultStager(StagingOptions(False, False, False, False))) as stager:
+        started = async_save(named, storage_writer=writer, process_group=group, async_stager=stager)
+    assert isinstance(started, Future)
+    return started
+
+
+def finish_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+    """Give the files of a finished write their names, and headers that equal content makes equal."""
+    for path in sorted(folder.glob("*.safetensors")):
+        # "shard-<rank>-model-<file>-of-<files>", counted from 1.
+        number = int(path.stem.split("-")[3])
+        target = folder / list(files)[number - 1]
+        os.replace(path, target)
+        canonical_header(target)
+
+
+def _together(files: Mapping[str, Mapping[str, Tensor]], folder: Path) -> tuple[dict[str, Tensor], Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = ((f"{file}{_IN}{name}", value) for file, tensors in files.items() for name, value in tensors.items())
+    # Headers list what they hold in the order it comes in, which is another one after a checkpoint was read.
+    named = dict(sorted(pairs, key=lambda pair: pair[0]))
+    numbers = {key: list(files).index(key.partition(_IN)[0]) + 1 for key in named}
+    return named, HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Reads some files, wherever they lie, instead of all files of one folder."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        super().__init__(str(files[0].parent))
+        self.fs = _Listed(files)
+        self.metadata = super().read_metadata()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the headers said."""
+        return self.metadata
+
+
+class _Listed(FileSystem):
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = [str(file) for file in files]
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        """Return the files."""
+        return self._files

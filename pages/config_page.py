@@ -1,0 +1,186 @@
+"""Renders docs/configuration.md from the schema and the components' classes.
+
+``python -m pages.config_page`` writes the page; what stands before its first section is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from configs.section import Section
+from models.maths.schedules import PLANS
+from models.maths.transitions import KERNELS
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from tasks.algorithms import ALGORITHMS
+from tasks.execution.launchers import LAUNCHERS
+from tasks.execution.runners import RUNNERS
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+#: Settings that name a component, and its table.
+COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
+    "Model families": ("model.policy; options: model.options", POLICIES),
+    "Base models built on the spot": ("model.build", BUILDERS),
+    "Samplers": ("rollout.sampler", KERNELS),
+    "Plans": ("rollout.plan", PLANS),
+    "Algorithms": ("optimize.algorithm", ALGORITHMS),
+    "Rewards": ("rewards", REWARDS),
+    "Runners": ("execution.runner", RUNNERS),
+    "Launchers": ("execution.launcher", LAUNCHERS),
+}
+
+
+def render() -> str:
+    """Return the page's sections."""
+    lines: list[str] = []
+    for section, field in RunConfig.model_fields.items():
+        lines += [f"## {section}", "", _text(docstrings(RunConfig)[section]), ""]
+        lines += ["| setting | type | default | |", "|---|---|---|---|"]
+        model = _model(field.annotation)
+        assert model is not None
+        many = typing.get_origin(field.annotation) is tuple
+        lines += [*_rows(f"{section}[]" if many else section, model), ""]
+    lines += ["# Components", "", "Named by `name`; what follows are their `options`.", ""]
+    for title, (setting, table) in COMPONENTS.items():
+        lines += [
+            f"## {title}",
+            "",
+            f"`{setting}`",
+            "",
+            "| name | option | type | default | |",
+            "|---|---|---|---|---|",
+        ]
+        for name in sorted(table):
+            lines += _component(name, resolve(table, name, what=setting))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _rows(prefix: str, model: type[BaseModel]) -> Iterator[str]:
+    said = docstrings(model)
+    for name, field in model.model_fields.items():
+        inner = _model(field.annotation)
+        if inner is not None and inner.__name__ != "Component":
+            many = typing.get_origin(field.annotation) in (tuple, list)
+            default = _default(field) if _default(field) in ("none", "empty", "required") else "as below"
+            yield f"| `{prefix}.{name}` | section | {default} | {_text(said[name])} |"
+            yield from _rows(f"{prefix}.{name}{'[]' if many else ''}", inner)
+            continue
+        yield f"| `{prefix}.{name}` | {_type(field)} | {_default(field)} | {_text(said[name])} |"
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """Return the section an annotation stands for, through tuples and None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in typing.get_args(annotation) if (found := _model(part)) is not None), None)
+
+
+def _type(field: FieldInfo) -> str:
+    limits = []
+    for limit in field.metadata:
+        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+        limits += [f"{sign} {getattr(limit, name):g}" for name, sign in signs.items() if hasattr(limit, name)]
+    return ", ".join([_name(field.annotation), *limits])
+
+
+def _name(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is type(None):
+        return "none"
+    if origin is typing.Literal:
+        return " or ".join(str(part) for part in parts)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_name(part) for part in parts if part is not type(None))
+    if origin is typing.Annotated:
+        return _name(parts[0])
+    if origin in (tuple, list):
+        return f"list of {_name(parts[0])}"
+    if origin is dict or origin is Mapping:
+        return "mapping"
+    plain = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Component": "component"}
+    named = getattr(annotation, "__name__", str(annotation))
+    return plain.get(named, named)
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+
+
+def _value(value: Any) -> str:
+    if value is None or value is PydanticUndefined:
+        return "none"
+    if isinstance(value, BaseModel):
+        options = value.model_dump(mode="json", exclude_defaults=True)
+        return f"`{options.get('name', '')}`" if set(options) == {"name"} else _value(options)
+    if value in ((), [], {}, ""):
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{value if isinstance(value, str) else json.dumps(value, default=str)}`"
+
+
+def _component(name: str, kind: Any) -> Iterator[str]:
+    options = kind.options_type if hasattr(kind, "options_type") else kind
+    # What an algorithm is stands at the head of its file.
+    told = sys.modules[kind.__module__] if kind.__module__.startswith("tasks.algorithms") else kind
+    about = _text(inspect.getdoc(told))
+    yield f"| **`{name}`** | | | | {about} |"
+    if not dataclasses.is_dataclass(options):
+        return
+    said = docstrings(options)
+    # What names torch's types does not import them.
+    hints = typing.get_type_hints(options, localns={"Tensor": torch.Tensor, "nn": torch.nn})
+    for field in dataclasses.fields(options):
+        if field.init and not field.name.startswith("_"):
+            given = field.default_factory() if callable(field.default_factory) else field.default
+            default = "required" if given is dataclasses.MISSING else _value(given)
+            row = f"| | `{field.name}` | {_name(hints[field.name])} | {default} | {_text(said.get(field.name, ''))} |"
+            yield row
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass or section, and of those it comes from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not (dataclasses.is_dataclass(base) or issubclass(base, Section)):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                found[field.target.id] = str(ast.literal_eval(text.value))
+    return found
+
+
+def _text(text: str | None) -> str:
+    return re.sub(r"\s+", " ", (text or "").replace("``", "`").replace("|", "\\|")).strip()
+
+
+def page() -> str:
+    """Return the whole page: its beginning as it is, then the sections."""
+    head = PAGE.read_text().partition("\n## ")[0]
+    return f"{head.rstrip()}\n\n{render().rstrip()}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

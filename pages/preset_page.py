@@ -1,0 +1,173 @@
+"""Reads the heads of the full-size presets, and renders docs/presets.md from ``tests.published``.
+
+``python -m pages.preset_page`` writes the page; what stands before its first section is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.load import load_config
+from configs.registry import create, resolve
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.maths.schedules import PLANS
+from models.maths.transitions import KERNELS
+from models.policies import POLICIES
+from tasks.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "presets.md"
+#: Stands for a setting that configs do not have.
+ABSENT = "absent"
+_HEAD = re.compile(r"^# deviates: (?P<key>\S+) (?P<published>.+?) -> (?P<ours>.+?): (?P<reason>.+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """One line of a preset's head."""
+
+    published: str
+    """The published value."""
+    ours: str
+    """The preset's value, or what is done where configs have no such setting."""
+    reason: str
+    """Why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Where a preset comes from and what is stated there."""
+
+    title: str
+    """Method and model."""
+    paper: str | None
+    """arXiv number."""
+    files: Mapping[str, str]
+    """Addresses of the files, by a short name."""
+    settings: Mapping[str, Mapping[str, Any]]
+    """Published values by the short name of the file, then by setting."""
+    remark: str = ""
+    """What the table cannot say."""
+
+    def values(self) -> dict[str, tuple[Any, str]]:
+        """Return value and file by setting; later files overrule earlier ones."""
+        found: dict[str, tuple[Any, str]] = {}
+        for name, settings in self.settings.items():
+            found |= {key: (value, name) for key, value in settings.items()}
+        return found
+
+
+def shown(value: Any) -> str:
+    """Return a value as heads and the page write it."""
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:g}" if abs(value) < 1e5 else str(int(value))
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value)
+    return str(value)
+
+
+def deviations(preset: Path) -> dict[str, Deviation]:
+    """Return the deviations a preset's head lists, by setting.
+
+    Raises:
+        ValueError: a line is malformed, or names a setting a second time.
+    """
+    found: dict[str, Deviation] = {}
+    for line in preset.read_text().splitlines():
+        if not line.startswith("# deviates"):
+            continue
+        match = _HEAD.match(line)
+        if match is None or match["key"] in found:
+            raise ValueError(f"{preset.name}: '{line}' is not of the form '# deviates: KEY PUBLISHED -> OURS: REASON'.")
+        found[match["key"]] = Deviation(**{name: match[name] for name in ("published", "ours", "reason")})
+    return found
+
+
+def resolved(config: RunConfig, key: str) -> Any:
+    """Return the value a config has for a setting, component defaults included, or ``ABSENT``."""
+    data = _effective(config)
+    if key in _DERIVED:
+        return _DERIVED[key](config)
+    node: Any = data
+    for part in key.split("."):
+        if node is None:
+            return None
+        if not isinstance(node, dict) or part not in node:
+            return ABSENT
+        node = node[part]
+    return node
+
+
+def _effective(config: RunConfig) -> dict[str, Any]:
+    data = config.model_dump(mode="json")
+    tables = (("optimize", "algorithm", ALGORITHMS), ("rollout", "sampler", KERNELS), ("rollout", "plan", PLANS))
+    for section, name, table in tables:
+        component = data[section][name]
+        component["options"] = asdict(create(table, component["name"], component["options"], what=name))
+    family = resolve(POLICIES, config.model.policy, what="policy")
+    data["model"]["options"] = asdict(family.options_type(**config.model.options))
+    if config.model.lora is not None:
+        data["model"]["lora"]["targets"] = sorted(config.model.lora.targets or family.lora_targets)
+    return data
+
+
+def _reward(section: RewardSection) -> str:
+    return f"{section.weight:g} {section.name}"
+
+
+#: Settings shown in a form of their own.
+_DERIVED = {
+    "rewards": lambda config: " + ".join(_reward(section) for section in config.rewards),
+    "prompts.train": lambda config: Path(config.prompts.train).name,
+    "rewards.frames": lambda config: config.rewards[0].frames,
+    "model.lora": lambda config: None if config.model.lora is None else f"rank {config.model.lora.rank}",
+}
+
+
+def section(name: str, publication: Publication) -> list[str]:
+    """Return the lines of a preset's section of the page."""
+    preset = ROOT / "configs" / f"{name}.yaml"
+    config, listed = load_config(preset), deviations(preset)
+    paper = f"[arXiv {publication.paper}](https://arxiv.org/abs/{publication.paper}); " if publication.paper else ""
+    files = ", ".join(f"[{label}]({address})" for label, address in publication.files.items())
+    lines = [f"## {name}", "", f"{publication.title}. {paper}{files}.", ""]
+    if publication.remark:
+        lines += [publication.remark, ""]
+    lines += ["| setting | published | ours | source | why different |", "|---|---|---|---|---|"]
+    for key, (value, file) in sorted(publication.values().items()):
+        other = listed.get(key)
+        ours = shown(resolved(config, key)) if other is None else other.ours
+        lines.append(f"| `{key}` | {shown(value)} | {ours} | {file} | {other.reason if other else ''} |")
+    return [*lines, ""]
+
+
+def page(publications: Mapping[str, Publication], introduction: str) -> str:
+    """Return the page: an introduction, and a section per preset."""
+    lines = [line for name, publication in publications.items() for line in section(name, publication)]
+    return introduction + "\n".join(lines).rstrip() + "\n"
+
+
+def introduction() -> str:
+    """Return what stands in the page before its first section."""
+    text = PAGE.read_text()
+    return text[: text.index("\n## ") + 1]
+
+
+def main() -> None:
+    """Write the page."""
+    from tests.published import PUBLISHED
+
+    PAGE.write_text(page(PUBLISHED, introduction()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Rows of diffusion policies, and what an algorithm may ask of such a policy.
+
+Legend: B rows of a micro-batch, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from models.maths.transitions import expand
+from tasks.algorithms.base import Batch, Models
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.maths.conditioning import Conditioning
+    from models.maths.transitions import Gaussian, Grid, Kernel
+    from models.policies.diffusion import TrainableDenoiser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionBatch(Batch):
+    """States of denoising, steps and samples freely mixed."""
+
+    latents: Tensor
+    """(B, ...) float32 state the policy is asked about."""
+    grid: Grid
+    """Noise levels of each row."""
+    conditioning: Conditioning
+    """B rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionBatch(DiffusionBatch):
+    """Stored stochastic steps."""
+
+    weighed: ClassVar[bool] = True
+
+    next_latents: Tensor
+    """(B, ...) float32 state after the step."""
+    old_log_probs: Tensor
+    """(B,) float32 behavior log-probs."""
+    mean_std: Tensor
+    """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
+    old_means: Tensor | None = None
+    """(B, ...) float32 means of the behavior policy's steps, if stored."""
+    unconditional: Tensor | None = None
+    """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
+    own: Tensor | None = None
+    """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
+
+    def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
+        """Return the batch with the policy's own log-probs and means as the old ones, where those are its own.
+
+        Before the first update they are equal but for the rounding between two forwards, of other sizes or in other
+        dtypes, which no ratio should be made of: it is exactly 1 there.
+
+        Args:
+            step: the policy's distribution of the next latents.
+            log_probs: (B,) log-probs under it.
+        """
+        if self.own is None:
+            return self
+        means, mean = self.old_means, step.mean.detach()
+        return replace(
+            self,
+            old_log_probs=torch.where(self.own, log_probs.detach(), self.old_log_probs),
+            old_means=None if means is None else torch.where(expand(self.own, means), mean, means),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch(DiffusionBatch):
+    """Final latents noised to a level: latents = (1 - t) clean + t noise with t = grid.sigma."""
+
+    clean: Tensor
+    """(B, ...) float32 final latents of the rollout."""
+    noise: Tensor
+    """(B, ...) float32 standard normal noise."""
+
+    @property
+    def target(self) -> Tensor:
+        """The velocity that leads back to the sample, noise - clean."""
+        return self.noise - self.clean
+
+
+@dataclass(slots=True, kw_only=True)
+class DiffusionModels(Models):
+    """Velocities of the policy, and of what it is compared with."""
+
+    trainable: TrainableDenoiser
+    """The policy being trained."""
+    kernel: Kernel
+    """The rollout's stochastic step."""
+
+    def velocity(self, batch: DiffusionBatch) -> Tensor:
+        """Return (B, ...) velocities of the policy, with gradient."""
+        conditioning = batch.conditioning
+        if isinstance(batch, TransitionBatch) and batch.unconditional is not None:
+            conditioning = replace(conditioning, unconditional=batch.unconditional)
+        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
+
+    def _computed(self, batch: DiffusionBatch) -> Tensor:
+        """Return velocities of whatever the parameters are now, nothing of which is known."""
+        return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+
+    def reference_velocity(self, batch: DiffusionBatch) -> Tensor:
+        """Return (B, ...) velocities of the base model, without gradient; computed once per row and epoch."""
+        known = self.remembered
+        if known is not None and all(key in known for key in batch.keys):
+            return torch.stack([known[key] for key in batch.keys]).to(batch.latents.device)
+        velocity = self.trainable.reference_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+        if known is not None:
+            known.update(zip(batch.keys, velocity.cpu(), strict=True))
+        return velocity
+
+    def average_velocity(self, batch: DiffusionBatch) -> Tensor:
+        """Return (B, ...) velocities of the moving average as it is now, without gradient.
+
+        Raises:
+            RuntimeError: none is kept.
+        """
+        if self.average is None:
+            raise RuntimeError("optimize.ema must be set for a comparison with the moving average")
+        with torch.no_grad(), self.trainable.holding(self.average):
+            return self._computed(batch)
+
+    def behavior_velocity(self, batch: DiffusionBatch, velocity: Tensor) -> Tensor:
+        """Return (B, ...) velocities of the behavior policy; before the first update they are the policy's own."""
+        if self.on_policy:
+            return velocity.detach()
+        with torch.no_grad(), self.trainable.holding(self.behavior):
+            return self._computed(batch)
+
+    def teacher_velocity(self, batch: DiffusionBatch) -> Tensor:
+        """Return (B, ...) velocities of the teacher, without gradient."""
+        return self.trainable.teacher_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+
+    def step(self, batch: DiffusionBatch, velocity: Tensor) -> Gaussian:
+        """Return the distribution of the next latents under a velocity."""
+        return self.kernel.step(batch.latents, velocity, batch.grid)

@@ -1,0 +1,46 @@
+"""A run that is carried out: its context, the models of this process, and the ranks that work together."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from tasks.execution.crew import Crew
+from tasks.hosting.host import ModelHost
+from tasks.identities.nodes import Node
+from tasks.runs.context import RunContext
+from tasks.stages.stage import Stage, make_stage
+
+
+class Execution:
+    """What the stages of one run work with in one process."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; no model is loaded and no rank started yet."""
+        self.context = context
+        self.host = ModelHost(context)
+        """Holds the run's models in this process."""
+
+    @cached_property
+    def crew(self) -> Crew:
+        """The run's resident ranks, where several processes work together."""
+        execution, reporter = self.context.config.execution, self.context.reporter
+        return Crew(execution, reporter)
+
+    def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
+        """Return a stage, with what it works with.
+
+        Raises:
+            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
+        """
+        return make_stage(self.context, self.host, Node(epoch, name, slot))
+
+    def begin_epoch(self) -> None:
+        """Start the ranks anew if they have stayed long enough."""
+        if "crew" in vars(self):
+            self.crew.begin_epoch()
+
+    def close(self) -> None:
+        """Release models and ranks; what is asked for later is loaded and started again."""
+        self.host.release()
+        if "crew" in vars(self):
+            self.crew.close()

@@ -1,0 +1,43 @@
+"""What samples earned: the tables of rewards and of advantages, and what is optimized of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import torch
+
+from configs.rewards import RewardSection
+from tasks.algorithms.advantages import composed
+from tasks.runs.chain import Chain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def earned(chain: Chain, epoch: int) -> str:
+    """Return in words what the samples of an epoch earned on average, of what is optimized."""
+    mean = chain.store.require(chain.require(epoch, "advantage").ref).summary["reward_mean"]
+    rewards = chain.config.rewards
+    plain = len(rewards) == 1 and rewards[0].weight == 1
+    return f"{rewards[0].slot if plain else 'sum'} {mean:.3f}"
+
+
+def optimized_parts(sections: Sequence[RewardSection], tables: Sequence[pa.Table]) -> list[Tensor]:
+    """Return what is weighted of each reward, (N,) float64; NaN where its score failed, 0 where none was asked for."""
+    parts = []
+    for section, table in zip(sections, tables, strict=True):
+        scores = torch.tensor(table.column("reward").to_numpy(), dtype=torch.float64)
+        failed = torch.tensor([bool(note) for note in table.column("note").to_pylist()]) & scores.isnan()
+        values = composed(scores, threshold=section.threshold, standardize=section.standardize)
+        parts.append(torch.where(values.isnan() & ~failed, 0.0, values))
+    return parts
+
+
+def group_numbers(samples: pa.Table) -> tuple[Tensor, list[str]]:
+    """Return each row's group as a number, (N,) int64 in order of first appearance, and the groups' names."""
+    column = samples.column("group_id").to_pylist()
+    names = list(dict.fromkeys(column))
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[name] for name in column]), names

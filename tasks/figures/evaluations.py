@@ -1,0 +1,84 @@
+"""What came of a run, read from its committed artifacts: scores of evaluations, and the grids that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.figures.pictures import GRID
+from tasks.identities.nodes import OF
+from tasks.runs.chain import Chain
+
+#: {prompt list: {reward: {figure: value}}}
+Figures = dict[str, dict[str, dict[str, float]]]
+
+
+def evaluation_figures(chain: Chain, epoch: int) -> Figures:
+    """Return the scores of the run's own evaluation of an epoch; empty if it has none.
+
+    The prompt lists are 'heldout' and 'train'; a reward has a 'mean', and 'exact' if it knows a perfect score; with
+    several prompt sources those of each too, as 'SOURCE_mean'. One that scores no prompt of a list is left out.
+    """
+    config = chain.config
+    slots = [section.slot for section in (*config.rewards, *config.evaluate.judges)]
+    found = {slot: chain.find(epoch, "judge", slot) for slot in slots}
+    return _by_split(chain.store, {slot: entry.ref for slot, entry in found.items() if entry is not None})
+
+
+def named_evaluations(chain: Chain) -> dict[tuple[int, str], dict[str, ArtifactRef]]:
+    """Return the evaluations beside the run's own: (epoch, name) -> rewards artifacts by reward, the newest of each."""
+    found: dict[tuple[int, str], dict[str, ArtifactRef]] = {}
+    for entry in chain.run.entries():
+        slot, _, name = entry.slot.partition(OF)
+        if entry.stage == "judge" and name:
+            found.setdefault((entry.epoch, name), {})[slot] = entry.ref
+    return found
+
+
+def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
+    """Return the scores of an evaluation beside the run's own."""
+    return _by_split(chain.store, named_evaluations(chain).get((epoch, name), {}))
+
+
+def weighted_reward(config: RunConfig, figures: Figures) -> float:
+    """Return the weighted mean reward on held-out prompts; on the train prompts where there are no others."""
+    split = figures.get("heldout") or figures["train"]
+    scored = [section for section in config.rewards if section.slot in split]
+    return float(sum(section.weight * split[section.slot]["mean"] for section in scored))
+
+
+def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
+    """Return the image grid of each prompt list a rewards artifact of an evaluation scored."""
+    folders = {record.shard: store.folder(ref, record) for record in store.shards(ref)}
+    return {split: folder / GRID for split, folder in folders.items() if (folder / GRID).exists()}
+
+
+def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
+    """Return the grids of the run's own evaluation of an epoch, with the scores of its first reward."""
+    entry: LineageEntry | None = chain.find(epoch, "judge", chain.config.rewards[0].slot)
+    return {} if entry is None else grids(chain.store, entry.ref)
+
+
+def evaluated_epochs(chain: Chain) -> list[int]:
+    """Return the epochs whose evaluation counts and is complete."""
+    return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge"})
+
+
+def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:
+    figures: Figures = {}
+    for slot, ref in rewards.items():
+        manifest = store.manifest(ref)
+        for split, values in _ordered({} if manifest is None else manifest.summary):
+            if values:
+                figures.setdefault(split, {})[slot] = dict(values)
+    return figures
+
+
+def _ordered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the prompt lists of a summary, train first."""
+    return sorted(summary.items(), key=lambda item: item[0] != "train")

@@ -1,0 +1,61 @@
+"""Figures of scores: of a shard, and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from models.rewards.base import Batch, Scores
+from tasks.inputs.prompts import SOURCE
+
+
+def mean_figures(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
+    """Return the mean score of (rows, summary) parts, the share of perfect ones where the reward knows them.
+
+    Where there are several prompt sources, those of each too, as 'SOURCE_mean'. Samples that could not be scored are
+    counted apart, as 'failed', where there are any. Where none was scored there is no mean.
+    """
+    counted = [(int(summary.get("scored", count)), summary) for count, summary in parts]
+    figures = _means(counted)
+    for name in sorted({name for _, summary in counted for name in summary.get("sources", ())}):
+        of_source = [summary["sources"][name] for _, summary in counted if name in summary.get("sources", ())]
+        means = _means([(each["scored"], each) for each in of_source])
+        figures |= {f"{name}_{figure}": value for figure, value in means.items()}
+    failed = sum(int(summary.get("failed", 0)) for _, summary in parts)
+    return {**figures, "failed": failed} if failed else figures
+
+
+def _means(parts: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, float]:
+    rows = sum(count for count, _ in parts)
+    if rows == 0:
+        return {}
+    figures = {"mean": sum(summary["mean"] * count for count, summary in parts if count) / rows}
+    if all("exact" in summary for _, summary in parts):
+        figures["exact"] = sum(summary["exact"] for _, summary in parts) / rows
+    return figures
+
+
+def score_summary(batch: Batch, scores: Scores, perfect: float | None) -> dict[str, Any]:
+    """Return the figures of a shard: over all, and by prompt source where there are several."""
+    summary = figures_of(scores.values, perfect)
+    if summary["scored"] == len(batch):
+        del summary["scored"]
+    failed = np.isnan(scores.values) & np.array([bool(note) for note in scores.notes or [""] * len(batch)])
+    if failed.any():
+        summary["failed"] = int(failed.sum())
+    of = np.array([about.get(SOURCE, "") for about in batch.metadata])
+    if any(of):
+        by_source = {name: figures_of(scores.values[of == name], perfect) for name in sorted(set(of.tolist()))}
+        summary["sources"] = {name: found for name, found in by_source.items() if found["scored"]}
+    return summary
+
+
+def figures_of(values: np.ndarray, perfect: float | None) -> dict[str, Any]:
+    """Return mean, count of perfect ones and count of (N,) scores, NaN where there is none."""
+    known = values[~np.isnan(values)]
+    figures: dict[str, Any] = {"mean": float(known.mean(dtype=np.float64))} if len(known) else {}
+    if perfect is not None:
+        figures["exact"] = int((known >= perfect).sum())
+    return {**figures, "scored": len(known)}

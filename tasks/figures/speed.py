@@ -1,0 +1,63 @@
+"""How fast the work on a committed artifact was, from what its shards' records say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from storage.layout import ArtifactRef
+from storage.records import Manifest
+from tasks.runs.chain import Chain
+
+#: What the rows of a stage's artifact are, where their rate says how fast the model works.
+ROWS = {"rollout": "samples", "optimize": "rows"}
+
+
+def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
+    """Return how fast the work on an artifact of rollouts or of training was, as far as it is known.
+
+    'samples_per_s' or 'rows_per_s' of work; 'outside_model', the share of the time in which no model computed;
+    'tflops_per_s' of the denoisers, and 'mfu', that over the device's peak (PaLM, arXiv 2204.02311, appendix B).
+    """
+    records = [record.producer for record in chain.store.shards(ArtifactRef(manifest.kind, manifest.id))]
+    names = ("seconds", "model_seconds", "model_flops")
+    totals = {name: sum(float(each.get(name, 0.0)) for each in records) for name in names}
+    if totals["seconds"] <= 0:
+        return {}
+    speed = {f"{ROWS[manifest.stage]}_per_s": manifest.rows / totals["seconds"]}
+    # Shards of another version may lack what is counted now: a share of a part would be none of the whole.
+    if all("model_seconds" in each for each in records):
+        speed["outside_model"] = 1 - totals["model_seconds"] / totals["seconds"]
+    if all("model_flops" in each for each in records):
+        rate = totals["model_flops"] / totals["seconds"]
+        speed["tflops_per_s"] = rate / 1e12
+        peaks = {float(each.get("peak_flops", 0.0)) for each in records}
+        if len(peaks) == 1 and 0.0 not in peaks:
+            speed["mfu"] = rate / peaks.pop()
+    return speed
+
+
+def seconds_of(chain: Chain, ref: ArtifactRef) -> float:
+    """Return the seconds of work on a complete artifact, of all processes."""
+    return sum(float(record.producer.get("seconds", 0.0)) for record in chain.store.shards(ref))
+
+
+def epoch_speeds(chain: Chain, epoch: int) -> dict[str, dict[str, float]]:
+    """Return the speeds of a trained epoch's stages, see ``speed_of``; empty before any."""
+    if epoch == 0:
+        return {}
+    found = {stage: chain.find(epoch, stage) for stage in ROWS}
+    manifests = {stage: chain.store.manifest(entry.ref) for stage, entry in found.items() if entry is not None}
+    return {stage: speed_of(chain, manifest) for stage, manifest in manifests.items() if manifest is not None}
+
+
+def in_words(speed: Mapping[str, float]) -> str:
+    """Return a speed as a person reads it."""
+    rows = {f"{name}_per_s": name for name in ROWS.values()}
+    shown = [f"{value:.3g} {rows[name]}/s" for name, value in speed.items() if name in rows]
+    if "outside_model" in speed:
+        shown.append(f"{speed['outside_model']:.1%} outside the model")
+    if "tflops_per_s" in speed:
+        shown.append(f"{speed['tflops_per_s']:.3g} TFLOP/s")
+    if "mfu" in speed:
+        shown.append(f"MFU {speed['mfu']:.1%}")
+    return ", ".join(shown)

@@ -1,0 +1,268 @@
+"""What of a run is logged, read from its committed artifacts. No MLflow here.
+
+Steps: ``optimize/*`` are logged at the optimizer update, everything else at the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.fingerprint import fingerprint
+from configs.load import flatten
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.records import Manifest
+from tasks.figures.evaluations import Figures, grids, named_evaluations, named_figures, weighted_reward
+from tasks.figures.evaluations import evaluation_figures as figures_of
+from tasks.figures.pictures import CLIPS
+from tasks.figures.speed import ROWS, seconds_of, speed_of
+from tasks.figures.watch import correlations, shares, suspicions
+from tasks.identities.nodes import Node, evaluation_nodes
+from tasks.runs.chain import Chain
+from tasks.runs.context import RunContext
+
+#: MLflow shows every parameter beside the charts; more than these would hide them.
+MAX_PARAMS = 16
+_MAX_LENGTH = 500
+#: What a table of epochs shows besides rewards and monitors.
+_IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of one curve."""
+
+    key: str
+    """Name of the curve."""
+    value: float
+    """Value."""
+    step: int
+    """Epoch, or optimizer update."""
+    split: str | None = None
+    """Prompt list it is a score on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochContent:
+    """A trained epoch."""
+
+    epoch: int
+    """Its number."""
+    identity: str
+    """Changes when any of its artifacts does."""
+    points: tuple[Point, ...]
+    """All its values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationContent:
+    """An evaluation of the policy after an epoch."""
+
+    epoch: int
+    """The epoch."""
+    name: str
+    """Empty for the run's own."""
+    identity: str
+    """Changes when any of its artifacts does."""
+    policy: str
+    """``kind/id`` of the policy."""
+    points: tuple[Point, ...]
+    """Its scores."""
+    images: Mapping[str, Path]
+    """Grid of each prompt list."""
+    clips: Mapping[str, Path]
+    """Folder of clips of each prompt list."""
+    reward: float
+    """Weighted held-out reward."""
+
+    @property
+    def key(self) -> str:
+        """What it is called among those logged."""
+        return f"{self.epoch}:{self.name}"
+
+
+def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
+    """Return what is logged of an epoch; None while its training does not count or is not complete."""
+    made = _made(chain, epoch)
+    if made is None:
+        return None
+    points = [Point(key=key, value=value, step=epoch) for key, value in _epoch_figures(chain, made).items()]
+    points += [
+        Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
+        for slot, value in correlations(chain, epoch).items()
+    ]
+    points += [
+        Point(key=f"reward/{slot}_share", value=value, step=epoch) for slot, value in shares(chain, epoch).items()
+    ]
+    for update in made[epoch, "optimize", ""].summary["updates"]:
+        step = int(update["update"])
+        points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
+    identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
+    return EpochContent(epoch=epoch, identity=identity, points=tuple(points))
+
+
+def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return the figures of a trained epoch that fit into a table: rewards, monitors, seconds of work."""
+    figures = _epoch_figures(chain, _made(chain, epoch) or {})
+    means = [key for key in figures if key.startswith(("reward/", "monitor/")) and key.endswith("_mean")]
+    shown = [key for key in ("reward/mean", "reward/std", *means, *_IN_TABLE) if key in figures]
+    return {"epoch": epoch, **{key: round(figures[key], 4) for key in shown}}
+
+
+def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
+    """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there."""
+    nodes = list(evaluation_nodes(chain.config, epoch))
+    found = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in found):
+        return None
+    refs = [entry.ref for entry in found if entry is not None]
+    return _evaluation(chain, epoch, "", refs[0], refs[1:], figures_of(chain, epoch))
+
+
+def side_contents(chain: Chain) -> list[EvaluationContent]:
+    """Return the evaluations beside the run's own."""
+    found = []
+    for (epoch, name), rewards in named_evaluations(chain).items():
+        images = chain.run.made(epoch, "evaluate", name)
+        if images:
+            figures = named_figures(chain, epoch, name)
+            found.append(_evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures))
+    return found
+
+
+def parameters(config: RunConfig) -> dict[str, str]:
+    """Return the settings a reviewer compares runs by: what matters, then what differs from the defaults.
+
+    Settings that may change from one invocation of a run to the next are not among them.
+    """
+    flat = flatten(config.model_dump(mode="json"))
+    chosen = {name: value for name, value in _what_matters(config).items() if value is not None}
+    plain = flatten(
+        RunConfig(model=config.model, prompts=config.prompts, rewards=config.rewards).model_dump(mode="json")
+    )
+    for key, value in flat.items():
+        section = key.split(".")[0]
+        named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
+        if (
+            len(chosen) < MAX_PARAMS
+            and not named
+            and plain.get(key) != value
+            and key not in _SAID
+            and not key.startswith(_KEPT)
+        ):
+            chosen[key] = value
+    return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:MAX_PARAMS]}
+
+
+_FREE = ("evaluate", "export", "execution", "tracking")
+#: Said by a parameter of another name.
+_SAID = ("optimize.algorithm.name", "rollout.sampler.name", "rollout.plan.name")
+#: Said nowhere: how samples are kept.
+_KEPT = ("rollout.groups_per_shard", "rollout.store", "rollout.media.", "rollout.latents_dtype")
+
+
+def _what_matters(config: RunConfig) -> dict[str, Any]:
+    model, rollout, optimize = config.model, config.rollout, config.optimize
+    lora = model.lora
+    return {
+        "algorithm": optimize.algorithm.name,
+        "base": model.path.rstrip("/").split("/")[-1] if model.path else model.build and model.build.name,
+        "family": model.policy,
+        "trained": "all weights" if lora is None else f"LoRA rank {lora.rank}, alpha {lora.alpha}",
+        "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
+        "sampler": rollout.sampler.name,
+        "plan": rollout.plan.name,
+        "rollout.steps": rollout.steps,
+        "rollout.prompts_per_epoch": rollout.prompts_per_epoch,
+        "rollout.group_size": rollout.group_size,
+        "model.guidance_scale": model.guidance_scale,
+        "optimize.learning_rate": optimize.learning_rate,
+        "optimize.updates_per_epoch": optimize.updates_per_epoch,
+        "run.seed": config.run.seed,
+    }
+
+
+def description(context: RunContext, link: str, *, done: bool) -> str:
+    """Return in words what a run is: of which model, on which prompts, for which reward, and with what result."""
+    config, chain = context.config, context.chain
+    model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
+    base = model.path.rstrip("/").split("/")[-1] if model.path else f"the built-in '{model.build and model.build.name}'"
+    rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
+    prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
+    size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
+    lines = [
+        f"**{context.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
+        f"on {prompts}{size} for {rewards}, {config.run.epochs} epochs.",
+    ]
+    # First: the page shows a few lines, and the rest when asked.
+    lines += [f"**Warning**: {found.text()}" for found in suspicions(chain)]
+    first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
+    for split, rewards_of in last.items():
+        changes = [
+            f"{slot} {first[split][slot]['mean']:.3f} → {values['mean']:.3f}"
+            for slot, values in rewards_of.items()
+            if slot in first.get(split, {})
+        ]
+        lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
+    return "\n\n".join([*lines, link])
+
+
+def _evaluation(
+    chain: Chain, epoch: int, name: str, images: ArtifactRef, rewards: list[ArtifactRef], figures: Figures
+) -> EvaluationContent:
+    store = chain.store
+    prefix = f"eval-{name}" if name else "eval"
+    points = [
+        Point(key=f"{prefix}/{split}/{slot}_{figure}", value=value, step=epoch, split=split)
+        for split, scores in figures.items()
+        for slot, values in scores.items()
+        for figure, value in values.items()
+    ]
+    points.append(Point(key=f"time/{prefix}_s", value=seconds_of(chain, images), step=epoch))
+    folders = {record.shard: store.folder(images, record) / CLIPS for record in store.shards(images)}
+    manifests = [store.require(ref) for ref in (images, *rewards)]
+    return EvaluationContent(
+        epoch=epoch,
+        name=name,
+        identity=fingerprint([manifest.digest for manifest in manifests])[:8],
+        policy=manifests[0].inputs[0],
+        points=tuple(points),
+        images=grids(store, rewards[0]),
+        clips={split: folder for split, folder in folders.items() if folder.exists()},
+        reward=weighted_reward(chain.config, figures) if not name else 0.0,
+    )
+
+
+def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
+    """Return what an epoch's training made, by stage; None while it does not count or is not complete."""
+    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in chain.config.scored)]
+    nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
+    found = [chain.find(*node) for node in nodes]
+    if any(entry is None for entry in found):
+        return None
+    return {entry.key: chain.store.require(entry.ref) for entry in found if entry is not None}
+
+
+def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    monitors = {section.slot for section in chain.config.monitors}
+    for (_, stage, slot), manifest in made.items():
+        key, seconds = f"time/{stage}_s", seconds_of(chain, ArtifactRef(manifest.kind, manifest.id))
+        figures[key] = figures.get(key, 0.0) + seconds
+        if stage in ROWS:
+            figures |= {f"time/{stage}_{name}": value for name, value in speed_of(chain, manifest).items()}
+        if stage == "score":
+            figures[f"time/score_{slot}_s"] = seconds
+            kind = "monitor" if slot in monitors else "reward"
+            figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
+        if stage == "advantage":
+            figures.update(_advantage_figures(manifest.summary))
+    return figures
+
+
+def _advantage_figures(summary: Mapping[str, float]) -> dict[str, float]:
+    names = {"reward_mean": "reward/mean", "reward_std": "reward/std"}
+    return {names.get(name, f"advantage/{name}"): value for name, value in summary.items()}

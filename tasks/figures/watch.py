@@ -1,0 +1,141 @@
+"""Watches over rewards: what each contributes, and whether they are gained at the cost of what should rise with them.
+
+Monitors are rewards that are scored and never optimized. One that falls while the optimized sum rises says that the
+policy has found another way to please the reward than the one that was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from configs.errors import CorruptError
+from storage.tables import read_rows
+from tasks.algorithms.advantages import contributions
+from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
+from tasks.figures.earnings import group_numbers, optimized_parts
+from tasks.runs.chain import Chain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """A monitor that fell while the optimized sum rose."""
+
+    monitor: str
+    """Its label."""
+    epoch: int
+    """The first epoch after which it showed."""
+    since: int
+    """The first epoch of the window."""
+    reward: tuple[float, float]
+    """Mean of the optimized sum at both ends of the window."""
+    value: tuple[float, float]
+    """Mean of the monitor at both ends."""
+
+    def text(self) -> str:
+        """Return it in words."""
+        return (
+            f"from epoch {self.since} to {self.epoch} the reward rose from {self.reward[0]:.4g} to "
+            f"{self.reward[1]:.4g} while the monitor '{self.monitor}' fell from {self.value[0]:.4g} to "
+            f"{self.value[1]:.4g}: the policy may please the reward in a way that was not meant. Look at the images, "
+            "and consider another reward or a KL."
+        )
+
+
+def suspicions(chain: Chain) -> list[Suspicion]:
+    """Return when each monitor that ever fell while the optimized sum rose first did so; reads manifests only."""
+    found = []
+    for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
+        epoch = first_opposed(rewards, values)
+        if epoch is not None:
+            found.append(_suspicion(slot, rewards[:epoch], values[:epoch], epoch))
+    return found
+
+
+def new_suspicions(chain: Chain, epoch: int) -> list[Suspicion]:
+    """Return what monitors show after an epoch and did not show before it; reads manifests of the last epochs only."""
+    found = []
+    for slot, rewards, values in _monitored(chain, range(max(1, epoch - WINDOW), epoch + 1)):
+        if opposes(rewards, values) and not opposes(rewards[:-1], values[:-1]):
+            found.append(_suspicion(slot, rewards, values, epoch))
+    return found
+
+
+def correlations(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return by monitor the correlation of its scores with the optimized sum over an epoch's samples.
+
+    Raises:
+        CorruptError: they are not of the same samples.
+    """
+    advantage, monitors = chain.find(epoch, "advantage"), chain.config.monitors
+    if advantage is None or not monitors:
+        return {}
+    store, found = chain.store, {}
+    optimized = read_rows(store, advantage.ref)
+    for section in monitors:
+        scored = chain.find(epoch, "score", section.slot)
+        if scored is None:
+            continue
+        monitored = read_rows(store, scored.ref)
+        if optimized.column("sample_id") != monitored.column("sample_id"):
+            raise CorruptError(f"{scored.ref} scores other samples than {advantage.ref} is of.")
+        both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
+        known = ~(both[0].isnan() | both[1].isnan())
+        value = correlation(both[0][known], both[1][known])
+        if value is not None:
+            found[section.slot] = value
+    return found
+
+
+def shares(chain: Chain, epoch: int) -> dict[str, float]:
+    """Return by reward its share in what the sum of several distinguishes within groups, see ``contributions``."""
+    config, store = chain.config, chain.store
+    if len(config.rewards) < 2:
+        return {}
+    tables = [read_rows(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
+    groups, _ = group_numbers(tables[0])
+    parts = [
+        section.weight * part
+        for section, part in zip(config.rewards, optimized_parts(config.rewards, tables), strict=True)
+    ]
+    known = ~torch.stack(parts).isnan().any(0)
+    found = contributions([part[known] for part in parts], groups[known].unique(return_inverse=True)[1])
+    return {} if found is None else dict(zip((section.slot for section in config.rewards), found, strict=True))
+
+
+def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield each monitor, with the means of the optimized sum and its own of these epochs as far as they are made."""
+    monitors = chain.config.monitors
+    if not monitors:
+        return
+    rewards = _means(chain, "advantage", "", "reward_mean", epochs)
+    for section in monitors:
+        values = _means(chain, "score", section.slot, "mean", epochs)
+        known = min(len(rewards), len(values))
+        yield section.slot, rewards[:known], values[:known]
+
+
+def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> Tensor:
+    """Return a figure of epochs, float64, as far as they are complete."""
+    values = []
+    for epoch in epochs:
+        entry = chain.find(epoch, stage, slot)
+        manifest = None if entry is None else chain.store.manifest(entry.ref)
+        if manifest is None or figure not in manifest.summary:
+            break
+        values.append(float(manifest.summary[figure]))
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _suspicion(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> Suspicion:
+    """Return what the last means up to an epoch show."""
+    window = [series[-WINDOW:].tolist() for series in (rewards, values)]
+    (first, last), (before, after) = ((each[0], each[-1]) for each in window)
+    since = epoch - len(window[0]) + 1
+    return Suspicion(monitor=slot, epoch=epoch, since=since, reward=(first, last), value=(before, after))

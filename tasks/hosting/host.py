@@ -1,0 +1,313 @@
+"""The model host: the one place of a process that holds models, and knows on what device, in what dtype, how large."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from configs.registry import resolve
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.devices import chosen_device, local_rank
+from models.libraries import quiet_libraries
+from models.meter import Meter, peak_flops
+from models.policies import POLICIES
+from models.policies.base import Part, Policy
+from models.policies.trainable import Trainable
+from models.rewards.base import Reward
+from models.rewards.make import MadeRewards
+from models.weights.context_parallel import TokenSplit
+from models.weights.sharding import Sharding, local
+from storage.layout import ArtifactRef
+from tasks.hosting.devices import free_cached_memory, peak_memory, use_deterministic_kernels
+from tasks.hosting.ranks import Ranks
+from tasks.inputs.components import lora_spec
+from tasks.inputs.sources import Weights, chosen_weights, local_model, weight_files
+from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
+
+#: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
+_BASE = ("base", "")
+
+
+class ModelHost:
+    """Loads parts of the run's models when a stage asks for them, keeps them, and releases what no stage needs now."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to a run; nothing is loaded yet."""
+        self.context = context
+        self.ranks = Ranks()
+        """This process among those that work together."""
+        self.loads: Counter[str] = Counter()
+        """How often each part of a model was read from its files."""
+        self._encoder: Policy | None = None
+        self._trainable: Trainable | None = None
+        self._holds: tuple[str, str] | None = None
+        self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self.trainer: Any = None
+        """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
+        self._prepared: frozenset[Part] | None = None
+        self._rewards = MadeRewards()
+        self._lock = threading.RLock()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+    # Device
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device models run on; of several of a kind this process has the one of its local rank."""
+        return chosen_device(self.config.execution.device, local_rank())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of frozen weights and forwards."""
+        dtype: torch.dtype = getattr(torch, self.config.model.dtype)
+        return dtype
+
+    def use_threads(self) -> None:
+        """Set torch's CPU threads for the calling thread, which OpenMP keeps per thread, and choose its kernels."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.config.execution.threads)
+        elif self.config.execution.deterministic:
+            use_deterministic_kernels()
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of parameters and buffers of every part that is loaded."""
+        parts: dict[str, Mapping[str, torch.nn.Module]] = {}
+        if self._encoder is not None:
+            parts["encoder"] = self._encoder.modules()
+        if self._trainable is not None:
+            parts |= {"policy": self._trainable.policy.modules()}
+            parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
+        return {name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()}
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
+        return {**self.held(), "peak": peak_memory(self.device)}
+
+    def computed(self) -> dict[str, float]:
+        """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""
+        meter = None if self._trainable is None else self._trainable.policy.meter
+        if meter is None:
+            return {}
+        done, peak = meter.take(), peak_flops(self.device, self.dtype)
+        figures = {"model_seconds": round(done.seconds, 4), "model_flops": done.flops, "peak_flops": peak}
+        return {name: value for name, value in figures.items() if value is not None}
+
+    # Together with the other ranks
+
+    def meet(self, parts: frozenset[Part], load: Callable[[], None]) -> None:
+        """Load what all shards of a stage need while every rank does, where the ranks hold the weights together."""
+        if self.sharding is not None and parts:
+            self.prepare(parts)
+            load()
+
+    def assemble(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy to sample with; all ranks ask together, as its weights are made whole on each of them.
+
+        With ``execution.sampling`` spread they stay spread, and the ranks are kept in step.
+
+        Args:
+            ref: a policy artifact.
+            weights: which of its weights.
+        """
+        with self._lock:
+            held = self.trainable(ref, weights)
+            if not self.samples_in_step:
+                held.gather()
+            return held
+
+    @property
+    def samples_in_step(self) -> bool:
+        """True where weights stay spread while ranks sample: each forward is made by all of them."""
+        return self.sharding is not None and self.config.execution.sampling == "spread"
+
+    def exportable(self, ref: ArtifactRef, weights: Weights) -> Trainable:
+        """Return the policy as files are written of it: a copy of its own, where the ranks hold weights together."""
+        if self.sharding is None:
+            return self.trainable(ref, weights)
+        made = self._fresh(spread=False)
+        made.read(weight_files(self.context.store, ref, weights))
+        return made
+
+    # Loading and releasing
+
+    def prepare(self, parts: frozenset[Part]) -> None:
+        """Make room for a stage that needs some parts: text encoders are forgotten, others leave the device."""
+        with self._lock:
+            if self._prepared == parts:
+                return
+            self._prepared = parts
+            if Part.TEXT not in parts:
+                self._encoder = None
+            if self._trainable is not None:
+                self._place_decoder(self._trainable.policy)
+            free_cached_memory(self.device)
+
+    def release(self) -> None:
+        """Forget everything that is loaded."""
+        with self._lock:
+            held = self._encoder is not None or self._trainable is not None
+            self._encoder = self._trainable = self._holds = self._prepared = self.trainer = None
+            if held:
+                free_cached_memory(self.device)
+
+    def load(self, parts: frozenset[Part], folder: Path | None = None, *, empty: bool = False) -> Policy:
+        """Load some parts of the base model, or of another folder of its family, fresh.
+
+        Args:
+            parts: which.
+            folder: None: the base model's.
+            empty: make trained modules without weights, for ranks that then read their parts.
+        """
+        quiet_libraries()
+        family = self._family
+        settings = family.settings_for(self.config, dtype=self.dtype, device=self.device, empty=empty)
+        self.loads.update(part.value for part in parts)
+        return family.load(folder or self.context.base_folder, settings, parts, self.config.model.options)
+
+    @property
+    def _family(self) -> type[Policy]:
+        found: type[Policy] = resolve(POLICIES, self.config.model.policy, what="model.policy")
+        return found
+
+    def encoder(self) -> Any:
+        """Return the base model's text encoders, and what else encodes prompts: a policy of the run's kind."""
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = self.load(self._family.encoding_parts)
+            return self._encoder
+
+    def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
+        """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""
+        with self._lock:
+            held, wanted = self._loaded(), self._names(ref, weights)
+            if self._holds != wanted:
+                # What is whole for sampling is a copy: the ranks take it apart, and whole again, together.
+                gathered = held.gathered
+                held.scatter()
+                held.read(weight_files(self.context.store, ref, weights))
+                self._holds = wanted
+                if gathered:
+                    held.gather()
+            return held
+
+    def borrow(self, ref: ArtifactRef) -> Trainable:
+        """Return the policy with the trained weights of an artifact, to be changed: it then holds those of none."""
+        held = self.trainable(ref)
+        held.scatter()
+        self._holds = None
+        return held
+
+    def keep(self, ref: ArtifactRef) -> None:
+        """Hear that what became of the borrowed policy are the trained weights of an artifact."""
+        self._holds = (str(ref), Weights.TRAINED.value)
+
+    def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
+        """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
+        return self.stored_weights(weight_files(self.context.store, ref, Weights.TRAINED))
+
+    def stored_weights(self, files: Sequence[Path] | None) -> list[torch.Tensor]:
+        """Return stored parameters in parameter order, beside those being trained; None: the base model's own."""
+        assert self._trainable is not None
+        values = {name: torch.empty_like(p.detach()) for name, p in self._trainable.named_parameters()}
+        self._trainable.fill(values, files)
+        return list(values.values())
+
+    def fresh_state(self) -> dict[str, torch.Tensor]:
+        """Return the trained parameters before any training."""
+        with self._lock:
+            held = self._loaded()
+            return held.state() if self._holds == _BASE else self._fresh().state()
+
+    def give_reference(self, trainable: Trainable) -> None:
+        """Load the frozen base denoisers that full weights are compared with, unless they are there already."""
+        if trainable.needs_reference:
+            trainable.set_reference(self._beside())
+
+    def give_teacher(self, trainable: Trainable, folder: str) -> None:
+        """Load the frozen denoisers of another model of the family, unless they are there already."""
+        if trainable.needs_teacher:
+            trainable.set_teacher(self._beside(local_model(folder, None)))
+
+    def _beside(self, folder: Path | None = None) -> Policy:
+        """Return denoisers that stand beside the policy's, spread as they are."""
+        return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
+
+    def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
+        """Return what weights are called here; artifacts never change, so the store is asked once."""
+        if (ref, weights) not in self._named:
+            chosen = chosen_weights(self.context.store, ref, weights)
+            self._named[ref, weights] = _BASE if chosen is None else (str(ref), chosen.value)
+        return self._named[ref, weights]
+
+    def _loaded(self) -> Trainable:
+        if self._trainable is None:
+            self._trainable, self._holds = self._fresh(), _BASE
+        return self._trainable
+
+    def _fresh(self, *, spread: bool = True) -> Trainable:
+        """Return a policy as its files have it, with fresh adapters if any; spread over the ranks if they do so."""
+        sharding = self.sharding if spread else None
+        policy = self.load(self._family.trained_parts(self.config), empty=sharding is not None)
+        self._place_decoder(policy)
+        made: Trainable = policy.trainable(
+            lora_spec(self.config, type(policy)), seed=derive(self.config.run.seed, "lora")
+        )
+        if sharding is not None:
+            made.shard(sharding)
+        made.measure(Meter(adapters=made.lora is not None, share=1 / self.config.execution.context_parallel))
+        return made
+
+    def _place_decoder(self, policy: Policy) -> None:
+        """Keep what only decodes in host memory while nothing does; where that is the device's, this moves nothing."""
+        decodes = self._prepared is None or Part.VAE in self._prepared
+        policy.move_decoder(self.device if decodes else torch.device("cpu"))
+
+    @cached_property
+    def sharding(self) -> Sharding | None:
+        """How weights are spread over the ranks, None where each holds them whole."""
+        execution = self.config.execution
+        if execution.strategy != "fsdp" or self.ranks.world == 1:
+            return None
+        return Sharding(mesh=init_device_mesh(self.device.type, (self.ranks.world,)), offload=execution.offload)
+
+    @cached_property
+    def saving_ranks(self) -> Ranks:
+        """The ranks, on a channel of their own for checkpoints that are written while they train; all ask together."""
+        return self.ranks.beside()
+
+    @cached_property
+    def token_split(self) -> TokenSplit | None:
+        """Which ranks share the tokens of each row while training, None where none do."""
+        degree = self.config.execution.context_parallel
+        return None if degree == 1 else TokenSplit.of(self.device, world=self.ranks.world, degree=degree)
+
+    # Rewards
+
+    def reward(self, section: RewardSection) -> Reward:
+        """Return a reward, made once per process."""
+        with self._lock:
+            return self._rewards.of(section)
+
+    def use_rewards(self, made: MadeRewards) -> None:
+        """Take rewards that were made already."""
+        self._rewards = made
+
+
+def _bytes(module: Any) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)

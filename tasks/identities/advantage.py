@@ -1,0 +1,59 @@
+"""Which rewards become advantages, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from configs.rewards import RewardSection
+from tasks.identities.identity import Identity
+from tasks.identities.nodes import Node
+
+
+class AdvantageIdentity(Identity):
+    """The rewards of an epoch, normalized."""
+
+    name = "advantage"
+    kind = "advantages"
+    # 2: the KL enters GDPO and running statistics, which follow floor and unbiased; ranks are taken before clipping.
+    version = 2
+
+    def options(self) -> Mapping[str, Any]:
+        """Weights in the order of the inputs, and the normalization; of other settings those that do something."""
+        rewards = self.config.rewards
+        more: dict[str, Any] = {}
+        for name in ("threshold", "standardize"):
+            if any(getattr(section, name) for section in rewards):
+                more[name] = [getattr(section, name) for section in rewards]
+        if any(section.excludes for section in rewards) and self._failures():
+            more["on_failure"] = [section.on_failure for section in rewards]
+        weights = [section.weight for section in rewards]
+        ungated = {"kl_gate"} if self.config.advantage.kl_gate is None else set[str]()
+        section = self.config.advantage.model_dump(mode="json", exclude=ungated)
+        return {"advantage": section, "weights": weights, **more}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
+
+        With a gate on the KL the monitors that doubt a reward are read too.
+        """
+        rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
+        if self.config.advantage.kl_coef > 0:
+            return (*rewards, *(Node(epoch, "rollout") for epoch in self.epochs))
+        return rewards
+
+    @property
+    def sections(self) -> tuple[RewardSection, ...]:
+        """The rewards whose scores are read: those that are optimized come first."""
+        return self.config.scored if self.config.advantage.kl_gate is not None else self.config.rewards
+
+    @property
+    def epochs(self) -> Sequence[int]:
+        """The epochs whose rewards count, this one first."""
+        return range(self.epoch, 0 if self.config.advantage.std == "running" else self.epoch - 1, -1)
+
+    def _failures(self) -> int:
+        """Return how many scores failed, as far as rewards are made; a plan may ask before."""
+        entries = [self.find(node) for node in self.upstream() if node.stage == "score"]
+        manifests = [self.facts.store.manifest(entry.ref) for entry in entries if entry is not None]
+        return sum(int(manifest.summary.get("failed", 0)) for manifest in manifests if manifest is not None)

@@ -1,0 +1,58 @@
+"""What samples, training and exports of diffusion and flow-matching policies depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.schema import RunConfig
+from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
+from tasks.identities.kinds import KindIdentity
+from tasks.inputs.components import call_options, make_algorithm, media_options
+
+
+class DiffusionIdentity(KindIdentity):
+    """Steps, samplers, solvers, sizes and media."""
+
+    def encoding(self, config: RunConfig) -> Mapping[str, Any]:
+        """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
+        model = config.model
+        unused = NOT_ENCODED.get(model.policy, frozenset())
+        options = {name: value for name, value in model.options.items() if name not in unused}
+        about = {"policy": model.policy, "dtype": model.dtype, "options": options}
+        # What a family of one's own encodes is not known.
+        if model.policy in POLICIES and model.policy not in IMAGE_CONDITIONED:
+            return about
+        return {**about, "height": model.height, "width": model.width, "frames": model.frames}
+
+    def rollout(self, config: RunConfig) -> Mapping[str, Any]:
+        """Everything that changes samples; shard and batch sizes do not."""
+        rollout = config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media", "unconditional"})
+        rollout["media"] = media_options(config)
+        more: dict[str, Any] = {}
+        if make_algorithm(config).requires.old_means:
+            more["means"] = True
+        if config.rollout.unconditional:
+            more["unconditional"] = True
+        if config.advantage.kl_coef > 0:
+            more["reference_kl"] = True
+        return {"rollout": rollout, "model": call_options(config), **more}
+
+    def evaluation(self, config: RunConfig) -> Mapping[str, Any]:
+        """Steps, solver, how the model is called, and what is stored."""
+        return {**_drawn(config), "media": media_options(config)}
+
+    def training(self, config: RunConfig) -> Mapping[str, Any]:
+        """The step the log-probs belong to."""
+        return {"sampler": config.rollout.sampler.model_dump(mode="json")}
+
+    def export(self, config: RunConfig) -> Mapping[str, Any]:
+        """How the model is called."""
+        return {**_drawn(config), "fps": config.rollout.media.fps}
+
+
+def _drawn(config: RunConfig) -> dict[str, Any]:
+    """Return what images of an evaluation are drawn with."""
+    section = config.evaluate
+    steps = section.steps or config.rollout.steps
+    return {"steps": steps, "solver": section.solver, "model": call_options(config)}

@@ -1,0 +1,71 @@
+"""What a run starts from: store, config, lineage, and what the model and prompts that the config names are."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
+from tasks.inputs.sources import model_identity
+
+
+class RunFacts:
+    """Store, config and run, with what the config names outside the store."""
+
+    def __init__(self, store: ArtifactStore, config: RunConfig, run: RunFolder, *, reads: bool = False) -> None:
+        """Bind store, config and run.
+
+        Args:
+            store: the store.
+            config: the run's config, or another that one stage is run with.
+            run: the run.
+            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+        """
+        self.store = store
+        self.config = config
+        self.run = run
+        self.reads = reads
+
+    @cached_property
+    def model_identity(self) -> dict[str, Any]:
+        """What makes the base model this one. A hub id means the commit it stood for when the run began."""
+        section = self.config.model
+        assert section.path is not None
+        local = Path(section.path).is_dir()
+        for entry in [] if local else reversed(self.run.made(0, "base")):
+            manifest = self.store.manifest(entry.ref)
+            identity = {} if manifest is None else manifest.options.get("identity", {})
+            if self.reads or identity.get("hub") == section.path:
+                return dict(identity)
+        return model_identity(section.path, section.revision)
+
+    @cached_property
+    def source_prompts(self) -> dict[str, list[Prompt]]:
+        """The prompts the config names, by split."""
+        return source_prompts(self.config)
+
+    @cached_property
+    def prompts_identity(self) -> str:
+        """What makes the prompts these ones."""
+        record = (self.run.describe() or {}) if self.reads else {}
+        known = record.get("preprocess")
+        return str(known) if known is not None else prompts_fingerprint(self.source_prompts)
+
+    def reward_section(self, slot: str, *, judges: bool = False) -> RewardSection:
+        """Return the reward or monitor, or with ``judges`` the reward or judge, of a slot.
+
+        Raises:
+            ConfigError: none of the config has this slot.
+        """
+        sections = [*self.config.rewards, *(self.config.evaluate.judges if judges else self.config.monitors)]
+        for section in sections:
+            if section.slot == slot:
+                return section
+        slots = ", ".join(section.slot for section in sections)
+        raise ConfigError(f"rewards: there is no reward '{slot}' in this config; it has {slots}.")

@@ -1,0 +1,91 @@
+"""The contract of identities, and how one is made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from configs.errors import ConfigError
+from configs.fingerprint import fingerprint
+from configs.registry import resolve
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.identities import IDENTITIES
+from tasks.identities.facts import RunFacts
+from tasks.identities.nodes import ONCE, SLOTTED, TRAINING, Node
+
+#: Gives the record of a stage that has run and counts, None where there is none.
+Find = Callable[[Node], LineageEntry | None]
+
+
+class Identity(ABC):
+    """One stage of one epoch of a run, as far as it decides which artifact that is."""
+
+    name: ClassVar[str]
+    """Name in commands, lineage and metrics."""
+    version: ClassVar[int] = 1
+    """Raised when the meaning of the stage's output changes."""
+    kind: ClassVar[str]
+    """Kind of the artifact it makes."""
+    grows: ClassVar[bool] = False
+    """True for a cache that is never complete and has no manifest."""
+
+    def __init__(self, facts: RunFacts, epoch: int, slot: str, find: Find) -> None:
+        """Bind to a run.
+
+        Args:
+            facts: the run's config, and what it names.
+            epoch: the epoch.
+            slot: which of several equal stages of the epoch: the reward's name for score and judge, an evaluation's
+                own name; empty for others.
+            find: gives what the run has made, where options depend on it.
+        """
+        self.facts = facts
+        self.epoch = epoch
+        self.slot = slot
+        self.find = find
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.facts.config
+
+    @property
+    def node(self) -> Node:
+        """Epoch, name and slot."""
+        return Node(self.epoch, self.name, self.slot)
+
+    @abstractmethod
+    def options(self) -> Mapping[str, Any]:
+        """Return the options that change the result, and nothing else."""
+
+    @abstractmethod
+    def upstream(self) -> tuple[Node, ...]:
+        """Return the stages whose artifacts this one reads."""
+
+    def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
+        """Return the first attempt at what this stage makes of some inputs."""
+        work: dict[str, Any] = {
+            "stage": self.name,
+            "version": self.version,
+            "options": dict(self.options()),
+            "inputs": [str(ref) for ref in inputs],
+        }
+        return ArtifactRef(self.kind, fingerprint(work))
+
+
+def identify(facts: RunFacts, node: Node, find: Find) -> Identity:
+    """Return the identity of a stage of a run.
+
+    Raises:
+        ConfigError: there is no such stage, or it does not exist for this epoch or slot.
+    """
+    cls = resolve(IDENTITIES, node.stage, what="stage")
+    if node.stage in ONCE and node.epoch != 0:
+        raise ConfigError(f"Stage '{node.stage}' runs once per run; leave --epoch out.")
+    if node.stage in TRAINING and node.epoch < 1:
+        raise ConfigError(f"Stage '{node.stage}' runs once per epoch. Say which with --epoch 1 or later.")
+    slot = node.slot if node.stage in SLOTTED else ""
+    return cls(facts, node.epoch, slot, find)  # type: ignore[no-any-return]

@@ -1,0 +1,57 @@
+"""What a kind of policy adds to the identities of stages: of what it is told, the settings that change results.
+
+How its samples are made, trained and shown is ``tasks.kinds``'s.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from configs.registry import Table, resolve
+from configs.schema import RunConfig
+
+KIND_IDENTITIES = Table(
+    {"diffusion": "tasks.identities.diffusion:DiffusionIdentity"},
+    like="tasks.identities.kinds:KindIdentity",
+)
+
+
+class KindIdentity(ABC):
+    """The options of stages that only one kind of policy has. All are plain JSON values, by option."""
+
+    @abstractmethod
+    def encoding(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what the conditioning of a prompt depends on, besides the base model."""
+
+    @abstractmethod
+    def rollout(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what the samples of a rollout depend on, besides policy, prompts, seed and epoch."""
+
+    @abstractmethod
+    def evaluation(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what the samples of an evaluation depend on, besides policy, prompts, seed and number."""
+
+    @abstractmethod
+    def training(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what training depends on, besides its inputs and the section ``optimize``."""
+
+    @abstractmethod
+    def export(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what of the kind an export tells, besides what all exports do."""
+
+
+def kind_identity(config: RunConfig) -> KindIdentity:
+    """Return what the kind of a run's policy adds to identities.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    found: KindIdentity = resolve(KIND_IDENTITIES, kind_name(config), what="model.kind")()
+    return found
+
+
+def kind_name(config: RunConfig) -> str:
+    """Return the kind of a run's policy; families of the table are known by it."""
+    return config.model.kind or "diffusion"

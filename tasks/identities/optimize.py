@@ -1,0 +1,45 @@
+"""What a policy is trained on, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.schema import OptimizeSection
+from tasks.identities.identity import Identity
+from tasks.identities.kinds import kind_identity
+from tasks.identities.nodes import Node, policy_after
+
+
+class OptimizeIdentity(Identity):
+    """The policy after an epoch."""
+
+    name = "optimize"
+    kind = "policies"
+    # 2: replayed rows are clipped around proximal means too; corrected KL scales, biases and weights of algorithms;
+    # the loss of float16 training is scaled. 3: before the first update ratios are exactly 1, whatever the rounding;
+    # layers with adapters compute with the sum of both.
+    version = 3
+
+    def options(self) -> Mapping[str, Any]:
+        """The objective, the optimizer, what the log-probs belong to, and the seed of the row order."""
+        return {
+            "optimize": optimizer_identity(self.config.optimize),
+            **kind_identity(self.config).training(self.config),
+            "seed": self.config.run.seed,
+            "epoch": self.epoch,
+        }
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy before, then trajectories and advantages of this epoch and of the replayed ones before it."""
+        replay = self.config.optimize.replay
+        first = max(1, self.epoch - (replay.epochs if replay else 0))
+        epochs = range(self.epoch, first - 1, -1)
+        pairs = [(Node(epoch, "rollout"), Node(epoch, "advantage")) for epoch in epochs]
+        return (policy_after(self.epoch - 1), *(node for pair in pairs for node in pair))
+
+
+def optimizer_identity(section: OptimizeSection) -> Mapping[str, object]:
+    """Return the settings of training that its result depends on."""
+    # Policies that were trained before there was a choice keep their names.
+    return section.model_dump(mode="json", exclude={"optimizer"} if section.optimizer == "adamw" else None)

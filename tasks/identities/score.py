@@ -1,0 +1,45 @@
+"""Which reward is scored, on what; a judge is one over an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.rewards import RewardSection
+from tasks.identities.facts import RunFacts
+from tasks.identities.identity import Find, Identity
+from tasks.identities.nodes import Node
+
+
+class RewardIdentity(Identity):
+    """One reward over one artifact of samples."""
+
+    kind = "rewards"
+    section: RewardSection
+    """The reward."""
+
+    def options(self) -> Mapping[str, Any]:
+        """The reward and its options; the weight belongs to the advantages."""
+        clips = {"frames": self.section.frames} if self.config.model.frames > 1 else {}
+        worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
+        some = {"sources": list(self.section.sources)} if self.section.sources else {}
+        return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
+
+
+class ScoreIdentity(RewardIdentity):
+    """A reward or monitor over the trajectories of an epoch."""
+
+    name = "score"
+
+    def __init__(self, facts: RunFacts, epoch: int, slot: str, find: Find) -> None:
+        """Bind to a reward of the config.
+
+        Raises:
+            ConfigError: the config has no such reward.
+        """
+        super().__init__(facts, epoch, slot, find)
+        self.section = facts.reward_section(slot)
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The trajectories."""
+        return (Node(self.epoch, "rollout"),)

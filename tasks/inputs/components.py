@@ -1,0 +1,110 @@
+"""What a config names, made: kernel and plan of the sampler, the algorithm, stores, formats, how models are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.registry import chosen, create, resolve
+from configs.schema import RunConfig
+from models.maths.schedules import PLANS, Plan
+from models.maths.solvers import SOLVERS, Solver
+from models.maths.transitions import KERNELS, Kernel
+from models.policies import EMBEDDED_GUIDANCE
+from models.policies.attention import attention_identity
+from models.policies.base import Policy
+from models.weights.lora import LoraSpec
+from storage.media import MediaFormat
+from storage.trajectories import TRAJECTORY_STORES
+from storage.trajectories.base import TrajectoryStore
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Algorithm
+from tasks.inputs.prompts import uses_guidance
+
+
+def make_algorithm(config: RunConfig) -> Algorithm:
+    """Return the training objective.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    return chosen(ALGORITHMS, config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
+
+
+def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
+    """Return the adapters that are trained, on the family's published targets where the config names none."""
+    lora = config.model.lora
+    if lora is None:
+        return None
+    return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
+
+
+def make_kernel(config: RunConfig) -> Kernel:
+    """Return the stochastic step of rollouts.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    return chosen(KERNELS, config.rollout.sampler, what="rollout.sampler")  # type: ignore[no-any-return]
+
+
+def make_plan(config: RunConfig) -> Plan:
+    """Return the plan that draws which steps are stochastic and stored.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    return chosen(PLANS, config.rollout.plan, what="rollout.plan")  # type: ignore[no-any-return]
+
+
+def make_solver(name: str, where: str) -> Solver:
+    """Return a deterministic solver; ``where`` is the setting that names it.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    return create(SOLVERS, name, {}, what=where)  # type: ignore[no-any-return]
+
+
+def call_options(config: RunConfig) -> dict[str, Any]:
+    """Return how the model is called: what changes samples of a given policy, and nothing else.
+
+    Guidance counts wherever it enters: as an input of the model at any scale, as a second forward above 1 (at or below
+    that it is off). Attention counts where it is approximate; compiling and devices change rounding alone.
+    """
+    model = config.model
+    guided: dict[str, Any] = {}
+    if model.policy in EMBEDDED_GUIDANCE:
+        guided = {"guidance_scale": model.guidance_scale}
+    elif uses_guidance(config):
+        guided = {"guidance_scale": model.guidance_scale, "negative_prompt": model.negative_prompt}
+    size = {"height": model.height, "width": model.width, "dtype": model.dtype, "options": model.options}
+    clip = {"frames": model.frames} if model.frames > 1 else {}
+    tiles = {"vae_tiling": True} if model.vae_tiling else {}
+    return {**size, **clip, **tiles, **guided, "attention": attention_identity(model.attention)}
+
+
+def decode_rows(config: RunConfig) -> int:
+    """Return how many images or clips are decoded at a time."""
+    execution = config.execution
+    return execution.decode_batch_size or execution.rollout_batch_size
+
+
+def media_format(config: RunConfig) -> MediaFormat:
+    """Return how a run stores images and clips."""
+    media = config.rollout.media
+    return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
+
+
+def media_options(config: RunConfig) -> dict[str, Any]:
+    """Return what a run stores of images and clips, as part of what its samples are."""
+    media = config.rollout.media
+    return media.model_dump(mode="json", exclude=set() if media.latents else {"latents"})
+
+
+def open_trajectory_store(name: str) -> TrajectoryStore:
+    """Return a trajectory store by name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    return resolve(TRAJECTORY_STORES, name, what="rollout.store")()  # type: ignore[no-any-return]

@@ -1,0 +1,175 @@
+"""What a model family can be asked for: images to start from, sizes of clips, guidance, attention, precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.registry import create
+from configs.schema import RunConfig
+from configs.suggest import did_you_mean
+from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, VIDEO
+from models.policies.attention import BACKENDS, FIXED, MASKED
+from models.quickstart import BUILDERS
+from models.sizes.architectures import architecture_of
+
+#: Steps that Stable Diffusion 1.5 takes where its options do not say.
+_SD15_STEPS = 50
+#: Families whose activations leave float16's range, so that images are black (github.com/Tongyi-MAI/Z-Image/issues/14).
+_OVERFLOWING = frozenset({"z_image"})
+
+
+def check_model(config: RunConfig) -> None:
+    """Check where the model comes from and how it is called.
+
+    Raises:
+        ConfigError: the family cannot do what is asked for.
+    """
+    _check_source(config)
+    _check_images(config)
+    if config.model.policy not in POLICIES:
+        return
+    _check_size(config)
+    _check_clips(config)
+    _check_steps(config)
+    _check_guidance(config)
+    _check_attention(config)
+    _check_precision(config)
+
+
+def _check_source(config: RunConfig) -> None:
+    build, path = config.model.build, config.model.path
+    if build is not None:
+        create(BUILDERS, build.name, build.options, what="model.build")
+    if build is None and path is not None:
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+        if looks_local and not Path(path).is_dir():
+            raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+
+
+def _check_images(config: RunConfig) -> None:
+    family = config.model.policy
+    takes, given = family in IMAGE_CONDITIONED, config.prompts.image is not None
+    if takes and not given:
+        raise ConfigError(
+            f"model.policy '{family}' starts from images, but prompts.image is not set. "
+            "Name the column with their paths."
+        )
+    if given and not takes:
+        raise ConfigError(
+            f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
+            f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
+        )
+
+
+def _check_size(config: RunConfig) -> None:
+    """Check that the model has positions for an image of the configured size, where its architecture is known."""
+    model = config.model
+    found = None if model.path is None else architecture_of(model.path)
+    if found is None or "pos_embed_max_size" not in found.config:
+        return
+    most = found.config["pos_embed_max_size"] * found.patch * found.latents[1]
+    for name, size in (("height", model.height), ("width", model.width)):
+        if size > most:
+            raise ConfigError(
+                f"model.{name} is {size}, but '{model.path}' has positions for {most} pixels at most. Set it to {most} "
+                "or less."
+            )
+
+
+def _check_clips(config: RunConfig) -> None:
+    family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
+    clips = family in VIDEO
+    if not clips and frames != 1:
+        raise ConfigError(f"model.frames is {frames}, but model.policy '{family}' makes images. Set it to 1.")
+    if clips and (frames - 1) % 4:
+        below = (frames - 1) // 4 * 4 + 1
+        raise ConfigError(
+            f"model.frames is {frames}, but model.policy '{family}' takes 4 n + 1 frames. "
+            f"The nearest are {below} and {below + 4}; set it to one of them."
+        )
+    if media not in ("auto", "none") and clips != (media == "mp4"):
+        kind = "clips" if clips else "images"
+        raise ConfigError(
+            f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "
+            "Set it to 'auto'."
+        )
+    for section in (*config.scored, *config.evaluate.judges):
+        if not clips and section.frames != 1:
+            raise ConfigError(
+                f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "
+                "images, of which there is nothing to choose. Remove it."
+            )
+        if section.over_frames != "mean" and (not clips or isinstance(section.frames, str)):
+            one = f"with 'frames' {section.frames!r}" if clips else f"of the images of model.policy '{family}'"
+            raise ConfigError(
+                f"rewards: 'over_frames' of '{section.slot}' is {section.over_frames!r}, but {one} there is one score, "
+                "and nothing to take it from. Remove it."
+            )
+
+
+def _check_steps(config: RunConfig) -> None:
+    """Check that Stable Diffusion 1.5 begins at the noise of the schedule it then follows."""
+    if config.model.policy != "sd15":
+        return
+    told = config.model.options.get("steps", _SD15_STEPS)
+    for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
+        if steps is not None and steps != told:
+            raise ConfigError(
+                f"{where} is {steps}, but model.options.steps of model.policy 'sd15' is {told}, which fixes the noise "
+                f"a sample begins with. Set model.options.steps and {where} to the same number."
+            )
+
+
+def _check_guidance(config: RunConfig) -> None:
+    model = config.model
+    if model.policy in EMBEDDED_GUIDANCE and model.negative_prompt:
+        raise ConfigError(
+            f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
+            f"'{model.policy}', which takes no negative prompt. Remove it."
+        )
+    second = model.options.get("guidance_scale_2")
+    if second is None:
+        return
+    if model.policy not in ("wan22", "wan22_i2v"):
+        raise ConfigError(
+            f"model.options.guidance_scale_2 is {second}, but model.policy '{model.policy}' has no second transformer. "
+            "Remove it."
+        )
+    if second > 1 and model.guidance_scale <= 1:
+        raise ConfigError(
+            f"model.options.guidance_scale_2 is {second}, but model.guidance_scale {model.guidance_scale} switches "
+            "guidance off for both transformers. Set model.guidance_scale above 1, or remove guidance_scale_2."
+        )
+
+
+def _check_attention(config: RunConfig) -> None:
+    model, name = config.model, config.model.attention
+    if name is None:
+        return
+    if name not in BACKENDS:
+        raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, BACKENDS)}")
+    backend, reason = BACKENDS[name], None
+    if model.policy in FIXED and name != "native":
+        reason = f"model.policy '{model.policy}' calls torch's attention directly, so it would never be used"
+    elif not backend.trains:
+        reason = "it has no backward pass, so queries, keys and values would silently stay untrained"
+    elif backend.half and model.dtype == "float32":
+        reason = "it computes in bfloat16 and float16 only, and model.dtype is 'float32'"
+    elif name == "aiter_fa2_hub" and model.dtype == "float16":
+        reason = "it computes in bfloat16 only, and model.dtype is 'float16'"
+    elif not backend.masks and model.policy in MASKED:
+        reason = f"it takes no mask, and the padded text of model.policy '{model.policy}' needs one"
+    elif backend.cuda and config.execution.device == "cpu":
+        reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
+    if reason is not None:
+        raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
+
+
+def _check_precision(config: RunConfig) -> None:
+    model = config.model
+    if model.dtype == "float16" and model.policy in _OVERFLOWING:
+        raise ConfigError(
+            f"model.dtype is 'float16', but activations of model.policy '{model.policy}' exceed its range, so that "
+            "latents become NaN. Set it to 'bfloat16'."
+        )

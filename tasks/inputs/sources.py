@@ -1,0 +1,119 @@
+"""Where models come from: the base model's folder, and the weights of policy artifacts."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import ModelSection
+from storage.commit import ArtifactStore
+from storage.hashes import file_hashes
+from storage.layout import PARTS, ArtifactRef
+
+PIPELINE = "pipeline"
+OPTIMIZER = "optimizer.safetensors"
+ABOUT_POLICY = "policy.json"
+
+
+class Weights(Enum):
+    """Which weights of a policy artifact; those it does not have fall back to the trained ones."""
+
+    TRAINED = "policy.safetensors"
+    """As the last update left them."""
+    AVERAGE = "ema.safetensors"
+    """Their moving average, for evaluation and export."""
+    BEHAVIOR = "behavior.safetensors"
+    """The policy that rolls out, where the algorithm lets it follow slowly."""
+
+
+_MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+
+
+def local_model(path: str, revision: str | None) -> Path:
+    """Return the local folder of a diffusers model, downloading a hub repository if needed.
+
+    Raises:
+        ConfigError: there is neither such a folder nor such a repository.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
+    from tasks.inputs.hub import download
+
+    return download(path, revision)
+
+
+def model_identity(path: str, revision: str | None, *, deep: bool = False) -> dict[str, Any]:
+    """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder.
+
+    Args:
+        path: a folder or a hub id.
+        revision: of a hub id.
+        deep: read every byte of a folder, instead of only the files whose size or time changed since the last time.
+    """
+    folder = local_model(path, revision)
+    commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
+    if commit:
+        return {"hub": path, "commit": commit[1]}
+    return {"files": file_hashes(folder, _model_files(folder), deep=deep)}
+
+
+def changed_files(section: ModelSection) -> list[str] | None:
+    """Read a local model again; return its files that changed unnoticed, None for models that are not local folders."""
+    if section.path is None or not Path(section.path).is_dir():
+        return None
+    folder = Path(section.path)
+    believed, found = (file_hashes(folder, _model_files(folder), deep=deep) for deep in (False, True))
+    return [name for name in found if found[name] != believed[name]]
+
+
+def _model_files(folder: Path) -> list[str]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
+    return sorted(file.relative_to(folder).as_posix() for file in files)
+
+
+def weight_files(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> list[Path] | None:
+    """Return the files of a policy's weights, see ``tensor_files``; None for the base model itself.
+
+    Raises:
+        NotCommittedError: the policy is not complete.
+        CorruptError: its files are damaged.
+    """
+    chosen = chosen_weights(store, ref, weights)
+    return None if chosen is None else tensor_files(policy_folder(store, ref), chosen.value)
+
+
+def tensor_files(folder: Path, name: str) -> list[Path]:
+    """Return the file of whole tensors, or of each rank the one with its parts; empty where there is neither."""
+    return [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{PARTS}/*/{name}"))
+
+
+def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> Weights | None:
+    """Return which weights of a policy stand for those asked for; None for the base model itself.
+
+    Raises:
+        NotCommittedError: the policy is not complete.
+    """
+    store.require(ref)
+    names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
+    return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
+
+
+def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
+    """Return the verified local folder of a complete policy."""
+    store.require(ref)
+    return store.folder(ref, store.shards(ref)[0])
+
+
+def exported_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
+    """Return the verified local folder of a complete export.
+
+    Raises:
+        NotCommittedError: it is not complete.
+    """
+    store.require(ref)
+    return store.folder(ref, store.shards(ref)[0]) / PIPELINE

@@ -1,0 +1,12 @@
+"""What differs between the policies that stages make, train and show: one kind each.
+
+Stages, the training loop, stores and reports ask a kind and never which one it is. What a kind adds to the identity of
+artifacts is ``tasks.identities.kinds``'s. A new kind is a folder here, an identity there, and a line in both tables;
+one of your own is a class with the methods of both, named in ``model.kind``.
+"""
+
+from __future__ import annotations
+
+from configs.registry import Table
+
+KINDS = Table({"diffusion": "tasks.kinds.diffusion.kind:Diffusion"}, like="tasks.kinds.kind:Kind")

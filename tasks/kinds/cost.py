@@ -1,0 +1,49 @@
+"""What an epoch and a run take, counted from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one epoch and the whole run take, counted from the config."""
+
+    prompts: Mapping[str, int]
+    """Prompts by split."""
+    samples_per_epoch: int
+    """Images generated per epoch."""
+    rollout_forwards: int
+    """Rows through the denoiser per epoch's rollouts (twice as many with guidance)."""
+    optimize_rows: int
+    """(sample, step) rows trained per epoch at most; rows of zero-advantage groups are left out."""
+    optimize_forwards: int
+    """Rows through the denoiser with gradient per epoch at most, guidance included."""
+    reference_forwards: int
+    """Rows through the base model per epoch."""
+    evaluate_forwards: int
+    """Rows through the denoiser per evaluation."""
+    updates: int
+    """Optimizer updates in the whole run."""
+    shards_per_epoch: int
+    """Trajectory shards per epoch."""
+    latent_bytes_per_epoch: int | None
+    """Bytes of stored latents per epoch, predictions included; None while the model's latent shape is not known."""
+    latent_bytes: int | None
+    """Bytes of stored latents in the whole run."""
+    evaluations: int
+    """Evaluations in the whole run."""
+    reference: bool
+    """Whether the base model's velocities are needed."""
+
+    @property
+    def latent_bytes_per_million(self) -> int | None:
+        """Bytes of stored latents per million samples."""
+        per_epoch = self.latent_bytes_per_epoch
+        return None if per_epoch is None else round(per_epoch / self.samples_per_epoch * 1e6)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)

@@ -1,0 +1,289 @@
+"""What of a training config fits together: sampler, plan, algorithm, group sizes, advantages.
+
+Each rule is one function that refuses, before any work, a combination that would fail later, train on nothing, or hold
+a setting without effect. A rule asks components what they need and what they draw, never for their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from models.maths.schedules import Plan, Steps
+from models.maths.transitions import Gaussian, Grid, Kernel
+from models.policies import NOISE_RANGE
+from tasks.algorithms.base import Requirements
+from tasks.inputs.prompts import uses_guidance
+
+#: A noise std at or below this is none: the log-prob divides by its square.
+_NO_NOISE = 1e-6
+#: Group seeds and epochs whose steps are looked at.
+_SEEDS, _EPOCHS = 64, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """The parts of a config that must fit."""
+
+    config: RunConfig
+    """The whole config."""
+    kernel: Kernel
+    """The sampler."""
+    requires: Requirements
+    """What the algorithm needs."""
+    draws: tuple[Steps, ...]
+    """Distinct plans of groups and epochs; most plans have one."""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm with where it is set, for messages."""
+        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
+
+    @property
+    def plan(self) -> str:
+        """The plan with where it is set, for messages."""
+        return f"rollout.plan '{self.config.rollout.plan.name}'"
+
+    @property
+    def group(self) -> int:
+        """Samples that are compared with each other: of one prompt, or the branches of one prompt and step."""
+        return self.config.rollout.group_size * max(1, self.draws[0].branches)
+
+    @property
+    def trained(self) -> list[int]:
+        """Steps that some group trains."""
+        return sorted({step for steps in self.draws for step in steps.trained})
+
+
+def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:
+    """Return the distinct steps that groups get, over many seeds and the epochs of the run.
+
+    Raises:
+        ConfigError: the plan does not fit the schedule, or steps are repeated.
+    """
+    name, steps = config.rollout.plan.name, config.rollout.steps
+    at = [(seed, 1) for seed in range(_SEEDS)] + [(0, epoch + 1) for epoch in range(min(config.run.epochs, _EPOCHS))]
+    try:
+        draws = tuple(dict.fromkeys(plan.draw(steps, seed, epoch) for seed, epoch in at))
+    except ValueError as error:
+        raise ConfigError(f"rollout.plan '{name}': {error}") from None
+    for drawn in draws:
+        if len(set(drawn.trained)) < len(drawn.trained):
+            raise ConfigError(
+                f"rollout.plan '{name}' trains the steps {list(drawn.trained)}, but a sample passes each step once. "
+                "Remove the repeated ones from its options."
+            )
+    if len({(len(drawn.trained), drawn.branches) for drawn in draws}) > 1:
+        raise ConfigError(
+            f"rollout.plan '{name}' trains more steps of some groups than of others, but they are sampled in one "
+            "batch. Let its 'draw' return equally many steps for every seed."
+        )
+    return draws
+
+
+def check_combination(found: Combination) -> None:
+    """Check everything that depends on more than one component.
+
+    Raises:
+        ConfigError: something cannot work together.
+    """
+    for rule in (
+        _transitions_need_noise_and_steps,
+        _forward_data_needs_final_latents,
+        _trained_steps_need_noise,
+        _densities_need_normalized_log_probs,
+        _kl_rewards_need_a_chain,
+        _average_needs_ema,
+        _units_fit_a_micro_batch,
+        _solver_fits_the_plan,
+        _groups_are_large_enough,
+        _levels_lie_on_the_schedule,
+        _advantages_are_used,
+        _advantages_mean_something,
+        _stored_predictions_are_used,
+    ):
+        rule(found)
+
+
+def _transitions_need_noise_and_steps(found: Combination) -> None:
+    if found.requires.data != "transitions":
+        return
+    rollout = found.config.rollout
+    if not found.kernel.stochastic:
+        raise ConfigError(
+            f"{found.algorithm} needs log-probs of stochastic steps, but rollout.sampler is "
+            f"'{rollout.sampler.name}', which has no noise. Set rollout.sampler to 'flow_sde'."
+        )
+    if not found.trained:
+        change = "Set rollout.plan to 'all'." if rollout.steps > 1 else "Raise rollout.steps."
+        raise ConfigError(
+            f"{found.algorithm} needs trained steps, but rollout.steps {rollout.steps} with {found.plan} trains none. "
+            f"{change}"
+        )
+
+
+def _forward_data_needs_final_latents(found: Combination) -> None:
+    if found.requires.data != "forward":
+        return
+    last = found.config.rollout.steps
+    # A branch stores its own step alone, so every one of them must be the last.
+    kept = [min(steps.trained) + 1 == last if steps.branches else last in steps.states for steps in found.draws]
+    if not all(kept):
+        who = "them" if not any(kept) else "those of every sample"
+        raise ConfigError(
+            f"{found.algorithm} needs the final latents of a rollout, but {found.plan} does not store {who}. "
+            "Set rollout.plan to 'final'."
+        )
+
+
+def _trained_steps_need_noise(found: Combination) -> None:
+    if not found.trained:
+        return
+    rollout, distribution = found.config.rollout, _schedule(found)
+    quiet = [step for step in found.trained if not float(distribution.std[step]) > _NO_NOISE]
+    if not quiet:
+        return
+    if not found.kernel.stochastic:
+        remedy = "Set rollout.plan to 'final'."
+    elif quiet == [rollout.steps - 1] and rollout.steps > 1:
+        remedy = "Leave the last step out of the plan, or set rollout.sampler to 'flow_sde' or 'dance_sde'."
+    else:
+        remedy = "Change the sampler's noise option, or set rollout.sampler to 'flow_sde' or 'dance_sde'."
+    raise ConfigError(
+        f"{found.plan} trains step {quiet[0]} of rollout.steps {rollout.steps} (counted from 0), but rollout.sampler "
+        f"'{rollout.sampler.name}' has no noise there (std {float(distribution.std[quiet[0]]):.1e}), and a step "
+        f"without noise has no log-prob. {remedy}"
+    )
+
+
+def _densities_need_normalized_log_probs(found: Combination) -> None:
+    if not found.requires.densities or _schedule(found).normalized:
+        return
+    raise ConfigError(
+        f"{found.algorithm} with its options compares Gaussian densities, but rollout.sampler "
+        f"'{found.config.rollout.sampler.name}' with log_prob 'squared' leaves their scale out, so the two do not "
+        "belong to one ratio. Set rollout.sampler.options.log_prob to 'gaussian'."
+    )
+
+
+def _kl_rewards_need_a_chain(found: Combination) -> None:
+    coefficient = found.config.advantage.kl_coef
+    if coefficient > 0 and (found.draws[0].branches or not found.trained):
+        raise ConfigError(
+            f"advantage.kl_coef is {coefficient}, which needs a trained step in every sample's chain, but "
+            f"{found.plan} has none or branches. Use the algorithm's own kl_coef instead."
+        )
+
+
+def _average_needs_ema(found: Combination) -> None:
+    if found.requires.average and found.config.optimize.ema is None:
+        raise ConfigError(
+            f"{found.algorithm} is compared with the moving average of the weights, but optimize.ema is not set. "
+            "Set optimize.ema, or kl_reference to 'base'."
+        )
+
+
+def _units_fit_a_micro_batch(found: Combination) -> None:
+    size = found.config.execution.micro_batch_size
+    needed = {"row": 1, "pair": 2, "group": found.group}[found.requires.unit]
+    if size >= needed:
+        return
+    if found.requires.unit == "pair":
+        what = "compares a group's best and worst sample in one forward"
+    else:
+        what = f"compares whole groups in one forward, here of {needed} samples (rollout.group_size"
+        what += " times the plan's branches)" if found.draws[0].branches else ")"
+    raise ConfigError(
+        f"{found.algorithm} {what}, but execution.micro_batch_size is {size}. "
+        f"Set execution.micro_batch_size to {needed} or more."
+    )
+
+
+def _solver_fits_the_plan(found: Combination) -> None:
+    solver = found.config.rollout.solver
+    if solver != "euler" and any(steps.stochastic for steps in found.draws):
+        raise ConfigError(
+            f"rollout.solver '{solver}' remembers earlier steps, but {found.plan} adds noise between them. "
+            "Set the solver to 'euler' or the plan to 'final'."
+        )
+
+
+def _groups_are_large_enough(found: Combination) -> None:
+    needed = found.requires.min_group_size
+    if found.group < needed:
+        raise ConfigError(
+            f"rollout.group_size is {found.config.rollout.group_size}, but {found.algorithm} compares samples "
+            f"of one prompt with each other, so all advantages would be 0. Set it to {needed} or more."
+        )
+
+
+def _levels_lie_on_the_schedule(found: Combination) -> None:
+    times, family = found.requires.times, found.config.model.policy
+    if times is None or times.kind != "stratified" or family not in NOISE_RANGE:
+        return
+    high, low = NOISE_RANGE[family]
+    if times.low < low or times.high > high:
+        raise ConfigError(
+            f"{found.algorithm} noises latents to levels from {times.low} to {times.high}, but model.policy '{family}' "
+            f"knows levels from {low} to {high} only. Set optimize.algorithm.options.times to "
+            f"{{low: {max(times.low, low)}, high: {min(times.high, high)}}}, or its kind to 'grid'."
+        )
+
+
+def _advantages_are_used(found: Combination) -> None:
+    if found.requires.advantages:
+        return
+    section = found.config.advantage
+    settings = {
+        "mode": section.mode if section.mode != "all" else None,
+        "best_of": section.best_of,
+        "threshold": section.threshold,
+        "kl_coef": section.kl_coef or None,
+    }
+    for name, value in settings.items():
+        if value is not None:
+            raise ConfigError(
+                f"advantage.{name} is {value!r}, but {found.algorithm} does not look at rewards, so it would do "
+                f"nothing. Remove advantage.{name}."
+            )
+
+
+def _advantages_mean_something(found: Combination) -> None:
+    section = found.config.advantage
+    if all(reward.weight == 0 for reward in found.config.rewards):
+        raise ConfigError(
+            "rewards: every weight is 0, so all advantages would be 0 and nothing be trained. Give one reward a "
+            "weight, or move those that are only reported to evaluate.judges."
+        )
+    if section.best_of is not None and section.best_of > found.group:
+        raise ConfigError(
+            f"advantage.best_of is {section.best_of}, but groups have {found.group} samples, so all of them would be "
+            f"kept. Lower it to {found.group // 2 * 2} or less, or remove it."
+        )
+
+
+def _schedule(found: Combination) -> Gaussian:
+    """Return the sampler's steps over a schedule with the family's first and last level."""
+    steps, ends = found.config.rollout.steps, NOISE_RANGE.get(found.config.model.policy, (1.0, 0.0))
+    sigmas = torch.linspace(*ends, steps + 1, dtype=torch.float64)
+    nothing = torch.zeros(steps, 1, dtype=torch.float64)
+    return found.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
+
+
+def _stored_predictions_are_used(found: Combination) -> None:
+    config = found.config
+    if not config.rollout.unconditional:
+        return
+    without = {
+        "there is no guidance by two forwards": not uses_guidance(config),
+        "optimize.guidance_gradient is 'both'": config.optimize.guidance_gradient == "both",
+        f"{found.algorithm} noises samples anew": found.requires.data != "transitions",
+        "optimize.replay trains rows of older policies": config.optimize.replay is not None,
+        "with execution.ahead rollouts are made by an older policy": config.execution.ahead > 0,
+    }
+    for why, holds in without.items():
+        if holds:
+            raise ConfigError(f"rollout.unconditional has no use: {why}. Remove it.")

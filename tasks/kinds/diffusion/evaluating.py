@@ -1,0 +1,74 @@
+"""Evaluations by denoising: the ODE from noise that is the same for every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from models.maths.sampling import Sampler, ode_plan, sample
+from models.maths.transitions import ODE
+from storage.trajectories.base import Sample
+from tasks.inputs.components import make_solver
+from tasks.inputs.sources import Weights
+from tasks.kinds.diffusion.finals import Finals
+from tasks.kinds.diffusion.velocities import SamplingModels
+from tasks.kinds.kind import Job, Making
+from tasks.runs.seeds import derive, generator
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EvaluationMaker:
+    """Makes samples of fixed seeds with the average of the weights, if one is kept."""
+
+    def __init__(self, making: Making) -> None:
+        """Bind to what samples are made with."""
+        self._making, self._config = making, making.config
+        self._models = SamplingModels(making, Weights.AVERAGE)
+
+    def load(self) -> None:
+        """The policy."""
+        self._models.load()
+
+    def rest(self) -> None:
+        """Take part in what other ranks still sample."""
+        self._models.rest()
+
+    def make(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        section, size = self._config.evaluate, self._config.execution.rollout_batch_size
+        padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
+        policy, velocities = self._models.held()
+        seeds = [derive(section.seed, "evaluate", job.prompt.id, job.replica) for job in padded]
+        sigmas = policy.sigmas(section.steps or self._config.rollout.steps)
+        rollout = sample(
+            velocities,
+            self._models.conditioning([job.prompt for job in padded]),
+            policy.initial_latents([generator(seed) for seed in seeds]),
+            sigmas,
+            sampler=Sampler(kernel=ODE(), solver=make_solver(section.solver, "evaluate.solver")),
+            plans=[ode_plan()] * size,
+            noise=_no_noise,
+        )
+        finals = Finals.of(policy, rollout.final, self._config)
+        return [
+            Sample(
+                sample_id=job.name,
+                prompt_id=job.prompt.id,
+                group_id=job.prompt.id,
+                prompt=job.prompt.text,
+                metadata=job.prompt.metadata,
+                epoch=self._making.epoch,
+                replica=job.replica,
+                seed=seeds[row],
+                policy=str(self._making.policy),
+                sigmas=sigmas.tolist(),
+                **finals.sample(row),
+            )
+            for row, job in enumerate(jobs)
+        ]
+
+
+def _no_noise(step: int) -> torch.Tensor:
+    raise AssertionError(f"the ODE asked for noise at step {step}")

@@ -1,0 +1,132 @@
+"""The diffusion kind: each method leads to the file that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.trajectories.base import Sample, TrajectoryShard
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.diffusion import DiffusionModels
+from tasks.figures.pictures import CLIPS, GRID, grid
+from tasks.inputs.components import decode_rows, make_kernel, media_format
+from tasks.inputs.prompts import Prompt
+from tasks.kinds.cost import Cost
+from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
+from tasks.kinds.diffusion.evaluating import EvaluationMaker
+from tasks.kinds.diffusion.exporting import PipelineExport
+from tasks.kinds.diffusion.finals import decode_in_slices
+from tasks.kinds.diffusion.rolling import RolloutMaker
+from tasks.kinds.diffusion.sets import training_set
+from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
+from tasks.kinds.sample_set import SampleSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.hosting.host import ModelHost
+
+#: How many clips of an evaluation are written as files of their own.
+_CLIPS = 4
+
+
+class Diffusion(Kind):
+    """Denoisers: samples are images, clips or latents."""
+
+    sampling_parts = frozenset({Part.DENOISER, Part.VAE})
+    training_parts = frozenset({Part.DENOISER})
+    exporting_parts = frozenset({Part.DENOISER, Part.VAE})
+    saves_memory = ("Lower execution.rollout_batch_size, or execution.decode_batch_size if it failed while decoding.",)
+
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Check samplers, plans and what they are combined with."""
+        check_diffusion(config, requires)
+
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Count rows of the denoiser."""
+        return cost_of_diffusion(config, requires, prompts)
+
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Return what the text encoders make of prompts, and of the images they come with."""
+        found: Mapping[str, Tensor] = host.encoder().encode([prompt.text for prompt in prompts], *_images(prompts))
+        return found
+
+    def rollout(self, making: Making) -> Maker:
+        """Stochastic steps, or branches of a trunk."""
+        return RolloutMaker(making)
+
+    def evaluation(self, making: Making) -> Maker:
+        """The ODE from fixed noise."""
+        return EvaluationMaker(making)
+
+    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample]) -> None:
+        """Write the first clips in a form every player takes."""
+        form = replace(media_format(config), lossless=False)
+        for number, made in enumerate(samples[:_CLIPS]):
+            if made.media is not None and made.media.ndim == 4:
+                (folder / CLIPS).mkdir(exist_ok=True)
+                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))
+
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return final latents, images or clips."""
+        rows = range(shard.table.num_rows)
+        if needs.media == "latents":
+            return np.stack([shard.final_latents(row) for row in rows])
+        return np.stack(recent or [shard.media(row) for row in rows])
+
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
+        """Draw the first images with prompt and verdict."""
+        if not verdicts or batch.media.dtype != np.uint8:
+            return
+        captions = list(zip(batch.prompts, verdicts, strict=False))
+        grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
+
+    def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
+        """Load the autoencoder alone."""
+        policy = cast(DiffusionPolicy, host.load(frozenset({Part.VAE})))
+
+        def decode(states: np.ndarray) -> np.ndarray:
+            latents = torch.from_numpy(states).float().to(host.device)
+            with torch.no_grad():
+                return np.asarray(decode_in_slices(policy, latents, decode_rows(config)).numpy())
+
+        return decode
+
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
+        return training_set(training, shards, advantages, requires)
+
+    def models(self, config: RunConfig, trainable: Trainable) -> DiffusionModels:
+        """Return velocities."""
+        return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
+
+    def export(self, exporting: Exporting, folder: Path) -> None:
+        """Write a pipeline folder or a LoRA file that diffusers loads."""
+        PipelineExport(exporting).write(folder)
+
+
+def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
+    """Return the images of prompts as one further argument, or none."""
+    paths = [prompt.image for prompt in prompts if prompt.image is not None]
+    if not paths:
+        return []
+    images = []
+    for path in paths:
+        with Image.open(path) as image:
+            images.append(np.asarray(image.convert("RGB")))
+    return [images]

@@ -1,0 +1,192 @@
+"""Rollouts by denoising: stochastic steps along one chain, or branches of a trunk, with the log-probs that made them.
+
+Legend: B rows of a batch, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.maths.branching import Branches, branch
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Rollout, Sampler, sample
+from models.maths.schedules import DrawnPerSample, Plan, Steps
+from models.maths.transitions import Kernel
+from storage.trajectories.base import Sample
+from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
+from tasks.inputs.sources import Weights
+from tasks.kinds.diffusion.finals import Finals
+from tasks.kinds.diffusion.velocities import SamplingModels
+from tasks.kinds.kind import Job, Making
+from tasks.runs.seeds import derive, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RolloutMaker:
+    """Makes the samples of an epoch with the policy that rolls it out."""
+
+    def __init__(self, making: Making) -> None:
+        """Bind to what samples are made with."""
+        self._making, self._config, self._epoch = making, making.config, making.epoch
+        self._models = SamplingModels(making, Weights.BEHAVIOR)
+        self._means = make_algorithm(making.config).requires.old_means
+        """Whether the algorithm compares step means with those of the behavior policy."""
+
+    def load(self) -> None:
+        """The policy, and the base model where a KL to it is wanted."""
+        self._models.load(reference=self._with_kl)
+
+    def rest(self) -> None:
+        """Take part in what other ranks still sample."""
+        self._models.rest()
+
+    def make(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Sample a chain per job, or all branches of its trunk."""
+        branching = self._plan.draw(self._config.rollout.steps, 0, self._epoch).branches > 0
+        return self._branch(jobs) if branching else self._sample(jobs, pad_to=self._config.execution.rollout_batch_size)
+
+    @property
+    def _with_kl(self) -> bool:
+        return bool(self._config.advantage.kl_coef > 0)
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return make_kernel(self._config)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return make_plan(self._config)
+
+    def _sample(self, jobs: Sequence[Job], *, pad_to: int) -> list[Sample]:
+        """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
+        policy, velocities = self._models.held(reference=self._with_kl)
+        seeds = [self._seed("initial", job, 0) for job in padded]
+        sigmas = policy.sigmas(self._config.rollout.steps)
+        plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        rollout = sample(
+            velocities,
+            self._models.conditioning([job.prompt for job in padded]),
+            latents,
+            sigmas,
+            sampler=self._sampler(velocities.reference_velocity if self._with_kl else None),
+            plans=plans,
+            noise=lambda step: self._noise(padded, step, latents),
+        )
+        finals = Finals.of(policy, rollout.final, self._config)
+        about: dict[str, Any] = {
+            "epoch": self._epoch,
+            "policy": str(self._making.policy),
+            "sigmas": sigmas.tolist(),
+        }
+        return [
+            _stored(job, finals.sample(row), rollout, row, plans[row], means=self._means, seed=seeds[row], **about)
+            for row, job in enumerate(jobs)
+        ]
+
+    def _sampler(self, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None) -> Sampler:
+        rollout = self._config.rollout
+        return Sampler(
+            kernel=self._kernel,
+            solver=make_solver(rollout.solver, "rollout.solver"),
+            storage_dtype=getattr(torch, rollout.latents_dtype),
+            reference=reference,
+            unconditional=rollout.unconditional,
+        )
+
+    def _branch(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Sample trunks and all their branches; one stored sample per branch."""
+        policy, velocities = self._models.held()
+        seeds = [self._seed("initial", job, 0) for job in jobs]
+        sigmas = policy.sigmas(self._config.rollout.steps)
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
+        made = branch(
+            velocities,
+            self._models.conditioning([job.prompt for job in jobs]),
+            latents,
+            sigmas,
+            sampler=self._sampler(None),
+            plan=plan,
+            noise=lambda step, number: self._noise(jobs, step, latents, number),
+            max_rows=self._config.execution.rollout_batch_size,
+        )
+        finals = Finals.of(policy, made.final, self._config)
+        about: dict[str, Any] = {
+            "epoch": self._epoch,
+            "policy": str(self._making.policy),
+            "sigmas": sigmas.tolist(),
+        }
+        about["means"] = self._means
+        return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
+
+    def _seed(self, purpose: str, job: Job, step: int, branch_number: int = 0) -> int:
+        per_group = not isinstance(self._plan, DrawnPerSample)
+        shared = per_group if purpose == "plan" else purpose == "initial" and self._config.rollout.same_noise
+        replica = 0 if shared else job.replica
+        parts = (self._config.run.seed, purpose, self._epoch, job.prompt.id, replica, step)
+        return derive(*parts, branch_number) if branch_number else derive(*parts)
+
+    def _noise(self, jobs: Sequence[Job], step: int, like: Tensor, branch_number: int = 0) -> Tensor:
+        seeds = [self._seed("noise", job, step, branch_number) for job in jobs]
+        return torch.stack([torch.randn(like.shape[1:], generator=generator(seed)) for seed in seeds])
+
+
+def _stored(
+    job: Job, final: Mapping[str, Any], rollout: Rollout, row: int, plan: Steps, *, means: bool, **about: Any
+) -> Sample:
+    return Sample(
+        sample_id=job.name,
+        prompt_id=job.prompt.id,
+        group_id=job.prompt.id,
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        **final,
+        steps=plan.trained,
+        states=plan.states,
+        log_probs=rollout.log_probs[row].cpu().numpy(),
+        latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
+        means=rollout.means[row].cpu().numpy() if means else None,
+        unconditional=rollout.unconditional[row].cpu().numpy() if rollout.unconditional.numel() else None,
+        reference_kl=rollout.reference_kl[row].cpu().numpy(),
+        **about,
+    )
+
+
+def _stored_branch(
+    jobs: Sequence[Job],
+    made: Branches,
+    row: int,
+    final: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    means: bool,
+    **about: Any,
+) -> Sample:
+    trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
+    job = jobs[trunk]
+    return Sample(
+        sample_id=f"{job.name}-s{step:03d}-b{number:03d}",
+        prompt_id=job.prompt.id,
+        group_id=f"{job.prompt.id}-s{step:03d}",
+        prompt=job.prompt.text,
+        metadata=job.prompt.metadata,
+        replica=job.replica,
+        seed=seeds[trunk],
+        **final,
+        steps=(step,),
+        states=(step, step + 1),
+        log_probs=made.log_probs[row : row + 1].cpu().numpy(),
+        latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
+        means=made.means[row : row + 1].cpu().numpy() if means else None,
+        unconditional=None if made.unconditional is None else made.unconditional[row : row + 1].cpu().numpy(),
+        **about,
+    )

@@ -1,0 +1,259 @@
+"""What of stored samples diffusion policies are trained on: their stochastic steps, or their ends noised anew.
+
+Legend: N samples, B rows of a micro-batch, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.learning import ReplaySection
+from models.maths.conditioning import Conditioning
+from models.maths.transitions import Grid, Kernel, step_stds
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import ForwardTimes, Requirements, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
+from tasks.hosting.devices import moved
+from tasks.inputs.components import make_kernel
+from tasks.kinds.diffusion.conditioning import conditioning_of
+from tasks.kinds.diffusion.replay import recompute
+from tasks.kinds.kind import Training
+from tasks.kinds.proximal import Proximal, RowFile, importance_weights
+from tasks.kinds.reader import SampleReader
+from tasks.kinds.rows import Units, padded, single_rows
+from tasks.kinds.sample_set import Correctable, SampleSet, stacked, tensor_of
+from tasks.runs.seeds import derive, generator, permutation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+#: Prompt ids -> as many rows of conditioning, on the training device.
+Condition = Callable[[Sequence[str]], Conditioning]
+
+
+class TransitionSet(Correctable):
+    """Stored stochastic steps."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        kernel: Kernel,
+        means: bool,
+        condition: Condition,
+        device: torch.device,
+        unconditional: bool = False,
+        ahead: int = 0,
+    ) -> None:
+        """Bind to the samples.
+
+        Args:
+            shards: the shards, opened.
+            advantages: their advantages.
+            kernel: gives the noise stds of the schedule.
+            means: read stored means.
+            condition: gives the conditioning of a batch, which is read when it is needed: an epoch's may be larger than
+                a device.
+            device: where batches go.
+            unconditional: the policy that made all samples is trained: until it changes, read what it predicted
+                without the prompt.
+            ahead: see ``SampleSet``.
+        """
+        super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._condition = condition
+        self._means = means
+        self._unconditional = unconditional
+        self._unchanged = True
+        self._proximal: Proximal | None = None
+        self._mean_std = self._mean_over_rows(kernel)
+
+    def positions(self) -> np.ndarray:
+        """Return the number of trained steps of each sample."""
+        return self.reader.steps.sizes
+
+    def steps(self, rows: np.ndarray) -> np.ndarray:
+        """Return the denoising steps of rows."""
+        return np.array([self.reader.steps[sample][position] for sample, position in rows], np.int64)
+
+    def stale(self, requires: Requirements) -> Units:
+        """Return the rows made by an older policy that can contribute."""
+        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
+
+    def changed_policy(self) -> None:
+        """Read no predictions any more, and take old log-probs for what they are."""
+        self._unchanged = False
+
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Make recomputed log-probs and means the old ones of stale rows, and weight those against their behavior."""
+        gaps = {key: value - float(self.reader.log_probs[key[0]][key[1]]) for key, value in proximal.log_probs.items()}
+        self._importance = importance_weights(gaps, proximal.dims, section)
+        self._proximal = proximal
+
+    def recompute(
+        self, stale: Units, models: DiffusionModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
+    ) -> Proximal:
+        """Return log-probs of rows, and the means of their steps if there is a file for them."""
+        means = None if file is None else RowFile(file)
+        return recompute(stale, self._padded(size), models, micro_batch_size=size, means=means, idle=idle)
+
+    def _padded(self, size: int) -> Callable[[Units], DiffusionBatch]:
+        return lambda units: expect(self.batch(units, padded(len(units.rows), size)), DiffusionBatch)
+
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
+        """Return the transitions of rows."""
+        device = self.device
+        samples, steps = rows[:, 0].tolist(), self.steps(rows).tolist()
+        places = list(zip(samples, steps, strict=True))
+        sigmas = [self.reader.sigmas[sample] for sample in samples]
+        means = [self._old_mean(*key) for key in common["keys"]] if self._means else None
+        if self._unconditional and self._unchanged:
+            known = [self.reader.array("unconditional", sample)[position] for sample, position in common["keys"]]
+            common = {**common, "unconditional": stacked(known, device)}
+        return TransitionBatch(
+            latents=stacked([latents_at(self.reader, sample, step) for sample, step in places], device),
+            next_latents=stacked([latents_at(self.reader, sample, step + 1) for sample, step in places], device),
+            conditioning=self._condition(self.prompts_of(rows)),
+            grid=Grid(
+                tensor_of([grid[step] for grid, step in zip(sigmas, steps, strict=True)], device),
+                tensor_of([grid[step + 1] for grid, step in zip(sigmas, steps, strict=True)], device),
+                tensor_of([grid[1] for grid in sigmas], device),
+            ),
+            old_log_probs=tensor_of([self._old_log_prob(*key) for key in common["keys"]], device),
+            mean_std=torch.full((len(rows),), self._mean_std, device=device),
+            old_means=None if means is None else stacked(means, device),
+            own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
+            **common,
+        )
+
+    def _is_own(self, sample: int, position: int) -> bool:
+        """Return whether a row's old log-prob is one of the policy as it is now."""
+        corrected = self._proximal is not None and (sample, position) in self._proximal.log_probs
+        return self._unchanged and (corrected or self.ages[sample] == 0)
+
+    def _old_log_prob(self, sample: int, position: int) -> float:
+        known = {} if self._proximal is None else self._proximal.log_probs
+        return float(known.get((sample, position), self.reader.log_probs[sample][position]))
+
+    def _old_mean(self, sample: int, position: int) -> np.ndarray:
+        known = None if self._proximal is None else self._proximal.means
+        if known is not None and (sample, position) in known:
+            return known[sample, position]
+        stored: np.ndarray = self.reader.array("means", sample)[position]
+        return stored
+
+    def _mean_over_rows(self, kernel: Kernel) -> float:
+        """Return the noise std of the rows that are trained: each step counts as often as there are rows of it."""
+        rows = np.repeat(self.advantages != 0, self.positions())
+        trained = self.reader.steps.values[rows]
+        if not len(trained):
+            return 1.0
+        return float(step_stds(kernel, torch.tensor(self.reader.sigmas[0]))[trained.tolist()].double().mean())
+
+
+class ForwardSet(SampleSet):
+    """Final latents, noised anew to levels drawn from the run's seed."""
+
+    def __init__(
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        times: ForwardTimes,
+        seed: int,
+        condition: Condition,
+        device: torch.device,
+        ahead: int = 0,
+    ) -> None:
+        """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
+        super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._condition = condition
+        self._times = times
+        self._seed = seed
+
+    def positions(self) -> np.ndarray:
+        """Return the number of noise levels of each sample."""
+        return np.full(len(self.reader), self._times.count)
+
+    def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> DiffusionBatch:
+        """Return the noised samples of rows."""
+        device = self.device
+        keys = common["keys"]
+        clean = stacked([latents_at(self.reader, s, len(self.reader.sigmas[s]) - 1) for s, _ in keys], device)
+        noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys])
+        noise = moved(noise, device)
+        sigma = tensor_of([self._level(*key) for key in keys], device)
+        level = sigma.reshape(-1, *([1] * (clean.ndim - 1)))
+        return ForwardBatch(
+            latents=(1 - level) * clean + level * noise,
+            conditioning=self._condition(self.prompts_of(rows)),
+            grid=Grid(sigma, torch.zeros_like(sigma), sigma),
+            clean=clean,
+            noise=noise,
+            **common,
+        )
+
+    def _name(self, sample: int) -> str:
+        ids = self.reader.group_ids if self._times.shared else self.reader.sample_ids
+        return str(ids[sample].as_py())
+
+    def _noise(self, sample: int, position: int, shape: tuple[int, ...]) -> Tensor:
+        position = 0 if self._times.constant_noise else position
+        return torch.randn(
+            shape, generator=generator(derive(self._seed, "forward noise", self._name(sample), position))
+        )
+
+    def _level(self, sample: int, position: int) -> float:
+        times, count, name = self._times, self._times.count, self._name(sample)
+        draw = np.random.Generator(np.random.PCG64(derive(self._seed, "forward level", name, position)))
+        if times.kind == "stratified":
+            return float(times.low + (times.high - times.low) * (position + draw.random()) / count)
+        if times.kind == "logit_normal":
+            return float(1 / (1 + np.exp(-draw.standard_normal())))
+        grid = self.reader.sigmas[sample][:-1]
+        order = permutation(len(grid), self._seed, "forward level", name)
+        return float(grid[order[position % len(grid)]])
+
+
+def latents_at(reader: SampleReader, sample: int, state: int) -> np.ndarray:
+    """Return the stored latents (...) of a sample at one of its states."""
+    index = int(np.flatnonzero(reader.states[sample] == state)[0])
+    latents: np.ndarray = reader.array("latents", sample)[index]
+    return latents
+
+
+def training_set(
+    training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+) -> SampleSet:
+    """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
+    config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
+    ahead, condition = config.execution.ahead, _condition(training)
+    if requires.data == "forward" and requires.times is not None:
+        seed = derive(config.run.seed, "forward", training.epoch)
+        times = requires.times
+        return ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
+    return TransitionSet(
+        shards,
+        advantages,
+        kernel=make_kernel(config),
+        means=requires.old_means,
+        condition=condition,
+        device=device,
+        unconditional=training.predicted and config.rollout.unconditional,
+        ahead=ahead,
+    )
+
+
+def _condition(training: Training) -> Condition:
+    def condition(ids: Sequence[str]) -> Conditioning:
+        assert training.host is not None, "rows were asked for without models"
+        by_id = training.context.prompts_by_id
+        return conditioning_of(training.context, training.host, [by_id[prompt_id] for prompt_id in ids])
+
+    return condition

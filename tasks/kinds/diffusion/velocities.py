@@ -1,0 +1,56 @@
+"""What gives velocities while samples are made: this process's models, or those of all ranks in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+from models.maths.conditioning import Conditioning
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from tasks.inputs.prompts import StoredPrompt
+from tasks.inputs.sources import Weights
+from tasks.kinds.diffusion.conditioning import conditioning_of
+from tasks.kinds.diffusion.in_step import InStep, idle_row
+
+if TYPE_CHECKING:
+    from tasks.kinds.kind import Making
+
+
+class SamplingModels:
+    """A policy that samples are made with, under some of its weights."""
+
+    def __init__(self, making: Making, weights: Weights) -> None:
+        """Bind to what samples are made with; nothing is loaded yet."""
+        self._making, self._host, self._weights = making, making.host, weights
+
+    def load(self, *, reference: bool = False) -> None:
+        """Load the policy, and the base model where a KL to it is wanted; all ranks ask together."""
+        trainable = self._host.assemble(self._making.policy, self._weights)
+        if reference:
+            self._host.give_reference(trainable)
+
+    def held(self, *, reference: bool = False) -> tuple[DiffusionPolicy, TrainableDenoiser | InStep]:
+        """Return the policy, and what gives its velocities and with ``reference`` the base model's."""
+        trainable = self._trainable()
+        if reference:
+            self._host.give_reference(trainable)
+        return trainable.policy, self._stepping if self._host.samples_in_step else trainable
+
+    def conditioning(self, prompts: Sequence[StoredPrompt]) -> Conditioning:
+        """Return one row per prompt."""
+        return conditioning_of(self._making.context, self._host, prompts)
+
+    def rest(self) -> None:
+        """Take part in the forwards of other ranks until all have done their work."""
+        if self._host.samples_in_step:
+            self._stepping.rest()
+
+    def _trainable(self) -> TrainableDenoiser:
+        return cast(TrainableDenoiser, self._host.trainable(self._making.policy, self._weights))
+
+    @cached_property
+    def _stepping(self) -> InStep:
+        trainable = self._trainable()
+        prompt = next(prompt for prompts in self._making.context.prompts.values() for prompt in prompts)
+        return InStep(trainable, self._host.ranks, lambda: idle_row(trainable.policy, self.conditioning([prompt])))

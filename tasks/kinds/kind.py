@@ -1,0 +1,211 @@
+"""What a kind of policy must provide."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from configs.errors import StoreError
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.layout import ArtifactRef
+from storage.trajectories.base import Sample, TrajectoryShard
+from tasks.algorithms.base import Models, Requirements
+from tasks.identities.kinds import kind_name
+from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.kinds import KINDS
+from tasks.kinds.cost import Cost
+from tasks.kinds.sample_set import SampleSet
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.hosting.host import ModelHost
+    from tasks.identities.export import ExportIdentity
+    from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One sample to make."""
+
+    prompt: StoredPrompt
+    """Its prompt."""
+    replica: int
+    """Which of the prompt's samples."""
+    name: str
+    """Its id; of several that one job gives, what their ids begin with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """What samples are made with."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    policy: ArtifactRef
+    """The policy that makes them."""
+    epoch: int
+    """Of the rollout, or after which the policy is evaluated."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+class Maker(Protocol):
+    """Makes samples, batch by batch: what comes out of a job does not depend on the others of its batch."""
+
+    def load(self) -> None:
+        """Load what all batches need; ranks that hold weights together do it at once."""
+
+    def make(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
+
+    def rest(self) -> None:
+        """Take part, with nothing left to make, in what other ranks can only do together with this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What the samples of an epoch are trained with."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost | None
+    """Holds its models; None where no batch is asked for."""
+    epoch: int
+    """The epoch."""
+    predicted: bool
+    """The policy that is trained made all samples, as it is."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exporting:
+    """What an export is written from."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    identity: ExportIdentity
+    """Which export."""
+    inputs: Sequence[ArtifactRef]
+    """Policy, base model, prompts."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+
+class Kind(ABC):
+    """How policies of one kind make samples, are trained, and are shown."""
+
+    encodes: ClassVar[bool] = True
+    """Prompts are encoded ahead, into the embedding cache."""
+    sampling_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that make samples; the others may leave the device meanwhile."""
+    training_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that are trained."""
+    exporting_parts: ClassVar[frozenset[Part]]
+    """Parts of the model that an export needs."""
+    saves_memory: ClassVar[tuple[str, ...]] = ()
+    """What to change when there is too little memory to make samples, a sentence each."""
+
+    @abstractmethod
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Check what of the config only this kind has; ``requires`` is what its algorithm needs.
+
+        Raises:
+            ConfigError: something cannot work.
+        """
+
+    @abstractmethod
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
+
+    @abstractmethod
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Return one row of every conditioning tensor per prompt; asked only where ``encodes``."""
+
+    @abstractmethod
+    def rollout(self, making: Making) -> Maker:
+        """Return what makes the samples that are trained on, with the log-probs that made them."""
+
+    @abstractmethod
+    def evaluation(self, making: Making) -> Maker:
+        """Return what makes samples of fixed draws, for comparison."""
+
+    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample]) -> None:  # noqa: B027
+        """Write the first samples of an evaluation as files that a person opens, where there is such a form."""
+
+    @abstractmethod
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return what a reward gets of the samples of a shard, (B, ...).
+
+        Args:
+            shard: the shard.
+            needs: what the reward needs.
+            recent: the media of all rows, where this process has just made them.
+        """
+
+    @abstractmethod
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
+        """Write what a person looks at of the first samples of an evaluation, one verdict each, if there is something.
+
+        Args:
+            folder: where files go.
+            batch: what a reward was given.
+            verdicts: what it read and gave, of as many samples as are shown.
+        """
+
+    def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
+        """Return what makes pictures, (N, H, W, 3) or (N, F, H, W, 3) uint8, of the stored states (N, ...) of a sample.
+
+        Raises:
+            StoreError: samples of this kind have no states that can be seen.
+        """
+        raise StoreError(f"Samples of the kind '{kind_name(config)}' have no states between that could be shown.")
+
+    @abstractmethod
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return stored samples as rows to train on."""
+
+    @abstractmethod
+    def models(self, config: RunConfig, trainable: Trainable) -> Models:
+        """Return what an algorithm may ask of the policy."""
+
+    @abstractmethod
+    def export(self, exporting: Exporting, folder: Path) -> None:
+        """Write model, settings and card for other libraries, below ``folder``/pipeline."""
+
+
+def make_kind(config: RunConfig) -> Kind:
+    """Return the kind of a run's policy.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    found: Kind = resolve(KINDS, kind_name(config), what="model.kind")()
+    return found

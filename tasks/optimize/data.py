@@ -1,0 +1,85 @@
+"""What an epoch is trained on, and in which updates: told from what is stored, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.layout import ArtifactRef
+from storage.tables import read_rows
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Algorithm
+from tasks.inputs.components import make_algorithm, open_trajectory_store
+from tasks.kinds.kind import Kind, Training
+from tasks.kinds.rows import Units, plan_updates
+from tasks.kinds.sample_set import SampleSet
+
+if TYPE_CHECKING:
+    from tasks.hosting.host import ModelHost
+    from tasks.runs.context import RunContext
+
+
+class TrainingData:
+    """The stored samples of an epoch, and of those it replays, with their advantages."""
+
+    def __init__(self, context: RunContext, kind: Kind, epoch: int, inputs: Sequence[ArtifactRef]) -> None:
+        """Bind to what is trained on.
+
+        Args:
+            context: the run.
+            kind: what its policy is.
+            epoch: the epoch.
+            inputs: the policy before, then trajectories and advantages of this epoch and of those replayed.
+        """
+        self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
+        self.policy, *pairs = inputs
+        self._trajectories, self._advantages = pairs[::2], pairs[1::2]
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """What is optimized."""
+        return make_algorithm(self.config)
+
+    def samples(self, host: ModelHost | None = None) -> SampleSet:
+        """Return the samples; without a host no batch can be asked for."""
+        shards = [shard for ref in self._trajectories for shard in self._open(ref)]
+        advantages = pa.concat_tables([read_rows(self.context.store, ref) for ref in self._advantages])
+        training = Training(context=self.context, host=host, epoch=self.epoch, predicted=self._predicted)
+        return self.kind.training_set(training, shards, advantages, self.algorithm.requires)
+
+    def plan(self, samples: SampleSet) -> list[Units]:
+        """Return the units of every update."""
+        units = samples.units(self.algorithm.requires)
+        if not len(units):
+            self.context.reporter.message(
+                f"epoch {self.epoch}: in every group all rewards are equal: nothing to learn, the policy stays."
+            )
+        section, seed = self.config.optimize, self.config.run.seed
+        updates, inner = section.updates_per_epoch, section.inner_epochs
+        return plan_updates(units, updates=updates, inner_epochs=inner, seed=seed, epoch=self.epoch)
+
+    def updates_of(self, sample_id: str) -> list[int]:
+        """Return which updates of the epoch, counted from 0, a sample enters."""
+        samples = self.samples()
+        (numbers,) = np.nonzero(pc.equal(samples.reader.sample_ids, sample_id).to_numpy())
+        return [i for i, units in enumerate(self.plan(samples)) if np.isin(units.rows[:, 0], numbers).any()]
+
+    @property
+    def _predicted(self) -> bool:
+        """Whether the policy that is trained made all samples, so that what it predicted then it predicts now."""
+        made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
+        return made_by_it and self._stored_predictions
+
+    @property
+    def _stored_predictions(self) -> bool:
+        manifest = self.context.store.require(self._trajectories[0])
+        return bool(manifest.options.get("unconditional"))
+
+    def _open(self, trajectories: ArtifactRef) -> list[TrajectoryShard]:
+        store, opener = self.context.store, open_trajectory_store(self.config.rollout.store)
+        return [opener.open(store.files(trajectories, record)) for record in store.shards(trajectories)]

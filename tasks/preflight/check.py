@@ -1,0 +1,88 @@
+"""Preflight: refuses what cannot work before any work starts, and says what a run will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.errors import ConfigError
+from configs.registry import Table, resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms.base import Requirements
+from tasks.identities.kinds import kind_name
+from tasks.inputs.components import make_algorithm
+from tasks.inputs.model_settings import check_model
+from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
+from tasks.kinds.cost import Cost
+from tasks.kinds.kind import make_kind
+from tasks.optimize.optimizers import check_optimizer
+from tasks.preflight.check_execution import check_execution
+from tasks.preflight.check_rewards import check_rewards
+from tasks.runs.seeds import most_of_each
+
+
+def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
+    """Check every component, every combination and the prompts; return what the run costs.
+
+    Args:
+        config: the config.
+        rewards: also build the rewards, which finds missing packages and wrong values.
+
+    Raises:
+        ConfigError: something cannot work.
+        PromptError: a prompt source cannot be used.
+    """
+    _known("model.policy", config.model.policy, POLICIES)
+    _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
+    kind, requires = make_kind(config), make_algorithm(config).requires
+    _check_kind(config, requires)
+    check_execution(config)
+    check_optimizer(config)
+    check_model(config)
+    kind.check(config, requires)
+    sources = source_prompts(config)
+    check_rewards(config, sources, build=rewards)
+    prompts = {split: len(items) for split, items in sources.items()}
+    _check_prompts(config, prompts)
+    _check_mixture(config, sources["train"])
+    return kind.cost(config, requires, prompts)
+
+
+def _check_kind(config: RunConfig, requires: Requirements) -> None:
+    """Check that the algorithm trains policies of the run's kind."""
+    name = kind_name(config)
+    if requires.kind != name:
+        raise ConfigError(
+            f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
+            f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."
+        )
+
+
+def _check_prompts(config: RunConfig, prompts: Mapping[str, int]) -> None:
+    wanted = config.rollout.prompts_per_epoch
+    if wanted > prompts["train"]:
+        raise ConfigError(
+            f"rollout.prompts_per_epoch is {wanted}, but prompts.train holds {prompts['train']} prompts and an epoch "
+            f"takes each at most once. Lower it to {prompts['train']} or add prompts."
+        )
+
+
+def _check_mixture(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    sources, wanted = config.prompts.sources, config.rollout.prompts_per_epoch
+    if not sources:
+        return
+    weights = [source.weight for source in sources]
+    for source, most in zip(sources, most_of_each(weights, wanted, config.run.epochs), strict=True):
+        has = sum(prompt.metadata[SOURCE] == source.name for prompt in prompts)
+        if most > has:
+            raise ConfigError(
+                f"rollout.prompts_per_epoch is {wanted}, of which an epoch takes up to {most} of the source "
+                f"'{source.name}', which holds {has} prompts, each at most once. Lower it, or the source's weight."
+            )
+
+
+def _known(what: str, name: str, table: Table) -> None:
+    """Check a table name without importing what it stands for; import strings are imported."""
+    if name not in table:
+        resolve(table, name, what=what)

@@ -1,0 +1,88 @@
+"""Refuses ways to carry a run out that cannot work, before anything is started."""
+
+from __future__ import annotations
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from models.policies.attention import UNSPLIT
+from models.sizes.architectures import architecture_of, meta_denoiser
+from models.weights.context_parallel import token_plan
+from tasks.execution.launchers import check_launcher
+from tasks.execution.runners import check_runner
+
+
+def check_execution(config: RunConfig) -> None:
+    """Check launcher, runner, and how processes share the weights and the tokens.
+
+    Raises:
+        ConfigError: something cannot work, or does nothing.
+    """
+    check_launcher(config.execution)
+    check_runner(config.execution)
+    _check_strategy(config)
+    if config.execution.context_parallel > 1:
+        _check_shares(config)
+        _check_tokens(config)
+
+
+def _check_strategy(config: RunConfig) -> None:
+    execution, model = config.execution, config.model
+    if execution.strategy == "fsdp" and execution.ranks == 1:
+        raise ConfigError(
+            "execution.strategy is 'fsdp', but there is one process, which has nobody to share weights with. Set "
+            "execution.processes to 2 or more, or strategy to 'ddp'."
+        )
+    if execution.offload and execution.strategy != "fsdp":
+        raise ConfigError(
+            f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
+            "strategy to 'fsdp', or offload to false."
+        )
+    if execution.sampling == "spread" and execution.strategy != "fsdp":
+        raise ConfigError(
+            f"execution.sampling is 'spread', but execution.strategy '{execution.strategy}' keeps whole weights on "
+            "every rank. Set strategy to 'fsdp', or sampling to 'whole'."
+        )
+    if execution.strategy == "fsdp" and (model.compile or model.device_map):
+        odd = "compile" if model.compile else "device_map"
+        raise ConfigError(
+            f"model.{odd} is set, but execution.strategy 'fsdp' places and wraps the blocks itself. Remove one of them."
+        )
+
+
+def _check_shares(config: RunConfig) -> None:
+    execution, model = config.execution, config.model
+    degree, where = execution.context_parallel, f"execution.context_parallel is {execution.context_parallel}"
+    if execution.ranks % degree:
+        raise ConfigError(
+            f"{where}, but there are {execution.ranks} processes, which cannot be put in groups of {degree}. Set "
+            f"execution.processes times execution.nodes to a multiple of {degree}."
+        )
+    if model.policy in UNSPLIT:
+        raise ConfigError(
+            f"{where}, but diffusers does not say how the tokens of model.policy '{model.policy}' are split over "
+            "processes. Set it to 1."
+        )
+    if model.compile or model.device_map:
+        odd = "compile" if model.compile else "device_map"
+        raise ConfigError(f"{where}, but model.{odd} is set, which does not go with it. Remove one of them.")
+
+
+def _check_tokens(config: RunConfig) -> None:
+    """Check that the heads and tokens of a model whose architecture is known can be shared out evenly."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return
+    model, degree = config.model, config.execution.context_parallel
+    where = f"execution.context_parallel is {degree}"
+    token_plan(meta_denoiser(architecture), degree)
+    image = architecture.tokens(height=model.height, width=model.width, frames=model.frames)
+    if image % degree:
+        raise ConfigError(
+            f"{where}, but a row has {image} tokens, which that does not divide. Change model.height or model.width."
+        )
+    text = model.options.get("max_sequence_length", architecture.text_tokens) if architecture.text_tokens else 0
+    if text % degree:
+        raise ConfigError(
+            f"{where}, but a row has {text} text tokens, which that does not divide. Set "
+            f"model.options.max_sequence_length to a multiple of {degree}."
+        )

@@ -1,0 +1,135 @@
+"""Refuses rewards that do not exist, ask for what a run does not have, or are set to do what they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from configs.suggest import did_you_mean
+from models.rewards.base import Needs
+from models.rewards.make import check_section, make_reward, needs_of
+from tasks.inputs.prompts import SOURCE, Prompt
+
+#: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
+_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
+
+
+def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:
+    """Check rewards, monitors and judges.
+
+    Args:
+        config: the config.
+        prompts: by split.
+        build: also make them, which finds missing packages and wrong values.
+
+    Raises:
+        ConfigError: one cannot work.
+    """
+    sections = [*config.scored, *config.evaluate.judges]
+    _check_labels(sections)
+    _check_watched(config)
+    _check_every_source(config)
+    for section in sections:
+        check_section(section)
+        _check_sources(section, config)
+        if section.server is not None:
+            _check_served(section)
+            continue
+        _check_needs(section, needs_of(section.name, section.options), config, prompts)
+        if build:
+            make_reward(section.name, section.options, device=section.device)
+
+
+def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts whose samples a reward scores."""
+    return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
+
+
+def _check_sources(section: RewardSection, config: RunConfig) -> None:
+    known = [source.name for source in config.prompts.sources]
+    for name in section.sources:
+        if name not in known:
+            raise ConfigError(
+                f"rewards: '{section.slot}' scores the source '{name}', which prompts.sources does not have. "
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def _check_every_source(config: RunConfig) -> None:
+    """Refuse a source whose prompts no reward scores.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for source in config.prompts.sources:
+        if not any(not section.sources or source.name in section.sources for section in config.rewards):
+            raise ConfigError(
+                f"prompts.sources: no reward scores the prompts of '{source.name}', so nothing can be learned from "
+                "them. Add it to the 'sources' of a reward, or remove it."
+            )
+
+
+def _check_labels(sections: Sequence[RewardSection]) -> None:
+    slots = [section.slot for section in sections]
+    for slot in slots:
+        if slots.count(slot) > 1:
+            raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
+        if "/" in slot and ":" not in slot:
+            raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
+
+
+def _check_watched(config: RunConfig) -> None:
+    """Refuse settings of monitors and judges that would do nothing."""
+    watched = [("monitors", section) for section in config.monitors]
+    for place, section in [*watched, *(("evaluate.judges", section) for section in config.evaluate.judges)]:
+        for name, nothing in _OPTIMIZED.items():
+            value = getattr(section, name)
+            if value != nothing:
+                raise ConfigError(
+                    f"{place}: '{section.slot}' has {name} {value!r}, but what is listed there is not optimized. "
+                    "Remove it, or move the reward to 'rewards'."
+                )
+
+
+def _check_served(section: RewardSection) -> None:
+    if section.device is not None:
+        raise ConfigError(
+            f"rewards: '{section.slot}' has the device '{section.device}' and a server, which does the work where it "
+            "is. Remove one of the two; 'flowmill serve-reward --device' says where a server works."
+        )
+
+
+def _check_needs(
+    section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
+) -> None:
+    media, slot = config.rollout.media, section.slot
+    if needs.media == "texts":
+        raise ConfigError(
+            f"rewards: '{slot}' scores texts, but model.policy '{config.model.policy}' makes "
+            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that looks at those."
+        )
+    if needs.media == "latents" and not media.latents:
+        raise ConfigError(
+            f"rewards: '{slot}' scores latents, which are not kept. Set rollout.media.latents to true; where no other "
+            "reward looks at images, rollout.media.format 'none' also spares the decoding."
+        )
+    if needs.media != "latents" and not media.decodes:
+        raise ConfigError(
+            f"rewards: '{slot}' scores {needs.media}, but rollout.media.format is 'none' and nothing is decoded. Set "
+            "it to 'auto', or take a reward that scores latents."
+        )
+    if needs.media == "clips" and section.frames != "clip":
+        raise ConfigError(
+            f"rewards: '{slot}' scores whole clips, but its 'frames' is {section.frames!r}. Set it to 'clip', with a "
+            "model.policy that makes clips."
+        )
+    for split in ("train", "heldout"):
+        for prompt in asked_of(section, prompts[split]):
+            for column in needs.columns:
+                if column not in prompt.metadata:
+                    raise ConfigError(
+                        f"rewards: '{slot}' needs the column '{column}' of the prompt source, which prompt "
+                        f"{prompt.text!r} of prompts.{split} does not have. Add it, or choose another reward."
+                    )

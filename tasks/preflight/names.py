@@ -1,0 +1,162 @@
+"""Refuses misspelled components, options and files from the text of things alone: nothing heavy is imported.
+
+``check_config`` finds all of this too, and much more, but only after torch is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from configs import peek
+from configs.components import components
+from configs.errors import ConfigError, FlowmillError, PromptError
+from configs.overrides import blamed
+from configs.packages import PACKAGES
+from configs.registry import missing_attribute, missing_module, unknown_option
+from configs.schema import RunConfig
+from configs.section import Component
+from configs.suggest import did_you_mean, near_path, nearest
+from models.maths.schedules import PLANS
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import GIVEN, REWARDS
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import ALGORITHMS
+from tasks.execution.launchers import LAUNCHERS
+from tasks.execution.runners import RUNNERS
+
+_PROMPT_FILES = (".txt", ".jsonl", ".parquet")
+
+
+def check_names(config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = ()) -> None:
+    """Check that every component, option and local file a config names exists.
+
+    Args:
+        config: the config.
+        source: the config file; what it names may be meant relative to its folder.
+        overrides: ``section.key=value`` strings laid over it, to blame.
+
+    Raises:
+        ConfigError: a component or option does not exist, or the model's folder.
+        PromptError: a prompt file does not exist.
+    """
+    folders = (Path.cwd(), *(() if source is None else (source.parent,)))
+    for setting, problem in _problems(config, folders):
+        by = blamed(setting.split("."), overrides)
+        raise type(problem)(f"{by}: {problem}") if by else problem
+
+
+def check_stage(name: str) -> None:
+    """Check that a stage exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stages = peek.table("tasks.stages:STAGES")
+    if name not in stages:
+        raise ConfigError(f"stage '{name}' does not exist. {did_you_mean(name, stages)}")
+
+
+def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
+    tables = _tables()
+    for setting, component in components(config):
+        table = tables[setting.rstrip(".0123456789")]
+        yield from _component(setting, component, table, what="reward" if table is REWARDS else setting)
+    yield from _family_options(config)
+    yield from _files(config, folders)
+
+
+def _tables() -> dict[str, Mapping[str, str]]:
+    """Return the tables of components by setting; of those in lists, by that of the list."""
+    solvers = peek.table("models.maths.solvers:SOLVERS")
+    return {
+        "model.policy": POLICIES,
+        "model.build": BUILDERS,
+        "rollout.sampler": peek.table("models.maths.transitions:KERNELS"),
+        "rollout.plan": PLANS,
+        "rollout.solver": solvers,
+        "rollout.store": TRAJECTORY_STORES,
+        "evaluate.solver": solvers,
+        "optimize.algorithm": ALGORITHMS,
+        "optimize.optimizer": peek.table("tasks.optimize.optimizers:OPTIMIZERS"),
+        "execution.launcher": LAUNCHERS,
+        "execution.runner": RUNNERS,
+        "rewards": REWARDS,
+        "monitors": REWARDS,
+        "evaluate.judges": REWARDS,
+    }
+
+
+def _component(
+    setting: str, component: Component, table: Mapping[str, str], *, what: str
+) -> Iterator[tuple[str, FlowmillError]]:
+    name, place = component.name, f"{setting}.name"
+    import_string = table.get(name, name)
+    module, _, attribute = import_string.partition(":")
+    if name not in table and ":" not in name:
+        yield place, ConfigError(f"{what} '{name}' does not exist. {did_you_mean(name, table)}")
+    elif peek.find_module(module) is None:
+        yield place, missing_module(name, _missing_part(module), what=what)
+    elif peek.defines(module, attribute) is False:
+        yield place, missing_attribute(name, module, attribute, what=what)
+    else:
+        yield from _options(f"{setting}.options", name, import_string, component.options, what=what)
+
+
+def _missing_part(module: str) -> str:
+    """Return the first part of a dotted name that is nowhere; the whole name where a package of ours lacks the rest."""
+    parts = module.split(".")
+    if parts[0] in PACKAGES:
+        return module
+    return next(".".join(parts[:n]) for n in range(1, len(parts) + 1) if peek.find_module(".".join(parts[:n])) is None)
+
+
+def _options(
+    setting: str, name: str, import_string: str, options: Mapping[str, object], *, what: str
+) -> Iterator[tuple[str, FlowmillError]]:
+    valid = peek.options(import_string, given=GIVEN if what == "reward" else 0) if options else None
+    if valid is None:
+        return
+    for option in options:
+        if option not in valid:
+            yield f"{setting}.{option}", unknown_option(name, option, valid, what=what)
+
+
+def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
+    family = config.model.policy
+    taken = peek.class_attribute(POLICIES.get(family, family), "options_type")
+    if taken is not None:
+        yield from _options("model.options", family, taken, config.model.options, what="model.options of")
+
+
+def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
+    for key, source in {**config.prompts.lists("train"), **config.prompts.lists("heldout")}.items():
+        if not Path(source).is_file() and _is_prompt_file(source, folders):
+            problem = (
+                f"{key}: prompt file '{source}' does not exist. {_hint(source, folders)}Paths are relative to "
+                "the config file."
+            )
+            yield key, PromptError(problem)
+    path = config.model.path
+    if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
+        problem = f"model.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
+        yield "model.path", ConfigError(f"{problem}Paths are relative to the config file.")
+
+
+def looks_local(path: str) -> bool:
+    """Return whether a model's path can only be a folder, being no hub id like 'owner/name'."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1
+
+
+def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:
+    """Return whether a prompt source is meant as a file, misspelled ending included; others are dataset ids."""
+    suffix = Path(source).suffix.lower()
+    if suffix in _PROMPT_FILES:
+        return True
+    return bool(suffix and nearest(suffix, _PROMPT_FILES)) and near_path(source, folders) is not None
+
+
+def _hint(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str:
+    near = near_path(path, folders, only_folders=only_folders)
+    return f"Did you mean '{near}'? " if near else ""

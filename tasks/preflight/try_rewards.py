@@ -1,0 +1,86 @@
+"""Tries every reward on one sample before anything is sampled: the mistakes of a reward show in the first minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from configs.errors import RewardError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.rewards.base import Batch, Origin, Reward
+from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
+from models.rewards.remote import RemoteReward
+from tasks.inputs.prompts import Prompt, source_prompts
+from tasks.preflight.check_rewards import asked_of
+
+
+def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
+    """Build every reward and judge and score one made-up sample with each, the first prompt's; return them.
+
+    Rewards that the ranks score with are left to them, and only their options are checked.
+
+    The media are noise of the configured size: what they score means nothing, only that they can be scored. A reward
+    whose connection fails is tried again, as a shard would be.
+
+    Args:
+        config: the config.
+        load: also those that load, or download, a model; of others the options are checked.
+        sleep: waits some seconds before another try.
+
+    Raises:
+        ConfigError: a reward cannot be built.
+        RewardError: a reward fails, or returns something that is no score.
+        PromptError: a prompt source cannot be used.
+    """
+    prompts = source_prompts(config)
+    heldout = prompts["heldout"] or prompts["train"]
+    made = MadeRewards()
+    tried = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
+    for section, listed in tried:
+        prompt = (asked_of(section, listed) or asked_of(section, prompts["train"]))[0]
+        # The ranks' devices are theirs: the process that started them keeps off.
+        if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
+            check_section(section)
+            continue
+        _try(made.of(section), section, prompt, config, sleep)
+    return made
+
+
+def loads_model(section: RewardSection) -> bool:
+    """Return whether a reward loads a model of a size that works on an accelerator."""
+    return section.server is None and needs_of(section.name, section.options).accelerated
+
+
+def trial_media(config: RunConfig) -> np.ndarray:
+    """Return one made-up sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
+    model = config.model
+    frames = (model.frames,) if model.frames > 1 else ()
+    return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)
+
+
+def _try(
+    reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
+) -> None:
+    origin = Origin(samples=("made up for the trial",), shard="none yet: rewards are tried before sampling")
+    if isinstance(reward, RemoteReward):
+        reward.introduce()
+    if needs_of_made(reward).media == "latents":
+        # Their shape is the model's affair, which is not loaded yet.
+        return
+    media, delay = trial_media(config), config.execution.retry_delay_s
+    batch = Batch(media=media, prompts=[prompt.text], metadata=[prompt.metadata], groups=["trial"], origin=origin)
+    for left in reversed(range(config.execution.retries + 1)):
+        try:
+            score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))
+            return
+        except OSError as error:
+            if not left or not isinstance(error, ConnectionError | TimeoutError):
+                told = " ".join(error.__notes__)
+                raise RewardError(f"{type(error).__name__}: {error}. {told} Nothing was sampled yet.") from error
+        sleep(delay)
+        delay *= 2

@@ -1,0 +1,295 @@
+"""Benchmarks: pinned samples of a model, scored, with how certain the figures are.
+
+Images and scores are artifacts like those of any evaluation: what was made once is found again, in any run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.benchmark import Benchmark
+from configs.errors import ConfigError
+from configs.fingerprint import fingerprint
+from configs.load import load_config, parse_config
+from configs.registry import resolve
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.tables import read_rows
+from tasks.algorithms.resampling import Estimate, chance_of_difference, mean_with_interval
+from tasks.execution.execution import Execution
+from tasks.figures.describe import BENCHMARK
+from tasks.identities.nodes import OF, ONCE
+from tasks.inputs.model_settings import check_model
+from tasks.inputs.prompts import source_prompts
+from tasks.inputs.trust import check_trusted
+from tasks.preflight.check_rewards import check_rewards
+from tasks.preflight.try_rewards import try_rewards
+from tasks.runs.opening import begin_run, open_run
+from tasks.runs.progress import Reporter
+from tasks.stages.stage import Stage
+from tasks.stages.stage_run import StageRun
+
+#: Version of the result files.
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to be measured."""
+
+    label: str
+    """What it is called in the table."""
+    config: RunConfig
+    """Of its run, or of a folder."""
+    policy: ArtifactRef | None
+    """Policy artifact; None: the base model itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a benchmark found of a model."""
+
+    title: str
+    """The benchmark with everything it pins."""
+    model: str
+    """The model."""
+    policy: str
+    """Its policy artifact."""
+    images: str
+    """Artifact of the images."""
+    rewards: Mapping[str, str]
+    """Artifact of each reward's scores."""
+    prompts: Sequence[str]
+    """The prompts, in order."""
+    scores: Mapping[str, Sequence[float]]
+    """By reward the mean over the images of each prompt."""
+
+    def estimate(self, reward: str) -> Estimate:
+        """Return the mean of a reward with its interval."""
+        return mean_with_interval(np.array(self.scores[reward]))
+
+    def write(self, folder: Path) -> Path:
+        """Write the result to a file of its own and return its path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self.title.partition(',')[0]}-{self.model}".replace("/", "_").replace("@", "-at-")
+        file = folder / f"{name}-{fingerprint([self.title, self.images])[:8]}.json"
+        figures = {reward: asdict(self.estimate(reward)) for reward in self.scores}
+        text = json.dumps({"format": _FORMAT, **asdict(self), "figures": figures}, indent=1, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+        return file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two models on one reward, prompt by prompt."""
+
+    difference: Estimate
+    """Of the means, second less first."""
+    p: float
+    """How likely such a difference is between equal models."""
+
+
+def compare(one: Result, other: Result, reward: str) -> Comparison:
+    """Compare two results on the prompts of both.
+
+    Raises:
+        ConfigError: they are of other benchmarks, prompts or rewards.
+    """
+    if one.title != other.title or list(one.prompts) != list(other.prompts):
+        raise ConfigError(
+            f"'{one.model}' was measured with {one.title} on {len(one.prompts)} prompts, '{other.model}' with "
+            f"{other.title} on {len(other.prompts)}: figures of different settings or prompts are not comparable. "
+            "Measure both with the same benchmark."
+        )
+    if reward not in one.scores or reward not in other.scores:
+        raise ConfigError(f"'{reward}' was not scored for both '{one.model}' and '{other.model}'.")
+    differences = np.array(other.scores[reward]) - np.array(one.scores[reward])
+    return Comparison(difference=mean_with_interval(differences), p=chance_of_difference(differences))
+
+
+def read_result(file: Path) -> Result:
+    """Return a result of a file.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.pop("format") != _FORMAT:
+            raise ConfigError(f"'{file}' is a result of another version of flowmill. Measure the model again.")
+        data.pop("figures")
+        return Result(**data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"'{file}' holds no result of 'flowmill benchmark': {error}.") from None
+
+
+def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = False) -> Subject:
+    """Return the model that RUN@EPOCH, or the folder of a pipeline, stands for.
+
+    Args:
+        model: as a person writes it.
+        root: the store.
+        config: of a folder: a config with its family and options.
+        trusted: use code that only the store's record of the run names.
+
+    Raises:
+        TrustError: the store names code that nobody here has asked for.
+        ConfigError: it is neither, or the family of a folder cannot be told.
+        StoreError: there is no such run.
+        NotCommittedError: the epoch is not made yet.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return Subject(label=folder.name, config=_folder_config(folder, root, config), policy=None)
+    run, at, epoch = model.rpartition("@")
+    if not at or not epoch.isdigit():
+        raise ConfigError(f"--model '{model}' is neither a folder nor RUN@EPOCH, such as digits@30.")
+    context = open_run(root, run, reads=True)
+    if not trusted:
+        check_trusted(context.config, context.config, run=run)
+    return Subject(label=model, config=context.config, policy=context.policy_ref(int(epoch)))
+
+
+def measure(benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None) -> Result:
+    """Sample a model and score it; what is committed already is found.
+
+    Raises:
+        ConfigError: a reward cannot work, or the model cannot be called as the benchmark pins it.
+        RewardError: a reward fails.
+    """
+    pinned = _pinned(benchmark, subject, root)
+    check_model(pinned)
+    check_rewards(pinned, source_prompts(pinned), build=False)
+    context = begin_run(pinned, reporter=reporter)
+    with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+        if context.run.newest(BENCHMARK) is None:
+            context.run.add(BENCHMARK, {"title": benchmark.title})
+        execution = Execution(context)
+        for name in ONCE:
+            StageRun(execution.stage(name, 0)).execute()
+        policy = subject.policy or context.policy_ref(0)
+        prompts = context.chain.require(0, "preprocess").ref
+        slot = str(policy).replace("/", ".")
+        evaluation = _bound(execution.stage("evaluate", 0, slot), (policy, prompts))
+        if context.store.manifest(evaluation.ref) is None:
+            # What a reward lacks is said before anything is sampled.
+            execution.host.use_rewards(try_rewards(context.config))
+        images = _made(evaluation)
+        scored = {
+            section.slot: _made(_bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
+            for section in context.config.rewards
+        }
+    listed = context.prompts["train"]
+    return Result(
+        title=benchmark.title,
+        model=subject.label,
+        policy=str(policy),
+        images=str(images),
+        rewards={reward: str(ref) for reward, ref in scored.items()},
+        prompts=[prompt.text for prompt in listed],
+        scores={reward: _by_prompt(context.store, ref, [p.id for p in listed]) for reward, ref in scored.items()},
+    )
+
+
+def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
+    stage.adopt(stage.identity.work(inputs), inputs)
+    return stage
+
+
+def _made(stage: Stage) -> ArtifactRef:
+    StageRun(stage).execute()
+    return stage.ref
+
+
+def _by_prompt(store: ArtifactStore, ref: ArtifactRef, prompts: Sequence[str]) -> list[float]:
+    """Return the mean score of each prompt's images, in order."""
+    table = read_rows(store, ref)
+    scores: dict[str, list[float]] = {prompt: [] for prompt in prompts}
+    for prompt, value in zip(table.column("prompt_id").to_pylist(), table.column("reward").to_pylist(), strict=True):
+        scores[prompt].append(value)
+    return [float(np.mean(scores[prompt], dtype=np.float64)) for prompt in prompts]
+
+
+def _pinned(benchmark: Benchmark, subject: Subject, root: str) -> RunConfig:
+    """Return the config of a run that only evaluates: the model is the subject's, the rest is the benchmark's."""
+    model = {
+        **subject.config.model.model_dump(mode="json"),
+        **{
+            name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
+        },
+    }
+    assert benchmark.prompts is not None
+    count = len(_prompts_of(benchmark))
+    ema = subject.config.optimize.ema
+    data: dict[str, Any] = {
+        "run": {"epochs": 0},
+        "store": {**subject.config.store.model_dump(mode="json"), "root": root},
+        "model": model,
+        "prompts": {"train": benchmark.prompts, "column": benchmark.column, "split": benchmark.split},
+        "rollout": {"prompts_per_epoch": 1},
+        "rewards": [section.model_dump(mode="json") for section in benchmark.rewards],
+        "evaluate": {
+            "samples": count * benchmark.images,
+            "steps": benchmark.steps,
+            "solver": benchmark.solver,
+            "seed": benchmark.seed,
+        },
+        "optimize": {} if ema is None else {"ema": ema.model_dump(mode="json")},
+        # One process measures; the batch size is part of a result, as kernels differ with it.
+        "execution": {**subject.config.execution.model_dump(mode="json"), **_ALONE},
+    }
+    identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
+    data["run"]["name"] = f"benchmark-{benchmark.name}-{fingerprint(identity)[:8]}"
+    return parse_config(data, where=f"benchmark '{benchmark.name}'")
+
+
+_ALONE = {"processes": 1, "strategy": "ddp", "runner": {"name": "threads"}, "ahead": 0}
+
+
+def _prompts_of(benchmark: Benchmark) -> list[Any]:
+    from configs.schema import PromptsSection
+    from tasks.inputs.prompts import read_prompts
+
+    assert benchmark.prompts is not None
+    section = PromptsSection(train=benchmark.prompts, column=benchmark.column, split=benchmark.split)
+    return read_prompts(benchmark.prompts, section, where=f"benchmark '{benchmark.name}': prompts")
+
+
+def _folder_config(folder: Path, root: str, config: Path | None) -> RunConfig:
+    if config is not None:
+        data = load_config(config).model_dump(mode="json")
+        data["model"] |= {"path": str(folder.resolve()), "revision": None, "build": None, "lora": None}
+        return parse_config(data, where=str(config))
+    model = {"policy": _family_of(folder), "path": str(folder.resolve())}
+    nothing = RewardSection(name="constant").model_dump(mode="json")
+    return parse_config(
+        {"store": {"root": root}, "model": model, "prompts": {"train": "."}, "rewards": [nothing]}, where=str(folder)
+    )
+
+
+def _family_of(folder: Path) -> str:
+    """Return the one family that loads a pipeline's class.
+
+    Raises:
+        ConfigError: it is no pipeline, or several families, or none, load it.
+    """
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise ConfigError(f"--model '{folder}' is no pipeline of diffusers: it has no model_index.json.")
+    kind = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    found = [name for name in POLICIES if resolve(POLICIES, name, what="model.policy").pipeline_name == kind]
+    if len(found) != 1:
+        raise ConfigError(
+            f"--model '{folder}' is a {kind}, which {' and '.join(found) or 'no family of flowmill'} load. Say which "
+            "with --config, a config whose model.policy and options are meant."
+        )
+    return found[0]

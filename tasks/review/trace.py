@@ -1,0 +1,93 @@
+"""Follows one sample: what made it, how it was rated, and which optimizer updates it entered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.errors import StoreError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from storage.tables import read_rows
+from tasks.identities.nodes import Node
+from tasks.inputs.components import open_trajectory_store
+from tasks.kinds.kind import make_kind
+from tasks.optimize.data import TrainingData
+from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
+
+
+def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[str]) -> dict[str, Any]:
+    """Return a sample's columns, and for each run that uses it rewards, advantage and updates.
+
+    Args:
+        store: the store.
+        ref: a trajectories artifact.
+        sample_id: the sample.
+        runs: runs whose lineage names the artifact.
+
+    Raises:
+        StoreError: the artifact has no such sample, or holds no samples.
+    """
+    if ref.kind != "trajectories":
+        raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
+    opener = open_trajectory_store(store.require(ref).options["rollout"]["store"])
+    for record in store.shards(ref):
+        table = opener.open(store.files(ref, record)).table
+        found = table.filter(pc.equal(table.column("sample_id"), sample_id))
+        if found.num_rows:
+            about = {**found.drop_columns(["arrays"]).to_pylist()[0], "arrays": found.column("arrays").to_pylist()[0]}
+            used = {name: _uses(open_run(store.root.uri, name, reads=True), ref, sample_id) for name in runs}
+            return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
+    raise StoreError(f"{ref} has no sample '{sample_id}'.")
+
+
+def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:
+    entries = context.chain.entries()
+    epoch = next((entry.epoch for entry in entries if entry.ref == ref), None)
+    if epoch is None:
+        return {"note": "a side result of this run: nothing was trained on it"}
+    of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
+    rewards = {
+        slot: _row(read_rows(context.store, entry.ref), sample_id)
+        for (stage, slot), entry in of_epoch.items()
+        if stage == "score"
+    }
+    advantage = of_epoch.get(("advantage", ""))
+    return {
+        "epoch": epoch,
+        "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
+        "advantage": _advantage(context.store, advantage, sample_id),
+        "updates": _updates(context, entries, epoch, sample_id),
+    }
+
+
+def _advantage(store: ArtifactStore, entry: LineageEntry | None, sample_id: str) -> float | None:
+    row = None if entry is None else _row(read_rows(store, entry.ref), sample_id)
+    return None if row is None or row["advantage"] is None else float(row["advantage"])
+
+
+def _updates(context: RunContext, entries: Sequence[LineageEntry], epoch: int, sample_id: str) -> list[dict[str, Any]]:
+    """Return the updates a sample entered: of its own epoch, and of those that replayed it."""
+    replay = context.config.optimize.replay
+    reach = epoch + (replay.epochs if replay else 0)
+    found = []
+    for entry in entries:
+        if entry.stage != "optimize" or not epoch <= entry.epoch <= reach:
+            continue
+        metrics = context.store.require(entry.ref).summary["updates"]
+        inputs = [context.chain.require(*node).ref for node in context.chain.identity(Node(*entry.key)).upstream()]
+        data = TrainingData(context, make_kind(context.config), entry.epoch, inputs)
+        for number in data.updates_of(sample_id):
+            update = int(metrics[number]["update"]) if number < len(metrics) else None
+            found.append({"epoch": entry.epoch, "update": update, "policy": entry.artifact})
+    return found
+
+
+def _row(table: pa.Table, sample_id: str) -> dict[str, Any] | None:
+    found = table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+    return dict(found[0]) if found else None

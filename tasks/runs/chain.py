@@ -1,0 +1,188 @@
+"""Which artifacts make up a run: derived from its config, never "the last one written".
+
+Every stage of every epoch has one expected artifact: the fingerprint of its options under the config and of the
+expected artifacts upstream. A lineage record counts only if it is of that artifact; every other record is a side
+result. Attempts at the same work that came out equal, byte for byte, are one: the first of them stands for all, so a
+forced repetition that changes nothing makes nothing due.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from configs.errors import NotCommittedError
+from configs.fingerprint import fingerprint
+from storage.layout import ArtifactRef
+from storage.lineage import LineageEntry
+from tasks.identities.facts import RunFacts
+from tasks.identities.identity import Identity, identify
+from tasks.identities.nodes import OF, Node, policy_after, run_nodes
+
+
+class Chain:
+    """The artifacts of one run under one config."""
+
+    def __init__(self, facts: RunFacts, *, run: Chain | None = None, epoch: int = 0) -> None:
+        """Bind to a run and a config.
+
+        Args:
+            facts: run and config.
+            run: the chain of the run's own config, where ``facts`` have another for one stage alone. That one reads
+                from it what the other settings do not touch: everything of other epochs, and of the same epoch what
+                has not been made with them.
+            epoch: the epoch of that stage.
+        """
+        self._facts = facts
+        self.config, self.store, self.run = facts.config, facts.store, facts.run
+        self.own = run
+        """The chain of the run's own config, where this is another."""
+        self._epoch = epoch
+        self._refs: dict[Node, ArtifactRef] = {}
+        # What each was derived from, see ``_basis``.
+        self._bases: dict[Node, tuple[int, tuple[Node, ...]]] = {}
+        self._lock = threading.RLock()
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every stage the run consists of, each after those it reads."""
+        return run_nodes(self.config)
+
+    def ref(self, node: Node) -> ArtifactRef:
+        """Return the artifact a stage is expected to make, or has made."""
+        with self._lock:
+            waiting = [] if self._is_settled(node) else [node]
+            while waiting:
+                # Not by recursion: a thousand epochs are thousands of stages deep.
+                missing = [each for each in self._upstream(waiting[-1]) if each not in self._refs]
+                if missing:
+                    waiting += missing
+                else:
+                    found = waiting.pop()
+                    self._bases[found] = self._basis(found)
+                    self._refs[found] = self._settle(found)
+            return self._refs[node]
+
+    def target(self, node: Node) -> ArtifactRef:
+        """Return the artifact a stage makes with this config, whatever the run has in its place."""
+        identity = self.identity(node)
+        return self._canonical(node, identity.work([self.ref(each) for each in identity.upstream()]))
+
+    def find(self, epoch: int, stage: str, slot: str = "") -> LineageEntry | None:
+        """Return the record of a stage if it has run and counts, else None."""
+        node = Node(epoch, stage, slot)
+        if not self.has(node):
+            return None
+        ref = self.ref(node)
+        made = self._made(node, ref)
+        if made:
+            # An equal attempt is the same artifact under another name.
+            return LineageEntry(epoch=epoch, stage=stage, slot=slot, artifact=str(ref), forced=made[-1].forced)
+        return None
+
+    def require(self, epoch: int, stage: str, slot: str = "") -> LineageEntry:
+        """Return the record of a stage that must have run.
+
+        Raises:
+            NotCommittedError: it has not.
+        """
+        found = self.find(epoch, stage, slot)
+        if found is None:
+            label = f"{stage} of '{slot}'" if slot else stage
+            option = "" if epoch == 0 else f" --epoch {epoch}"
+            state = " with these settings" if self.run.made(epoch, stage, slot) else ""
+            raise NotCommittedError(
+                f"Run '{self.run.name}' has no {label} for epoch {epoch}{state} yet. "
+                f"Run 'flowmill stage {stage} --run {self.run.name}{option}' first."
+            )
+        return found
+
+    def entries(self) -> list[LineageEntry]:
+        """Return the records that count, in the order of the work."""
+        found = (self.find(*node) for node in self.nodes())
+        return [entry for entry in found if entry is not None]
+
+    def digest(self) -> str:
+        """Return one hash over the content of all committed artifacts of the run, without times or hosts."""
+        parts: list[list[int | str]] = []
+        for entry in sorted(self.entries(), key=lambda entry: entry.key):
+            if entry.ref.kind == "embeddings":
+                # The cache serves many runs; what this run took from it is hashed in its prompts artifact.
+                continue
+            manifest = self.store.manifest(entry.ref)
+            content = manifest.digest if manifest is not None else "incomplete"
+            parts.append([*entry.key, content])
+        return fingerprint(parts)
+
+    def note(self, node: Node, made: ArtifactRef) -> None:
+        """Hear which artifact a stage made; if it is not the expected one, all that depends on it is derived anew."""
+        with self._lock:
+            # What depends on one that is not derived yet is not derived either.
+            if self._refs.get(node, made) != made:
+                self._refs.clear()
+
+    def identity(self, node: Node) -> Identity:
+        """Return what a stage is under this config.
+
+        Raises:
+            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
+        """
+        return identify(self._facts, node, lambda other: self.find(*other))
+
+    def has(self, node: Node) -> bool:
+        """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
+        config, reward = self.config, node.slot.partition(OF)[0]
+        if node.stage == "score":
+            return node.slot in {section.slot for section in config.scored}
+        if node.stage == "judge":
+            return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
+        return True
+
+    def _is_settled(self, node: Node) -> bool:
+        return node in self._refs and self._bases[node] == self._basis(node)
+
+    def _basis(self, node: Node) -> tuple[int, tuple[Node, ...]]:
+        """Return how many records of a stage there are, as another may name another attempt, and what it reads.
+
+        Some read what has run.
+        """
+        return len(self.run.made(*node)), self._upstream(node)
+
+    def _upstream(self, node: Node) -> tuple[Node, ...]:
+        return () if self._is_the_runs(node) else self.identity(node).upstream()
+
+    def _is_the_runs(self, node: Node) -> bool:
+        return self.own is not None and 0 < self._epoch != node.epoch > 0
+
+    def _settle(self, node: Node) -> ArtifactRef:
+        if self.own is not None and self._is_the_runs(node):
+            return self.own.ref(node)
+        identity = self.identity(node)
+        inputs = [self._refs[each] for each in identity.upstream()]
+        ref = self._canonical(node, identity.work(inputs))
+        if self.own is None or self._made(node, ref):
+            return ref
+        return self._borrowed(self.own, node, inputs) or ref
+
+    def _borrowed(self, own: Chain, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef | None:
+        """Return what the run itself has for a node: its policies, and what was made from the same inputs."""
+        if node.epoch == 0 or not own.has(node):
+            return None
+        same = [own.ref(each) for each in own.identity(node).upstream()] == list(inputs)
+        return own.ref(node) if same or node == policy_after(node.epoch) else None
+
+    def _made(self, node: Node, ref: ArtifactRef) -> list[LineageEntry]:
+        """Return the records of a stage that are attempts at the same work, oldest first."""
+        return [entry for entry in self.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
+
+    def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
+        """Return the attempt that stands for the newest: the first with the same content."""
+        made = [entry.ref for entry in self._made(node, plain)]
+        if not made or made[-1] == plain:
+            return made[-1] if made else plain
+        store = self.store
+        newest = store.manifest(made[-1])
+        for number in range(1, made[-1].number):
+            earlier = store.manifest(plain.attempt(number))
+            if newest is not None and earlier is not None and earlier.digest == newest.digest:
+                return plain.attempt(number)
+        return made[-1]

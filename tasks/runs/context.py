@@ -1,0 +1,112 @@
+"""What the stages of one run share in one process: its facts, what it has made, and who shows progress."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.load import asks_for, parse_config
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.tables import read_rows
+from tasks.identities.facts import RunFacts
+from tasks.identities.nodes import policy_after
+from tasks.inputs.prompts import StoredPrompt
+from tasks.inputs.sources import PIPELINE, local_model
+from tasks.runs.chain import Chain
+from tasks.runs.progress import Ledger, Reporter, Silent
+from tasks.runs.recent import Recent
+
+if TYPE_CHECKING:
+    from storage.embeddings import EmbeddingCache
+
+
+class RunContext(RunFacts):
+    """Shared state of a run's stages in one process."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        config: RunConfig,
+        run: RunFolder,
+        *,
+        reporter: Reporter | None = None,
+        epoch: int = 0,
+        reads: bool = False,
+    ) -> None:
+        """Bind store, config and run.
+
+        Args:
+            store: the store.
+            config: the run's config, or another that one stage is run with.
+            run: the run.
+            reporter: shows progress.
+            epoch: epoch of the one stage that is run with another config.
+            reads: nothing is made: base model and prompts are what the run wrote down, wherever they are now.
+        """
+        super().__init__(store, config, run, reads=reads)
+        self.epoch = epoch
+        self.reporter: Reporter = reporter or Silent()
+        self.ledger = Ledger()
+        self.recent = Recent()
+        self._caches: dict[ArtifactRef, EmbeddingCache] = {}
+
+    @cached_property
+    def chain(self) -> Chain:
+        """What of the run's artifacts counts under this config."""
+        own = self.run.config()
+        if own is None or asks_for(own) == asks_for(self.config.model_dump(mode="json")):
+            return Chain(self)
+        section = {"store": self.config.store.model_dump(mode="json")}
+        config = parse_config({**own, **section}, where=f"run '{self.run.name}'")
+        return Chain(self, run=Chain(RunFacts(self.store, config, self.run)), epoch=self.epoch)
+
+    def policy_ref(self, epoch: int) -> ArtifactRef:
+        """Return the policy after an epoch; epoch 0 is the base policy."""
+        return self.chain.require(*policy_after(epoch)).ref
+
+    @cached_property
+    def prompts(self) -> dict[str, list[StoredPrompt]]:
+        """The run's prompts by split: train, heldout, negative."""
+        ref = self.chain.require(0, "preprocess").ref
+        splits: dict[str, list[StoredPrompt]] = {"train": [], "heldout": [], "negative": []}
+        for row in read_rows(self.store, ref).to_pylist():
+            prompt = StoredPrompt(id=row["prompt_id"], text=row["prompt"], metadata=json.loads(row["metadata"]))
+            splits[row["split"]].append(prompt)
+        return splits
+
+    @cached_property
+    def prompts_by_id(self) -> dict[str, StoredPrompt]:
+        """The run's prompts of all splits."""
+        return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
+
+    @cached_property
+    def base_folder(self) -> Path:
+        """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
+        section = self.config.model
+        if section.path is not None:
+            commit = None if Path(section.path).is_dir() else self.model_identity.get("commit")
+            return local_model(section.path, commit or section.revision)
+        ref = self.chain.require(0, "base").ref
+        self.store.require(ref)
+        return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
+
+    @cached_property
+    def embeddings(self) -> EmbeddingCache:
+        """The run's embedding cache."""
+        return self.embedding_cache(self.chain.require(0, "encode").ref)
+
+    def embedding_cache(self, ref: ArtifactRef) -> EmbeddingCache:
+        """Return the embedding cache of an encoder; what it has read of its tables is kept."""
+        from storage.embeddings import EmbeddingCache
+
+        return self._caches.setdefault(ref, EmbeddingCache(self.store, ref))
+
+    def refresh(self) -> None:
+        """Look again at what the run has made, which other processes go on with."""
+        self.run.refresh()
+        vars(self).pop("chain", None)

@@ -1,0 +1,225 @@
+"""Starting, resuming and describing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError, RunConflictError, StoreError
+from configs.fingerprint import fingerprint
+from configs.load import asks_for, differences, override_config, parse_config
+from configs.schema import RunConfig
+from configs.suggest import did_you_mean
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder, list_runs
+from tasks.inputs.prompts import prompts_fingerprint, source_prompts
+from tasks.inputs.sources import model_identity
+from tasks.inputs.trust import check_trusted
+from tasks.runs.context import RunContext
+from tasks.runs.progress import Reporter
+
+
+def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
+    """Create the run a config describes, or bind to it when it exists with the same settings.
+
+    The config becomes the run's: with fewer epochs, or another evaluation, it is another chain over the same artifacts.
+
+    Raises:
+        RunConflictError: a run of this name exists with other settings.
+        StoreError: the root cannot be used.
+        PromptError: a prompt source cannot be used.
+    """
+    context = find_run(config, reporter=reporter)
+    if context is None:
+        store = ArtifactStore(config.store)
+        run = RunFolder(store, run_name(config))
+        if not run.create(_record(config)):
+            # Another process created it since; it is bound to only if it is the same.
+            return begin_run(config, reporter=reporter)
+        context = RunContext(store, config, run, reporter=reporter)
+    context.run.add("configs", recorded(config))
+    return context
+
+
+def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext | None:
+    """Bind to the run a config describes if it exists with the same settings; None if it does not exist.
+
+    Raises:
+        RunConflictError: a run of this name exists with other settings.
+        StoreError: the root cannot be used.
+        PromptError: a prompt source cannot be used.
+    """
+    store = ArtifactStore(config.store)
+    run = RunFolder(store, run_name(config))
+    changed = conflicts(run, config)
+    if changed is None:
+        return None
+    if changed:
+        raise RunConflictError(
+            f"Run '{run.name}' exists in '{store.root.uri}' with other settings:\n  "
+            + "\n  ".join(changed)
+            + "\nGive this one another name with --name; what the two have in common is not computed again."
+        )
+    return RunContext(store, config, run, reporter=reporter)
+
+
+def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
+    """Return the settings in which an existing run differs for good; None if the run does not exist.
+
+    Raises:
+        PromptError: a prompt source cannot be used.
+    """
+    found = run.describe()
+    if found is None:
+        return None
+    before = parse_config(found["config"], where=f"run '{run.name}'").model_dump(mode="json")
+    changed = differences(before, config.model_dump(mode="json"))
+    if found["prompts"] != _prompts_identity(config):
+        changed.append("prompts: the prompt files hold other prompts now")
+    return changed
+
+
+def open_run(
+    root: str,
+    name: str,
+    *,
+    overrides: Sequence[str] = (),
+    reporter: Reporter | None = None,
+    epoch: int = 0,
+    reads: bool = False,
+    trusted: bool = False,
+) -> RunContext:
+    """Bind to an existing run with the config it was last started with, and some overrides.
+
+    Args:
+        root: the store.
+        name: the run.
+        overrides: ``section.key=value`` strings for one stage.
+        reporter: shows progress.
+        epoch: epoch of that stage.
+        reads: nothing is made; see ``RunContext``.
+        trusted: carry out code and commands that only the store's record of the run names.
+
+    Raises:
+        StoreError: there is no such run, or the root cannot be used.
+        ConfigError: an override is not valid.
+        TrustError: the store names code or commands that nobody here has asked for.
+    """
+    stored = parse_config(require_run(ArtifactStore(root), name).config() or {}, where=f"run '{name}'")
+    config = override_config(stored, [f"store.root={root}", *overrides])
+    if not (reads or trusted):
+        check_trusted(stored, config, run=name)
+    store = ArtifactStore(config.store, remembers=reads)
+    run = RunFolder(store, name)
+    return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)
+
+
+def require_run(store: ArtifactStore, name: str) -> RunFolder:
+    """Return a run that must exist.
+
+    Raises:
+        StoreError: it does not.
+    """
+    run = RunFolder(store, name)
+    if run.describe() is None:
+        names = list_runs(store)
+        hint = did_you_mean(name, names) if names else "The store holds no runs yet; start one with 'flowmill run'."
+        raise StoreError(f"There is no run '{name}' in '{store.root.uri}'. {hint}")
+    return run
+
+
+def run_name(config: RunConfig) -> str:
+    """Return the run's name.
+
+    Raises:
+        ConfigError: it is missing or cannot be a folder name.
+    """
+    name = config.run.name or ""
+    if not name or not all(char.isalnum() or char in "-_." for char in name) or name.startswith("."):
+        raise ConfigError(f"run.name '{name}' must consist of letters, digits, '-', '_' and '.'. Set it with --name.")
+    return name
+
+
+@contextmanager
+def executing(context: RunContext) -> Iterator[None]:
+    """Hold the run's lock, after clearing what killed processes of this machine left half-written.
+
+    Raises:
+        RunConflictError: another process executes the run.
+    """
+    root = context.store.root
+    root.sweep()
+    with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+        yield
+
+
+def refuse_while_executing(context: RunContext) -> None:
+    """Check that no process executes the run: a stage of its own would race with it.
+
+    Raises:
+        RunConflictError: one does.
+    """
+    with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+        pass
+
+
+def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
+    """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
+    entries = [entry for entry in context.chain.entries() if entry.ref.kind != "embeddings"]
+    artifacts = [[*entry.key, entry.artifact] for entry in entries]
+    made = _attempts(context.run, artifacts)
+    context.run.add(_finished(context), {"artifacts": artifacts, "made": made, "result": dict(result)})
+
+
+def finished_result(context: RunContext) -> dict[str, Any] | None:
+    """Return what came of the run if everything this config asks for is committed, else None; no model is loaded.
+
+    A hub id without a revision may stand for another model by now, so such runs are never short-cut.
+    """
+    model, run = context.config.model, context.run
+    if model.path is not None and model.revision is None and not Path(model.path).is_dir():
+        return None
+    note = run.newest(_finished(context))
+    same = asks_for(run.config() or {}) == asks_for(recorded(context.config))
+    if note is None or not same or _attempts(run, note["artifacts"]) != note["made"]:
+        return None
+    refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
+    return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
+
+
+def recorded(config: RunConfig) -> dict[str, Any]:
+    """Return a config as a run keeps it: where its store is, is not part of it, so a store can be moved."""
+    return config.model_dump(mode="json", exclude={"store"})
+
+
+def _record(config: RunConfig) -> dict[str, Any]:
+    identity = {"prompts": _prompts_identity(config), "preprocess": prompts_fingerprint(source_prompts(config))}
+    return {"config": recorded(config), **identity, "schema_version": 2}
+
+
+def _prompts_identity(config: RunConfig) -> str:
+    sources = source_prompts(config)
+    return prompts_fingerprint({split: sources[split] for split in ("train", "heldout") if sources[split]})
+
+
+def _finished(context: RunContext) -> str:
+    """Return the series of records that say a config is finished."""
+    wanted = {key: value for key, value in asks_for(recorded(context.config)).items() if not _by_content(key)}
+    path = context.config.model.path
+    if path is not None and Path(path).is_dir():
+        wanted["model.path"] = model_identity(path, None)
+    return f"finished-{fingerprint(wanted)[:16]}"
+
+
+def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return all that was ever made of what artifacts stand for; what was made beside them does not matter."""
+    works = {(*key, ArtifactRef.parse(artifact).fingerprint) for *key, artifact in artifacts}
+    return [[*each.key, each.artifact] for each in run.entries() if (*each.key, each.ref.fingerprint) in works]
+
+
+def _by_content(setting: str) -> bool:
+    """Return whether a setting names a file that is known by what it holds, not by where it is."""
+    return setting.startswith("prompts.") and setting.endswith((".train", ".heldout"))

@@ -1,0 +1,214 @@
+"""What of a run is fresh, stale or missing, and why: root cause first. Reads records and manifests only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from configs.fingerprint import canonical_json
+from configs.load import flatten
+from storage.lineage import LineageEntry
+from storage.records import Manifest
+from tasks.identities.identity import Identity
+from tasks.identities.nodes import OF, Node
+from tasks.runs.chain import Chain
+
+
+class State(Enum):
+    """How an artifact of the run stands."""
+
+    FRESH = "fresh"
+    """Committed, of the current settings and inputs."""
+    STALE = "stale"
+    """What is committed was made with other settings or of other inputs."""
+    MISSING = "missing"
+    """Nothing was made yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason why what was made does not count."""
+
+    text: str
+    """What changed, such as ``rollout.steps 8 -> 10``."""
+    upstream: Node | None = None
+    """The stage that has the reason, when it is an input that changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One stage of the run."""
+
+    node: Node
+    """Epoch, stage, slot."""
+    state: State
+    """Fresh, stale or missing."""
+    artifact: str
+    """``kind/id`` that counts, or will."""
+    causes: tuple[Cause, ...] = ()
+    """Why it is stale."""
+    reusable: bool = False
+    """Not made by this run, but committed in the store: nothing will be computed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        place = {"epoch": self.node.epoch, "stage": self.node.stage, "slot": self.node.slot}
+        state = {"state": self.state.value, "artifact": self.artifact, "reusable": self.reusable}
+        return {**place, **state, "causes": [cause.text for cause in self.causes]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """An artifact the run made that is not part of it."""
+
+    entry: LineageEntry
+    """Its record."""
+    label: str
+    """Why it is beside the run."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        entry = self.entry
+        place = {"epoch": entry.epoch, "stage": entry.stage, "slot": entry.slot}
+        return {**place, "artifact": entry.artifact, "forced": entry.forced, "label": self.label}
+
+
+def standings(chain: Chain) -> list[Standing]:
+    """Return how every stage of the run stands, in the order of the work."""
+    return [standing(chain, node) for node in chain.nodes()]
+
+
+def is_complete(chain: Chain) -> bool:
+    """Return whether every stage of the run is fresh."""
+    return all(standing(chain, node).state is State.FRESH for node in chain.nodes())
+
+
+def standing(chain: Chain, node: Node) -> Standing:
+    """Return how one stage stands."""
+    ref, store = chain.ref(node), chain.store
+    grows = ref.kind == "embeddings"
+    if chain.find(*node) is not None and (grows or store.manifest(ref) is not None):
+        return Standing(node=node, state=State.FRESH, artifact=str(ref))
+    made = chain.run.made(*node)
+    reusable = not grows and store.manifest(ref) is not None
+    if not made:
+        return Standing(node=node, state=State.MISSING, artifact=str(ref), reusable=reusable)
+    causes = tuple(_causes(chain, chain.identity(node), made[-1]))
+    return Standing(node=node, state=State.STALE, artifact=str(ref), causes=causes, reusable=reusable)
+
+
+def due(chain: Chain, node: Node) -> list[Standing]:
+    """Return what depends on a stage, directly or not, and is not fresh."""
+    behind, found = {node}, []
+    for each in chain.nodes():
+        if each != node and behind.intersection(chain.identity(each).upstream()):
+            behind.add(each)
+            current = standing(chain, each)
+            if current.state is not State.FRESH:
+                found.append(current)
+    return found
+
+
+def explain(chain: Chain, node: Node) -> list[str]:
+    """Return why a stage stands as it does, one line each, root causes first."""
+    current = standing(chain, node)
+    if current.state is State.FRESH:
+        return [f"{node} is fresh: {current.artifact} was made with the run's settings from what it names as inputs."]
+    if current.state is State.MISSING:
+        source = "; another run made it, so nothing is to be computed" if current.reusable else ""
+        return [f"{node} is missing: the run has not made it yet{source}."]
+    roots = list(dict.fromkeys(_roots(chain, current)))
+    return [*(f"root cause: {root}" for root in roots), *(f"{node} is stale: {cause.text}" for cause in current.causes)]
+
+
+def side_results(chain: Chain) -> list[Side]:
+    """Return what the run's lineage names beside the run itself, each with its label."""
+    nodes, found = set(chain.nodes()), []
+    run = chain.run
+    for entry in run.entries():
+        node = Node(*entry.key)
+        label = _label(chain, node, entry, scheduled=node in nodes)
+        if label is None:
+            continue
+        newest = run.made(*node)[-1]
+        if not (node in nodes and entry == newest and standing(chain, node).state is State.STALE):
+            found.append(Side(entry=entry, label=label))
+    return found
+
+
+def _roots(chain: Chain, current: Standing) -> Iterator[str]:
+    waiting, seen = [current], {current.node}
+    while waiting:
+        at = waiting.pop()
+        for cause in at.causes:
+            if cause.upstream is None:
+                yield f"{at.node}: {cause.text}"
+                continue
+            above = standing(chain, cause.upstream)
+            if above.state is State.STALE and cause.upstream not in seen:
+                seen.add(cause.upstream)
+                waiting.append(above)
+            elif above.state is not State.STALE:
+                yield f"{cause.upstream}: {_remade(chain, above)}"
+
+
+def _remade(chain: Chain, above: Standing) -> str:
+    """Return how a fresh or missing stage came to be another than its dependents read."""
+    if above.state is State.MISSING:
+        return "missing"
+    entry = chain.find(*above.node)
+    if entry is not None and entry.forced:
+        return "made again with --force, and came out different"
+    return f"made again since, as {above.artifact}"
+
+
+def _causes(chain: Chain, identity: Identity, entry: LineageEntry) -> Iterator[Cause]:
+    """Yield what differs between a committed artifact and what the stage would make now."""
+    if identity.grows:
+        # A cache has no manifest that could say more.
+        above = [node for node in identity.upstream() if standing(chain, node).state is State.STALE]
+        yield from (Cause(text=f"input {node} changed", upstream=node) for node in above)
+        yield from () if above else (Cause(text="the encoder's settings changed"),)
+        return
+    manifest = chain.store.manifest(entry.ref)
+    if manifest is None:
+        yield Cause(text=f"{entry.artifact} is not complete any more; its files were damaged or removed")
+        return
+    if manifest.stage_version != identity.version:
+        yield Cause(text=f"stage version {manifest.stage_version} -> {identity.version}")
+    yield from (Cause(text=text) for text in _changed(manifest.options, identity.options()))
+    for node in _other_inputs(chain, identity, manifest):
+        yield Cause(text=f"input {node} changed", upstream=node)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, now = flatten(old), flatten(json.loads(canonical_json(new)))
+    keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+    return [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys]
+
+
+def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[Node]:
+    return [node for node in identity.upstream() if str(chain.ref(node)) not in manifest.inputs]
+
+
+def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
+    """Return why an entry is beside the run, None if it is part of it."""
+    _, _, name = node.slot.partition(OF)
+    name = node.slot if node.stage == "evaluate" else name
+    if name and node.stage in ("evaluate", "judge"):
+        return f"evaluation '{name}'"
+    if not chain.has(node):
+        return f"reward '{node.slot}' is not in the run's config"
+    if not scheduled:
+        epochs = chain.config.run.epochs
+        return f"beyond run.epochs {epochs}" if node.epoch > epochs else "not scheduled by the run's config"
+    ref = chain.ref(node)
+    if entry.ref.fingerprint != ref.fingerprint:
+        return "; ".join(cause.text for cause in _causes(chain, chain.identity(node), entry)) or "other settings"
+    made = [each for each in chain.run.made(*node) if each.ref.fingerprint == ref.fingerprint]
+    if entry.ref == ref:
+        return None
+    return f"attempt {entry.ref.number}, equal to {ref}" if entry == made[-1] else f"attempt {entry.ref.number}, redone"

@@ -1,0 +1,92 @@
+"""Scores stored samples with one reward. Reads stored samples only: no policy is loaded, nothing is sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from configs.errors import StoreError
+from configs.rewards import RewardSection
+from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
+from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.make import works_on_accelerator
+from storage.tables import write_rows
+from tasks.figures.scores import score_summary
+from tasks.identities.score import RewardIdentity
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.prompts import SOURCE
+from tasks.stages.stage import Output, Shard, Stage
+
+
+class Scoring(Stage):
+    """One reward over one artifact of samples, shard by shard."""
+
+    identity: RewardIdentity
+    separable = True
+
+    @property
+    def section(self) -> RewardSection:
+        """The reward."""
+        return self.identity.section
+
+    @property
+    def on_ranks(self) -> bool:
+        """True for a reward that works on the accelerator of this process."""
+        return works_on_accelerator(self.section)
+
+    def shards(self) -> list[Shard]:
+        """The shards of the samples."""
+        return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Score the samples of one shard."""
+        reward = self.host.reward(self.section)
+        batch, table = self._read(shard, needs_of_made(reward))
+        scores = self._score(reward, batch)
+        columns = {
+            **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
+            "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
+            "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
+        }
+        write_rows("rewards", folder, columns)
+        self.scored(shard, batch, scores, folder)
+        return Output(rows=len(scores.values), summary=score_summary(batch, scores, perfect_score(reward)))
+
+    def _score(self, reward: Reward, batch: Batch) -> Scores:
+        """Score the samples the reward is for; the others have no score and no remark."""
+        wanted = self.section.sources
+        rows = [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
+        if len(rows) == len(batch):
+            return score(reward, self.section.slot, batch, Handling.of(self.section))
+        values, notes = np.full(len(batch), np.nan, np.float32), [""] * len(batch)
+        if rows:
+            found = score(reward, self.section.slot, batch.take(rows), Handling.of(self.section))
+            values[rows] = found.values
+            for row, note in zip(rows, found.notes or [""] * len(rows), strict=True):
+                notes[row] = note
+        return Scores(values, notes)
+
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
+        """Do what else is to be done with scored samples."""
+
+    def _read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
+        """Return the samples of a shard as the reward needs them, and their table."""
+        store, ref = self.context.store, self.inputs()[0]
+        record = store.record(ref, shard.name)
+        if record is None:
+            raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
+        opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
+        table = opened.table
+        recent = self.context.recent.find(ref, shard.name, table.num_rows)
+        samples = table.column("sample_id").to_pylist()
+        batch = Batch(
+            media=self.policy_kind.scored(opened, needs, recent),
+            prompts=table.column("prompt").to_pylist(),
+            metadata=[json.loads(text) for text in table.column("metadata").to_pylist()],
+            groups=table.column("group_id").to_pylist(),
+            origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
+        )
+        return batch, table

@@ -1,0 +1,53 @@
+"""Writes the samples of a shard while the next are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from storage.roots.base import FileEntry
+from storage.trajectories.base import Sample, TrajectoryWriter
+from tasks.runs.behind import Behind
+
+
+class ShardWriter:
+    """Writes the samples of a shard behind those who make them."""
+
+    def __init__(self, writer: TrajectoryWriter, shown: Callable[[Iterable[np.ndarray]], None]) -> None:
+        """Bind to the writer of the shard's format, and to who else takes the media."""
+        self.rows = 0
+        """Samples added so far."""
+        self._writer = writer
+        self._shown = shown
+        self._behind = Behind()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._behind.close(wait=True)
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Write samples.
+
+        Raises:
+            Exception: those before could not be written.
+        """
+        self.rows += len(samples)
+        self._shown(sample.media for sample in samples if sample.media is not None)
+        self._behind.do(lambda: self._writer.add(samples))
+
+    def end(self) -> Callable[[], Sequence[FileEntry]]:
+        """Write what is left; return what waits for all of it and gives the entries that are known of the files.
+
+        Raises:
+            Exception: what was added could not be written.
+        """
+        ended = self._behind.do(self._writer.end)
+        self._behind.close(wait=False)
+        return ended.result

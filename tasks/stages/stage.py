@@ -1,0 +1,188 @@
+"""The stage contract: a stage file holds only its own work.
+
+What a stage is (name, version, options, inputs) is its identity's. A stage says which shards its artifact consists of,
+and how one shard becomes files. Skipping, committing, resuming, timing and lineage are ``StageRun``'s.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from storage.records import ShardRecord
+from storage.roots.base import FileEntry
+from tasks.identities.identity import Identity
+from tasks.identities.nodes import Node
+from tasks.kinds.kind import Kind, make_kind
+from tasks.runs.context import RunContext
+from tasks.stages import STAGES
+
+if TYPE_CHECKING:
+    from models.policies.base import Part
+    from tasks.hosting.host import ModelHost
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One unit of work and of commit."""
+
+    name: str
+    """Unique within the artifact, sorts in order."""
+    start: int = 0
+    """First item (group, prompt, ...) of the shard."""
+    stop: int = 1
+    """One past the last item."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What running a shard gives besides files."""
+
+    rows: int
+    """Rows written."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Figures about the content, equal for equal content."""
+    written: Callable[[], Sequence[FileEntry]] = tuple
+    """Waits until all files are written; returns the entries of those whose checksums were taken meanwhile."""
+
+
+class Stage(ABC):
+    """One stage of one epoch, bound to a context."""
+
+    collective: ClassVar[bool] = False
+    """On several ranks: True when all work on each shard together, False when each takes its own shards."""
+    first_rank_only: ClassVar[bool] = False
+    """On several ranks: True where the first does it all, since libraries it writes files with write none on others."""
+    separable: ClassVar[bool] = False
+    """True when no shard needs another, so that any process that reaches the store may make it."""
+    identity: Identity
+    """What it is."""
+
+    def __init__(self, identity: Identity, context: RunContext, host: ModelHost) -> None:
+        """Bind to what it works with.
+
+        Args:
+            identity: which stage of which epoch.
+            context: the run.
+            host: what holds the models of this process.
+        """
+        self.identity = identity
+        self.context = context
+        self.host = host
+        self._ref: ArtifactRef | None = None
+        self._inputs: tuple[ArtifactRef, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in commands, lineage and metrics."""
+        return self.identity.name
+
+    @property
+    def epoch(self) -> int:
+        """The epoch; 0 of what comes before all."""
+        return self.identity.epoch
+
+    @property
+    def slot(self) -> str:
+        """Which of several equal stages of the epoch."""
+        return self.identity.slot
+
+    @property
+    def node(self) -> Node:
+        """Epoch, name and slot."""
+        return self.identity.node
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.context.config
+
+    @cached_property
+    def policy_kind(self) -> Kind:
+        """What the policy of the run is."""
+        return make_kind(self.config)
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """Parts of the model it works with; the others may leave the device."""
+        return frozenset()
+
+    @property
+    def saves_memory(self) -> tuple[str, ...]:
+        """What to change when there is too little memory, a sentence each."""
+        return ()
+
+    @property
+    def on_ranks(self) -> bool:
+        """True for what holds models and so runs where the ranks are, if there are several."""
+        return bool(self.parts)
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """The artifact this stage makes."""
+        if self._ref is None:
+            self._ref = self.context.chain.target(self.node)
+        return self._ref
+
+    def adopt(self, ref: ArtifactRef, inputs: Sequence[ArtifactRef]) -> None:
+        """Make what another process resolved the artifact of this stage and what it reads."""
+        self._ref, self._inputs = ref, tuple(inputs)
+
+    def begin_attempt(self) -> None:
+        """Make the next attempt at the same work the artifact of this stage."""
+        plain, number = self.ref.attempt(1), 1
+        while self.context.store.manifest(plain.attempt(number)) is not None:
+            number += 1
+        self._ref = plain.attempt(number)
+
+    def inputs(self) -> tuple[ArtifactRef, ...]:
+        """Return the artifacts this stage reads, in the order the identity names them.
+
+        Raises:
+            NotCommittedError: one has not been made yet.
+        """
+        if self._inputs is None:
+            return tuple(self.context.chain.require(*node).ref for node in self.identity.upstream())
+        return self._inputs
+
+    def load(self) -> None:  # noqa: B027 - most stages load nothing
+        """Load what every shard needs; on ranks that hold weights together, all do it before they take shards."""
+
+    def rest(self) -> None:  # noqa: B027 - most stages need nobody for their shards
+        """Take part, with no shard left for this rank, in what the others can only do together with it."""
+
+    @abstractmethod
+    def shards(self) -> Sequence[Shard]:
+        """Return all shards of the artifact, in order; ``covered`` ones included."""
+
+    @abstractmethod
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Do the work of one shard and write its files into an empty folder."""
+
+    def committed(self, record: ShardRecord) -> None:  # noqa: B027 - most stages have nothing to do then
+        """Hear in every process that worked on a shard that it is committed."""
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Return figures about the whole artifact for its manifest."""
+        return {}
+
+    def cleanup(self, ref: ArtifactRef) -> None:  # noqa: B027 - most stages have nothing to remove
+        """Remove transient files once the artifact is complete."""
+
+
+def make_stage(context: RunContext, host: ModelHost, node: Node) -> Stage:
+    """Return a stage of a run, with what it works with.
+
+    Raises:
+        ConfigError: there is no such stage, or it does not exist for this epoch or slot.
+    """
+    identity = context.chain.identity(node)
+    found: Stage = resolve(STAGES, node.stage, what="stage")(identity, context, host)
+    return found

@@ -1,0 +1,225 @@
+"""One execution of a stage: skip, run, commit, report. Everything about it is here, once, for all stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.disk import named_disk
+from storage.lineage import LineageEntry
+from storage.records import Manifest, ShardRecord
+from storage.together import Company
+from tasks.runs.behind import Behind
+from tasks.runs.limits import enough_memory
+from tasks.stages.stage import Output, Shard, Stage
+
+
+class StageRun:
+    """One execution of a stage: what is left to do, doing it, and completing the artifact."""
+
+    def __init__(self, stage: Stage, *, force: bool = False) -> None:
+        """Bind to a stage.
+
+        Args:
+            stage: the stage.
+            force: make a new attempt although the work is committed.
+
+        Raises:
+            NotCommittedError: something the stage reads has not been made yet.
+        """
+        stage.inputs()
+        self.stage = stage
+        self.store = stage.context.store
+        self.forced = force
+        if force and not stage.identity.grows:
+            stage.begin_attempt()
+        self.ref = stage.ref
+        self._failures: list[tuple[Exception, Shard]] = []
+        self._manifest: Manifest | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether the artifact was complete when ``pending`` looked."""
+        return self._manifest is not None
+
+    def pending(self) -> list[Shard]:
+        """Return the shards that are left: those without a commit record, none of an artifact that is complete."""
+        if self.stage.identity.grows:
+            done = set(self.store.committed(self.ref))
+        else:
+            state = self.store.state(self.ref)
+            self._manifest, done = state.manifest, set(state.committed)
+            if self._manifest is not None:
+                return []
+        return [shard for shard in self.stage.shards() if shard.name not in done]
+
+    def failed(self, error: Exception) -> Shard | None:
+        """Return the shard whose failure an error tells, None if it tells of something else."""
+        return next((shard for known, shard in self._failures if known is error), None)
+
+    def run_shards(
+        self, shards: Iterable[Shard], *, on_commit: Callable[[ShardRecord], None] = lambda record: None
+    ) -> int:
+        """Run and commit shards in order; return how many. Committed ones are passed on as they are.
+
+        Where no shard needs another, each is written and committed while the next is worked on, so the next is asked
+        for before the last counts.
+
+        Args:
+            shards: the shards.
+            on_commit: hears of each as soon as it is committed, maybe on another thread.
+        """
+        count = 0
+        with Behind() as behind:
+            for shard in shards:
+                count += 1
+                try:
+                    commit = self._made(shard, on_commit)
+                except Exception:
+                    # If the shard before failed too, that is what is told.
+                    behind.wait()
+                    raise
+                if not self.stage.separable:
+                    commit()
+                    continue
+                try:
+                    behind.wait()
+                finally:
+                    # What is made is worth committing, whatever became of the shard before.
+                    behind.do(commit)
+            behind.wait()
+        return count
+
+    def run_shard(self, shard: Shard) -> ShardRecord:
+        """Run and commit one shard; a shard that is committed already is returned as it is."""
+        return self._made(shard)()
+
+    def _made(
+        self, shard: Shard, on_commit: Callable[[ShardRecord], None] = lambda record: None
+    ) -> Callable[[], ShardRecord]:
+        """Return what gives the record of a shard: it is committed, or is run now and will be."""
+        with self._named(shard):
+            found = self.store.record(self.ref, shard.name)
+            if found is None:
+                commit = self._run(shard)
+            else:
+                # Whoever committed it may have made other bytes.
+                self.stage.context.recent.forget(self.ref, shard.name)
+
+        def made() -> ShardRecord:
+            with self._named(shard):
+                record = commit() if found is None else found
+                on_commit(record)
+            return record
+
+        return made
+
+    def _run(self, shard: Shard) -> Callable[[], ShardRecord]:
+        """Run one shard; return what commits it, also on another thread."""
+        with ExitStack() as stack:
+            stack.enter_context(named_disk(self.store.root.uri))
+            folder = stack.enter_context(self.store.root.staging())
+            if self.stage.parts:
+                # What was computed before, in loading or for another stage, is not of this shard.
+                self.stage.host.computed()
+            started = time.time()
+            output = self._work(shard, folder)
+            producer: dict[str, Any] = {"started": started}
+            if self.stage.parts:
+                producer |= {"memory": self.stage.host.memory(), **self.stage.host.computed()}
+            kept = stack.pop_all()
+
+        def commit() -> ShardRecord:
+            with kept:
+                with self._enough_memory():
+                    known = output.written()
+                producer["seconds"] = round(time.time() - started, 4)
+                record = self.store.commit(
+                    self.ref,
+                    shard.name,
+                    folder,
+                    rows=output.rows,
+                    summary=output.summary,
+                    producer=producer,
+                    company=self._company,
+                    known=known,
+                )
+            self.stage.committed(record)
+            return record
+
+        return commit
+
+    @contextmanager
+    def _named(self, shard: Shard) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failures.append((error, shard))
+            raise
+
+    def join_shard(self, shard: Shard) -> None:
+        """Work on a shard together with the rank that commits it, to which this process adds its part."""
+        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
+            self._work(shard, folder).written()
+            self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
+
+    def joined(self, shard: Shard) -> None:
+        """Hear that a shard that was worked on together is committed."""
+        record = self.store.record(self.ref, shard.name)
+        assert record is not None
+        self.stage.committed(record)
+
+    def finish(self) -> Manifest | None:
+        """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
+        manifest = None
+        with named_disk(self.store.root.uri):
+            if not self.stage.identity.grows:
+                # One that another process made meanwhile is found when ours is to be created.
+                manifest = self._manifest or self._seal()
+                self.stage.cleanup(self.ref)
+            self.stage.context.run.append(self._entry())
+        self.stage.context.chain.note(self.stage.node, self.ref)
+        return manifest
+
+    def _entry(self) -> LineageEntry:
+        return LineageEntry(
+            epoch=self.stage.epoch,
+            stage=self.stage.name,
+            slot=self.stage.slot,
+            artifact=str(self.ref),
+            forced=self.forced,
+        )
+
+    def execute(self) -> Manifest | None:
+        """Run all pending shards here, one after the other, and finish."""
+        self.run_shards(self.pending())
+        return self.finish()
+
+    @property
+    def _company(self) -> Company | None:
+        return self.stage.host.ranks if self.stage.collective else None
+
+    def _work(self, shard: Shard, folder: Path) -> Output:
+        if self.stage.parts:
+            self.stage.host.prepare(self.stage.parts)
+        with self.stage.context.ledger.work(self.stage.name), self._enough_memory():
+            return self.stage.run(shard, folder)
+
+    def _enough_memory(self) -> AbstractContextManager[None]:
+        return enough_memory(str(self.stage.node), self.stage.saves_memory)
+
+    def _seal(self) -> Manifest:
+        names = [shard.name for shard in self.stage.shards()]
+        records = self.store.recorded(self.ref, names)
+        return self.store.seal(
+            self.ref,
+            shards=names,
+            summary=self.stage.summarize(records),
+            stage=self.stage.name,
+            stage_version=self.stage.identity.version,
+            options=self.stage.identity.options(),
+            inputs=tuple(str(ref) for ref in self.stage.inputs()),
+        )

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from configs import peek
+from configs.errors import ConfigError
+from configs.fingerprint import canonical_json, fingerprint
+from configs.load import differences, dump_yaml, load_config, parse_config
+from configs.registry import option_names, resolve
+from configs.schema import RunConfig
+from configs.suggest import near_path, nearest
+from models.maths.schedules import PLANS
+from models.maths.solvers import SOLVERS
+from models.maths.transitions import KERNELS
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import REWARDS
+from pages.config_page import docstrings
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.algorithms import ALGORITHMS
+
+PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_presets_parse_and_survive_a_round_trip(path: Path) -> None:
+    import yaml
+
+    config = load_config(path)
+    assert config.run.name == path.stem
+    assert parse_config(yaml.safe_load(dump_yaml(config)), where="dump") == config
+    assert Path(config.prompts.train).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.group_sizes=4", "unknown setting 'rollout.group_sizes'. Did you mean 'group_size'"),
+        ("rolout.steps=4", "Did you mean 'rollout'"),
+        ("rewards.0.wieght=2", "Did you mean 'weight'"),
+        ("model.lora.ranks=4", "Did you mean 'rank'"),
+        ("rollout.group_size=many", "'rollout.group_size' is 'many'"),
+        ("rollout.group_size=0", "greater than or equal to 1"),
+        ("rollout.steps", "not of the form"),
+        ("model.policy.x=1", "'model.policy' holds a value, not a section, so it has no 'x'"),
+        ("optimize.lr=1", "Did you mean 'learning_rate'"),
+        ("optimize.wd=1", "Did you mean 'weight_decay'"),
+        ("execution.bs=1", "'encode_batch_size' or 'micro_batch_size' or 'rollout_batch_size'?"),
+        ("optimize.group_size=2", "Did you mean 'rollout.group_size'"),
+        ("rollout.sampler=cps", "it must be a name with options; set 'rollout.sampler.name'"),
+        ("rewards=ocr", "'rewards' is 'ocr'; it must be a list like [a, b]"),
+        ("rewards.0=ocr", "'rewards.0' is 'ocr'; it must be a name with options"),
+        ("rewards.first.name=ocr", "'first' must be a list index below 1. To add or remove entries give the whole"),
+        ("optimize.betas=0.9", "'optimize.betas' is 0.9; it must be a list like [a, b]"),
+        ("rewards=[", "'[' is not a YAML value. Quote lists and mappings for the shell: --set 'rewards=[...]'"),
+        ("advantage=3", "'advantage' is 3; it must be a section with keys"),
+        ("rewards.7.name=ocr", "must be a list index below 1"),
+        ("model.path=somewhere", "exactly one of 'path'"),
+    ],
+)
+def test_mistakes_are_named_with_the_remedy(override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(PRESETS[0], [override])
+    assert expected in str(error.value)
+    assert str(error.value).startswith("--set ")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_file_is_blamed_for_its_own_mistakes_and_the_flag_for_its(tmp_path: Path) -> None:
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"extends: {digits}\nrollout: {{group_sizes: 4}}\n")
+    with pytest.raises(ConfigError) as error:
+        load_config(mine, ["rollout.steps=0", "run.seed=3"])
+    first, second = sorted(str(error.value).splitlines())
+    assert first.startswith("--set rollout.steps=0: 'rollout.steps' is 0; ")
+    assert second.startswith(f"{mine}: unknown setting 'rollout.group_sizes'. Did you mean 'group_size'?")
+    with pytest.raises(ConfigError, match=r"^--set rollout\.steps=0: ") as later:
+        load_config(digits, ["rollout.steps=4", "rollout.steps=0"])
+    assert "rollout.steps=4" not in str(later.value)
+
+
+def test_a_config_that_does_not_exist_names_its_neighbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "digits.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"Did you mean 'settings/digits\.yaml'\?"):
+        load_config("setings/digit.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lr", ["learning_rate"]),
+        ("learnign_rate", ["learning_rate"]),
+        ("gs", ["group_size"]),
+        ("size", ["group_size"]),
+        ("max_norm", ["max_grad_norm"]),
+        ("Group-Size", ["group_size"]),
+        ("eps", ["epsilon"]),
+        ("rgpo", ["grpo"]),
+        ("zzz", []),
+        ("", []),
+    ],
+)
+def test_the_nearest_name(name: str, expected: list[str]) -> None:
+    valid = ["learning_rate", "group_size", "max_grad_norm", "epsilon", "grpo"]
+    assert nearest(name, valid) == expected
+
+
+def test_the_nearest_path(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "weights.bin").touch()
+    (tmp_path / "my-modle.txt").touch()
+    assert near_path("my-modle", [tmp_path], only_folders=True) == "my-model"
+    assert near_path("my_modl/weight.bin", [tmp_path]) == "my-model/weights.bin"
+    assert near_path(str(tmp_path / "my-mod"), [], only_folders=True) is None
+    assert near_path(str(tmp_path / "my-mod"), [tmp_path], only_folders=True) == str(tmp_path / "my-model")
+    assert near_path("something-else", [tmp_path]) is None
+
+
+def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.txt").write_text("a\n")
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    assert load_config(digits, ["prompts.train=~/train.txt"]).prompts.train == str(tmp_path / "train.txt")
+
+
+TABLES = {
+    "models.policies:POLICIES": POLICIES,
+    "models.quickstart:BUILDERS": BUILDERS,
+    "models.rewards:REWARDS": REWARDS,
+    "models.maths.schedules:PLANS": PLANS,
+    "models.maths.solvers:SOLVERS": SOLVERS,
+    "models.maths.transitions:KERNELS": KERNELS,
+    "storage.trajectories:TRAJECTORY_STORES": TRAJECTORY_STORES,
+    "tasks.algorithms:ALGORITHMS": ALGORITHMS,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_read_from_the_text_is_what_is_imported(name: str) -> None:
+    assert peek.table(name) == TABLES[name]
+    for entry, import_string in TABLES[name].items():
+        module, _, attribute = import_string.partition(":")
+        assert peek.defines(module, attribute)
+        assert peek.defines(module, f"{attribute}Z") is False
+        if name != "models.policies:POLICIES":
+            found = peek.options(import_string)
+            assert found is not None
+            assert sorted(found) == sorted(option_names(resolve(TABLES[name], entry, what="entry")))
+
+
+def test_options_of_model_families_are_read_from_the_text() -> None:
+    for entry, import_string in POLICIES.items():
+        taken = peek.class_attribute(import_string, "options_type")
+        assert taken is not None
+        family = resolve(POLICIES, entry, what="entry")
+        assert sorted(peek.options(taken) or ()) == sorted(option_names(family.options_type))
+
+
+def test_text_that_does_not_tell_is_left_to_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unclear_text.py").write_text(
+        "from os.path import *\n\n\nclass Open:\n    def __init__(self, **options):\n        pass\n\n\n"
+        "class Plain:\n    def __init__(self, scale=1.0):\n        pass\n\n\n"
+        "class Below(Plain, metaclass=type):\n    pass\n"
+    )
+    assert peek.defines("unclear_text", "join") is None
+    assert peek.options("unclear_text:Open") is None
+    assert peek.options("unclear_text:Plain") == ["scale"]
+    assert peek.options("unclear_text:Below") is None
+    assert peek.find_module("unclear_text.deeper") is None
+    assert peek.find_module("no_such_module_at_all.x") is None
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "no.yaml")
+    (tmp_path / "bad.yaml").write_text("model: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="not sections"):
+        load_config(tmp_path / "list.yaml")
+
+
+def test_paths_in_overrides_are_those_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here.txt").write_text("a\n")
+    monkeypatch.chdir(tmp_path)
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    assert load_config(digits, ["prompts.train=here.txt"]).prompts.train == str(tmp_path / "here.txt")
+
+
+def test_a_config_may_extend_another(tmp_path: Path) -> None:
+    digits = next(p for p in PRESETS if p.stem == "digits")
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: {digits}\noptimize: {{learning_rate: 1.0e-5}}\nrollout: {{sampler: {{name: cps}}}}\n"
+    )
+    mine, base = load_config(tmp_path / "mine.yaml"), load_config(digits)
+    assert (mine.run.name, mine.optimize.learning_rate) == ("mine", 1e-5)
+    assert mine.optimize.betas == base.optimize.betas
+    assert mine.rollout.sampler.options == {}
+    assert mine.rollout.steps == base.rollout.steps
+    assert mine.prompts == base.prompts
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "loop.yaml")
+
+
+def test_overrides_reach_every_kind_of_value() -> None:
+    path = next(p for p in PRESETS if p.stem == "digits")
+    overrides = ["optimize.learning_rate=1e-3", "run.seed=7", "rewards=[{name: ocr}]", "optimize.ema.decay=0.5"]
+    config = load_config(path, overrides)
+    assert (config.optimize.learning_rate, config.run.seed, config.rewards[0].name) == (1e-3, 7, "ocr")
+    assert config.optimize.ema is not None
+    assert config.optimize.ema.decay == 0.5
+    assert load_config(path, ["optimize.algorithm.options.clip_range=2e-3"]).optimize.algorithm.options == {
+        "clip_range": 0.002
+    }
+
+
+def test_differences_ignore_what_does_not_change_results() -> None:
+    path = next(p for p in PRESETS if p.stem == "digits")
+    base = load_config(path).model_dump(mode="json")
+    free = load_config(path, ["run.epochs=99", "execution.processes=2", "evaluate.samples=1"]).model_dump(mode="json")
+    assert differences(base, free) == []
+    other = load_config(path, ["optimize.learning_rate=1"]).model_dump(mode="json")
+    assert differences(base, other) == ["optimize.learning_rate: 0.0003 -> 1.0"]
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from sections(inner)
+
+
+def test_every_setting_is_documented() -> None:
+    undocumented = [
+        f"{section.__name__}.{name}"
+        for section in sections(RunConfig)
+        for name in section.model_fields
+        if not docstrings(section).get(name)
+    ]
+    assert not undocumented
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_fingerprint_ignores_key_order_and_number_spelling(data: dict[str, Any]) -> None:
+    assert fingerprint(data) == fingerprint(dict(reversed(data.items())))
+
+
+def test_fingerprint_is_what_it_was() -> None:
+    # A change here orphans every store in existence.
+    assert canonical_json({"b": [1.0, 0.5], "a": None}) == '{"a":null,"b":[1,0.5]}'
+    assert fingerprint({"b": [1.0, 0.5], "a": None}) == "a17a1ecae6f3eec7c5a22ec4a4441fb1"
+    with pytest.raises(ValueError, match="no JSON form"):
+        fingerprint(float("nan"))

@@ -1,0 +1,305 @@
+"""Prefect for real: the server imports, and a scheduled deployment is carried out by a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.load import dump_yaml
+from configs.schema import RunConfig
+from tasks.execution.launch import stop_trees
+from tasks.runs.advance import trained
+from tasks.runs.opening import open_run
+from tests.conftest import ROOT, FlowmillCommand
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_server_imports_with_the_declared_dependencies() -> None:
+    code = "import prefect.server.api.server as s; s.create_app()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_flow_is_deployed_with_a_form_for_what_it_takes() -> None:
+    from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.stages import FLOWS
+
+    deployments = yaml.safe_load((ROOT / "flows" / "prefect.yaml").read_text())["deployments"]
+    assert {entry["name"] for entry in deployments} == {"pipeline", "continue", *FLOWS}
+    for entry in deployments:
+        flow = load_flow_from_entrypoint(entry["entrypoint"])
+        assert flow.name == entry["name"]
+        flow.validate_parameters(entry["parameters"])
+        (form,) = parameter_schema(flow).definitions.values()
+        assert all(field["description"] and field["title"] for field in form["properties"].values()), form
+        assert list(form["properties"])[-2:] == ["wait_minutes", "gpu_slots"]
+    (form,) = parameter_schema(FLOWS["score"]).definitions.values()
+    assert form["properties"]["epoch"]["anyOf"] == [
+        {"type": "integer", "title": "number", "minimum": 0},
+        {"type": "string", "title": "by progress", "enum": ["next", "latest"]},
+    ]
+    assert "pickscore" in form["properties"]["slot"]["anyOf"][0]["enum"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "Say which deployments"),
+        (["--all", "--only", "score"], "Say which deployments"),
+        (["--only", "scores"], "Did you mean 'score'"),
+        (["--only", "score", "--advance", "1"], "--advance is for none of the deployments score"),
+        (["--only", "pipeline", "--run", "r"], "--run is for none of the deployments pipeline"),
+        (["--all", "--schedule", "every 1 h"], "--schedule is for deployments named with --only"),
+        (["--only", "score", "--schedule", "hourly"], "--schedule 'hourly' cannot be read"),
+        (["--only", "score", "--schedule", "0 2 * * *", "--timezone", "Mars/Olympus"], "cannot be read"),
+        (["--only", "score", "--image", "i"], "--image is for containers"),
+    ],
+)
+def test_what_cannot_be_deployed(flowmill: FlowmillCommand, given: list[str], said: str) -> None:
+    done = flowmill("deploy", *given)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+@pytest.fixture
+def scheduling_server(prefect_home: Path) -> Iterator[dict[str, str]]:
+    """A server with its scheduler, and the environment that names it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "PREFECT_HOME": str(prefect_home), "PYTHONPATH": str(ROOT)}
+    environment["PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS"] = "2"
+    environment["PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION"] = "60"
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-ui",
+    ]
+    server = subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    try:
+        from flows.server import _answers
+
+        wait_until(lambda: _answers(f"{environment['PREFECT_API_URL']}/health"), 120)
+        yield environment
+    finally:
+        stop_trees([server], grace=10)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.5)
+
+
+@pytest.mark.timeout(900)
+def test_a_schedule_trains_on_and_catches_up_once(
+    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+) -> None:
+    """Each tick that begins trains one epoch more, through a killed worker; those missed are made up for by one.
+
+    They come faster than a process starts: that must not keep any from working.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    config = tmp_path / "small.yaml"
+    config.write_text(dump_yaml(make_config("evaluate.every=9")))
+    root = str(make_config().store.root)
+    given = ["--config", str(config), "--root", root, "--advance", "1", "--schedule", "every 4 s"]
+    deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
+    assert "pipeline/pipeline" in deployed.stdout, deployed.stdout + deployed.stderr
+    flowmill("deploy", "--only", "optimize", "--root", root, "--run", "small", **scheduling_server)
+
+    def done() -> int:
+        return trained(open_run(root, "small", reads=True)) if (Path(root) / "runs" / "small").exists() else 0
+
+    with worker(scheduling_server) as first:
+        wait_until(lambda: done() >= 1, 300)
+        first.kill()
+        first.wait()
+    # What it had begun goes on or is dead; either way several ticks pass.
+    time.sleep(12)
+    before = done()
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+        worker(scheduling_server),
+    ):
+        mistaken = client.read_deployment_by_name("optimize/optimize").id
+        asked = {"request": {"run": "small", "root": root, "epoch": 99, "wait_minutes": 30}}
+        failed = client.create_flow_run_from_deployment(mistaken, parameters=asked).id
+        # What was killed keeps its deployment's slot until its lease ends.
+        wait_until(lambda: done() >= before + 2, 480)
+        wait_until(lambda: client.read_flow_run(failed).state.is_final(), 240)
+        runs = client.read_flow_runs()
+    states = [run.state.name for run in runs if run.state and run.id != failed]
+    (message,) = (run.state.message for run in runs if run.id == failed)
+    assert "has no optimize for epoch 98 yet" in message
+    assert f"To go on: flowmill stage optimize --run small --epoch 99 --root {root}" in message
+    assert states.count("Skipped") >= 2, states
+    assert "Failed" not in states, states
+    chain = open_run(root, "small", reads=True).chain
+    rollouts = [chain.require(epoch, "rollout").artifact for epoch in range(1, 4)]
+    assert len(set(rollouts)) == 3
+
+
+@pytest.mark.timeout(600)
+def test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it_names(
+    scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    note, config = tmp_path / "unreachable", tmp_path / "small.yaml"
+    note.touch()
+    rewards = f"rewards=[{{name: 'tests.support.rewards:Unreachable', options: {{note: '{note}'}}}}]"
+    config.write_text(dump_yaml(make_config(rewards, "run.epochs=1", "execution.retries=1")))
+    root = str(make_config().store.root)
+    given = ["--config", str(config), "--root", root]
+    deployed = flowmill("deploy", "--only", "pipeline", *given, **scheduling_server)
+    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+        worker(scheduling_server),
+    ):
+        begun = client.create_flow_run_from_deployment(client.read_deployment_by_name("pipeline/pipeline").id).id
+        wait_until(lambda: client.read_flow_run(begun).state.is_final(), 300)
+        state = client.read_flow_run(begun).state
+        wait_until(lambda: "failed" in "".join(each.message for each in client.read_logs()), 30)
+        logged = "\n".join(each.message for each in client.read_logs())
+    assert state.name == "Failed"
+    assert note.read_text().count("lost") >= 2, "it was tried again"
+    assert re.search(r"shard 00000\d-00000\d of score", logged), logged
+    _, command = state.message.split("To go on: flowmill ")
+    before = open_run(root, "small", reads=True).chain.require(1, "rollout").artifact
+    note.unlink()
+    done = flowmill(*shlex.split(command.splitlines()[0]), **scheduling_server)
+    assert done.returncode == 0, done.stderr
+    run = open_run(root, "small", reads=True)
+    assert (trained(run), run.chain.require(1, "rollout").artifact) == (1, before)
+
+
+def test_a_suspicion_pauses_the_deployment_that_trains(
+    scheduling_server: dict[str, str], flowmill: FlowmillCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The automations of the docs, on a real server."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import artifacts
+
+    flowmill("deploy", "--only", "continue", "--run", "small", **scheduling_server)
+    create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file"]
+    file = str(ROOT / "docs" / "templates" / "automations.yaml")
+    made = subprocess.run([*create, file], env=scheduling_server, capture_output=True, text=True, check=False)
+    assert "Created 3 automation(s)" in made.stdout, made.stderr
+    with (
+        temporary_settings({PREFECT_API_URL: scheduling_server["PREFECT_API_URL"]}),
+        get_client(sync_client=True) as client,
+    ):
+        deployment = client.read_deployment_by_name("continue/continue")
+        assert not deployment.paused
+        monkeypatch.setattr(artifacts, "deployment", deployment)
+        artifacts.announce("suspicion", "small", monitor="m", epoch=3, text="it fell")
+        wait_until(lambda: client.read_deployment_by_name("continue/continue").paused, 60)
+
+
+def test_what_a_run_shows_and_what_it_tells_of_assets(
+    prefect_server: str, make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
+) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    config = tmp_path / "shown.yaml"
+    config.write_text(dump_yaml(make_config("tracking.assets=true", "run.name=shown")))
+    for expected in (2, 0):
+        done = flowmill("run", str(config))
+        assert done.returncode == 0, done.stderr
+        filtered = {"filter": {"event": {"name": ["prefect.asset.materialization.succeeded"]}}, "limit": 50}
+        with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
+            shown = {each.key: each for each in client.read_latest_artifacts() if (each.key or "").startswith("shown-")}
+
+            def events() -> list[dict[str, Any]]:
+                return client.request("POST", "/events/filter", json=filtered).json()["events"]  # noqa: B023
+
+            wait_until(lambda: len(of(events(), "shown/policies")) >= 3, 60)
+            told = events()
+        if expected:
+            assert set(shown) >= {
+                "shown-epochs",
+                "shown-evaluation",
+                "shown-images",
+                "shown-mlflow",
+                "shown-report",
+            }
+            rows = json.loads(shown["shown-epochs"].data)
+            assert [row["epoch"] for row in rows] == [1, 2]
+            assert {"reward/mean", "time/rollout_s"} <= set(rows[0])
+            assert shown["shown-images"].data.count("](data:image/webp;base64,") == 2
+    # Each epoch materializes the assets anew; what is found committed is no news.
+    assert len(of(told, "shown/trajectories")) == 2
+    assert len(of(told, "shown/policies")) == 3
+    run = open_run(str(make_config().store.root), "shown", reads=True)
+    newest = of(told, "shown/trajectories")[0]
+    assert newest["payload"]["artifact"] == run.chain.require(2, "rollout").artifact
+    upstream = {each["prefect.resource.id"] for each in newest["related"] if each["prefect.resource.role"] == "asset"}
+    assert upstream == {"flowmill://shown/policies", "flowmill://shown/prompts"}
+
+
+def of(events: list[dict[str, Any]], asset: str) -> list[dict[str, Any]]:
+    return [each for each in events if each["resource"]["prefect.resource.id"] == f"flowmill://{asset}"]
+
+
+@contextlib.contextmanager
+def worker(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Give a worker, started as a shell in the background would: without Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "worker"],
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        yield process
+        if process.poll() is None:
+            process.terminate()
+            process.wait(20)
+    finally:
+        stop_trees([process], grace=10)

@@ -1,0 +1,89 @@
+"""Flows that wait: for a run that is busy, and for GPUs that are shared."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from configs.errors import ConfigError, RunConflictError
+from configs.schema import RunConfig
+from flows import schedules
+from flows.requests import GPU_SLOTS, StageRequest
+from flows.schedules import turn
+from flows.stages import FLOWS
+from tasks.runs.context import RunContext
+from tests.support.inside import prepare
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def context(make_config: Make, prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunContext]:
+    monkeypatch.setattr(schedules, "_LOOK_S", 0.05)
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
+        yield prepare(make_config())
+
+
+def asked(**given: float) -> StageRequest:
+    return StageRequest.model_validate({"run": "small", **given})
+
+
+def busy(context: RunContext, seconds: float) -> threading.Thread:
+    """Return a thread that executes the run, as another process would, from now on for some seconds."""
+    begun = threading.Event()
+
+    def execute() -> None:
+        with context.store.root.lock(context.run.lock_path, "Run 'small'"):
+            begun.set()
+            time.sleep(seconds)
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    begun.wait()
+    return thread
+
+
+def test_a_flow_waits_for_its_run_as_long_as_it_may(context: RunContext) -> None:
+    other = busy(context, 1.0)
+    with pytest.raises(RunConflictError), turn(context, asked(wait_minutes=0.1 / 60)):
+        pass
+    assert other.is_alive()
+    with turn(context, asked(wait_minutes=1)):
+        assert not other.is_alive()
+
+
+def test_gpus_are_shared_by_a_limit_that_must_be_there(context: RunContext) -> None:
+    with get_client(sync_client=True) as client:
+        said = r"gpu_slots is 2, but .*'flowmill-gpu' has 0.*flowmill deploy --gpu-slots"
+        with pytest.raises(ConfigError, match=said), turn(context, asked(gpu_slots=2)):
+            pass
+        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, 2)
+        try:
+            with turn(context, asked(gpu_slots=2)):
+                assert client.read_global_concurrency_limit_by_name(GPU_SLOTS).active_slots == 2
+            assert client.read_global_concurrency_limit_by_name(GPU_SLOTS).active_slots == 0
+            with pytest.raises(ConfigError, match=r"gpu_slots is 3, but .* has 2"), turn(context, asked(gpu_slots=3)):
+                pass
+        finally:
+            client.delete_global_concurrency_limit_by_name(GPU_SLOTS)
+
+
+def test_a_known_mistake_is_a_message(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "is_called", lambda: False)
+    root = context.store.root.uri
+    state = FLOWS["optimize"](StageRequest(run="small", root=root, epoch=5), return_state=True)
+    assert state.is_failed()
+    assert state.message == (
+        "Run 'small' has no optimize for epoch 4 yet. Run 'flowmill stage optimize --run small --epoch 4' first.\n"
+        f"What is committed stays. To go on: flowmill stage optimize --run small --epoch 5 --root {root}"
+    )
+    for logger in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(logger).removeFilter(schedules._is_news)

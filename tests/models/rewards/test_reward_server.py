@@ -1,0 +1,350 @@
+"""Rewards over HTTP: real servers, killed, slow, lying and refusing; a run's scores equal the local ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from configs.errors import ConfigError, RewardError
+from configs.rewards import RewardSection, ServerSection
+from configs.schema import RunConfig
+from models.rewards.base import Batch, Needs, Scores
+from models.rewards.call import Handling, score
+from models.rewards.make import check_section, make_reward, works_on_accelerator
+from models.rewards.remote import RemoteReward
+from models.rewards.service import wire
+from models.rewards.service.batching import Batcher, Limits
+from models.rewards.service.metrics import Metrics
+from models.rewards.testing import CONTRACT, Check, samples
+from tasks.preflight.try_rewards import try_rewards
+from tests.support.serving import Server, served, spoiling
+
+SLOW, JPEG = "tests.models.rewards.test_reward_server:Slow", "jpeg_compressibility"
+
+
+def asking(body: bytes, name: str, **options: Any) -> dict[str, str]:
+    """Return the headers of a request for scores."""
+    return {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(name, options)}
+
+
+class Slow:
+    """Brightness, which takes a while per call and refuses black images; the remark says how many came together."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        time.sleep(self.seconds)
+        values = media.reshape(len(media), -1).mean(1, dtype=np.float64).astype(np.float32)
+        if (values == 0).any():
+            raise ValueError("a black image")
+        return Scores(values, [str(len(media))] * len(media))
+
+
+class OfGroups:
+    """How far an image is from the brightest of its group."""
+
+    needs = Needs(groupwise=True, columns=("count",))
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        values = media.reshape(len(media), -1).mean(1)
+        return np.asarray(values - values.max())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with served("jpeg_compressibility", "--set", "scale=7") as running:
+        yield running
+
+
+def remote(url: str, name: str = "jpeg_compressibility", *, patience_s: float = 20.0, **more: Any) -> RemoteReward:
+    options = {"scale": 7} if name == "jpeg_compressibility" else {}
+    about = {"timeout_s": 10.0, "patience_s": patience_s, **more.pop("server", {})}
+    return RemoteReward(ServerSection(url=url, **about), name, more.pop("options", options), **more)
+
+
+def local(batch: Batch) -> np.ndarray:
+    return score(make_reward("jpeg_compressibility", {"scale": 7}), "jpeg", batch).values
+
+
+@pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
+def test_a_served_reward_keeps_the_contract(server: Server, holds: Check) -> None:
+    holds(remote(server.url), samples())
+
+
+def test_scores_equal_the_local_ones_in_parts_of_any_size(server: Server) -> None:
+    batch = samples(9, metadata={"count": 3, "what": "ümläut"})
+    for size in (None, 1, 4):
+        found = score(remote(server.url), "jpeg", batch, Handling(batch_size=size))
+        np.testing.assert_array_equal(found.values, local(batch))
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("cut", lambda number, body: None),
+        ("truncated", lambda number, body: body[: len(body) // 2]),
+        ("not msgpack", lambda number, body: b"<html>" + body[6:]),
+        ("a flipped bit", lambda number, body: body[:-3] + bytes([body[-3] ^ 1]) + body[-2:]),
+        ("empty", lambda number, body: b""),
+    ],
+)
+def test_spoiled_answers_are_asked_again(
+    server: Server, name: str, spoil: Callable[[int, bytes], bytes | None]
+) -> None:
+    batch = samples(4)
+    with spoiling(server.url, lambda number, body: spoil(number, body) if number < 2 else body) as url:
+        found = score(remote(url, server={"timeout_s": 2.0}), "jpeg", batch)
+    np.testing.assert_array_equal(found.values, local(batch))
+
+
+def test_a_late_answer_is_asked_again(server: Server) -> None:
+    def late(number: int, body: bytes) -> bytes:
+        time.sleep(3.0 if number == 0 else 0.0)
+        return body
+
+    with spoiling(server.url, late) as url:
+        found = score(remote(url, server={"timeout_s": 1.0}), "jpeg", samples(2))
+    np.testing.assert_array_equal(found.values, local(samples(2)))
+
+
+def test_what_stays_malformed_is_never_a_score(server: Server) -> None:
+    with (
+        spoiling(server.url, lambda number, body: body[:-1] + bytes([body[-1] ^ 1])) as url,
+        pytest.raises(RewardError, match=r"has given no answer for 1 s; the last: its answer is not what"),
+    ):
+        score(remote(url, patience_s=1.0), "jpeg", samples(2))
+
+
+def test_all_threads_give_up_together_and_one_that_comes_later_asks_once() -> None:
+    asked: list[float] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        asked.append(time.monotonic())
+        return httpx.Response(503, json={"detail": "no model"})
+
+    reward = remote("http://nowhere", patience_s=0.5, transport=httpx.MockTransport(refuse))
+    begun = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        failures = [pool.submit(reward.score, *_three(samples(1))) for _ in range(4)]
+    for failure in failures:
+        with pytest.raises(RewardError, match=r"it answers 503: no model.*give the same command"):
+            failure.result()
+    assert time.monotonic() - begun < 10
+    before = len(asked)
+    with pytest.raises(RewardError, match="it answers 503"):
+        reward.score(*_three(samples(1)))
+    assert len(asked) == before + 1
+
+
+def test_a_server_that_comes_back_is_found_again() -> None:
+    with served("jpeg_compressibility", "--set", "scale=7") as server:
+        reward = remote(server.url, patience_s=60.0)
+        first = score(reward, "jpeg", samples(2))
+        server.kill()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(score, reward, "jpeg", samples(2))
+            time.sleep(1.0)
+            assert not waiting.done()
+            server.start()
+            np.testing.assert_array_equal(waiting.result().values, first.values)
+
+
+def test_a_server_that_comes_back_with_another_reward_is_refused() -> None:
+    with served(JPEG, "--set", "scale=7") as server:
+        reward = remote(server.url, patience_s=60.0)
+        score(reward, "jpeg", samples(2))
+        server.kill()
+        server.arguments = (JPEG, "--set", "scale=8")
+        server.start()
+        with pytest.raises(ConfigError, match=r"\(409\): .*{'scale': 8} is served here, another"):
+            score(reward, "jpeg", samples(2))
+
+
+def test_nothing_that_goes_wrong_stops_the_server() -> None:
+    class Broken(Batcher):
+        def _score(self, jobs: Any) -> Scores:
+            if any("bad" in job.batch.prompts for job in jobs):
+                raise MemoryError("too much")
+            return super()._score(jobs)
+
+    async def ask() -> list[Any]:
+        batcher = Broken(Slow(), "slow", Limits(wait_s=0.2), Metrics())
+        work = asyncio.create_task(batcher.run())
+        bad = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["bad"], metadata=[{}])
+        good = Batch(media=np.ones((1, 4, 4, 3), np.uint8), prompts=["good"], metadata=[{}])
+        found = await asyncio.gather(*(batcher.submit(each) for each in (good, bad, good)), return_exceptions=True)
+        later = await batcher.submit(good)
+        work.cancel()
+        return [*found, later]
+
+    first, failed, third, later = asyncio.run(ask())
+    assert isinstance(failed, MemoryError)
+    assert [each.values.tolist() for each in (first, third, later)] == [[1.0]] * 3
+
+
+def test_requests_are_scored_together_and_one_that_fails_fails_alone() -> None:
+    with served(SLOW, "--set", "seconds=0.5") as server:
+        good, black = samples(3), Batch(media=np.zeros((1, 64, 64, 3), np.uint8), prompts=["p"], metadata=[{}])
+        reward = remote(server.url, SLOW, options={"seconds": 0.5}, server={"concurrency": 8})
+        expected = score(Slow(), "slow", good).values
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(score, reward, "slow", good) for _ in range(6)]
+            found = [each.result() for each in asked]
+        for each in found:
+            np.testing.assert_array_equal(each.values, expected)
+        assert max(int(each.notes[0]) for each in found if each.notes) > 3, "several requests in one call"
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(score, reward, "slow", good) for _ in range(3)]
+            failing = pool.submit(score, reward, "slow", black)
+            for each in asked:
+                np.testing.assert_array_equal(each.result().values, expected)
+            with pytest.raises(RewardError, match="ValueError: a black image"):
+                failing.result()
+        metrics = httpx.get(f"{server.url}{wire.METRICS}").text
+        assert 'flowmill_reward_requests_total{status="422"} 1.0' in metrics
+        assert "flowmill_reward_waiting_samples 0.0" in metrics
+
+
+def test_a_groupwise_reward_is_asked_group_by_group() -> None:
+    name = "tests.models.rewards.test_reward_server:OfGroups"
+    batch = samples(6, metadata={"count": 1})
+    with served(name) as server:
+        reward = remote(server.url, name)
+        assert reward.needs == Needs(groupwise=True, columns=("count",))
+        np.testing.assert_array_equal(score(reward, "g", batch).values, score(OfGroups(), "g", batch).values)
+
+
+def test_too_many_samples_are_told_to_come_later() -> None:
+    with served(SLOW, "--set", "seconds=1", "--waiting", "2") as server:
+        body = wire.pack_request(samples(2))
+        headers = asking(body, SLOW, seconds=1)
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(
+                pool.map(lambda _: httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers), range(3))
+            )
+        assert sorted({answer.status_code for answer in answers}) == [200, 429]
+        assert next(answer for answer in answers if answer.status_code == 429).headers["retry-after"] == "1"
+        reward = remote(server.url, SLOW, options={"seconds": 1}, server={"concurrency": 3})
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(lambda _: score(reward, "slow", samples(2)).values, range(3)))
+        np.testing.assert_array_equal(found, [score(Slow(), "slow", samples(2)).values] * 3)
+
+
+def test_the_token_is_wanted_and_health_is_not_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(wire.TOKEN, raising=False)
+    with served("constant", **{wire.TOKEN: "right"}) as server:
+        assert httpx.get(f"{server.url}{wire.HEALTH}").json() == {"status": "ready", "reward": "constant"}
+        for path in (wire.INFO, wire.METRICS):
+            assert httpx.get(f"{server.url}{path}").status_code == 401
+        for token in (None, "wrong"):
+            if token is not None:
+                monkeypatch.setenv(wire.TOKEN, token)
+            with pytest.raises(ConfigError, match=r"refuses to answer \(401\): the token is missing or wrong"):
+                score(remote(server.url, "constant"), "c", samples(1))
+        monkeypatch.setenv(wire.TOKEN, "right")
+        assert score(remote(server.url, "constant"), "c", samples(1)).values.tolist() == [0.0]
+
+
+def test_a_request_larger_than_allowed_is_refused_and_the_client_sends_smaller_ones() -> None:
+    batch = samples(6, shape=(300, 300, 3))
+    with served("jpeg_compressibility", "--set", "scale=7", "--max-mb", "1") as server:
+        body = wire.pack_request(batch)
+        assert len(body) > 1_000_000
+        refused = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=asking(body, JPEG, scale=7))
+        assert refused.status_code == 413
+        np.testing.assert_array_equal(score(remote(server.url), "jpeg", batch).values, local(batch))
+        huge = samples(1, shape=(700, 700, 3))
+        with pytest.raises(RewardError, match=r"refuses samples: the body is larger than the 1000000 bytes"):
+            score(remote(server.url), "jpeg", huge)
+
+
+def _request(**changes: Any) -> bytes:
+    media = np.zeros((2, 4, 4, 3), np.uint8)
+    fields = {"dtype": "uint8", "shape": [2, 4, 4, 3], "media": media.tobytes(), "prompts": ["a", "b"]}
+    return bytes(msgpack.packb({**fields, "metadata": [{}, {}], **changes}))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not msgpack"),
+        (b"\xc1\xff", "not msgpack"),
+        (b"\x80\x04\x95.", "not msgpack"),
+        (_request(shape=[2, 4, 4, 4]), "media have 96 bytes"),
+        (_request(shape=[-2, -48]), "media have 96 bytes"),
+        (_request(shape=[96]), "96 media, 2 prompts"),
+        (_request(prompts=["a"]), "2 media, 1 prompts"),
+        (_request(prompts=[1, 2]), "prompts"),
+        (_request(dtype="object"), "dtype"),
+        (_request(shape=[2, 12, 4]), "must be"),
+        (_request(more=1), "more"),
+    ],
+)
+def test_what_is_no_request_is_refused(server: Server, body: bytes, said: str) -> None:
+    headers = asking(body, JPEG, scale=7)
+    answer = httpx.post(f"{server.url}{wire.SCORE}", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert said in answer.json()["detail"]
+    changed = httpx.post(
+        f"{server.url}{wire.SCORE}", content=_request() + b" ", headers=asking(_request(), JPEG, scale=7)
+    )
+    assert "its checksum" in changed.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (
+            lambda url: remote(url, options={"scale": 8}),
+            "it serves 'jpeg_compressibility' with the options {'scale': 7}",
+        ),
+        (lambda url: remote(url, "ocr"), "but the config wants 'ocr'"),
+        (lambda url: remote(f"{url}/elsewhere"), r"refuses to answer \(404\)"),
+        (lambda url: remote("ftp://nowhere"), "the address cannot be used"),
+        (lambda url: remote("nowhere"), "the address cannot be used"),
+    ],
+)
+def test_another_server_is_refused(server: Server, reward: Callable[[str], RemoteReward], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        score(reward(server.url), "x", samples(1))
+
+
+def test_a_run_waits_little_for_a_server_that_never_answered(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.rewards.remote._FIRST_S", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(RewardError, match=r"at http://127.0.0.1:9 has given no answer for 0.5 s; .*Start it"):
+        try_rewards(make_config("rewards=[{name: digits, server: 'http://127.0.0.1:9'}]"))
+    assert time.monotonic() - begun < 30
+
+
+def test_a_server_needs_nothing_of_the_reward_here() -> None:
+    section = RewardSection(name="only_there:Reward", server="http://127.0.0.1:1")  # type: ignore[arg-type]
+    assert section.server is not None
+    assert section.server.url == "http://127.0.0.1:1"
+    check_section(section)
+    assert not works_on_accelerator(section)
+
+
+def test_a_server_loads_no_more_than_its_reward_needs(tmp_path: Path) -> None:
+    """What is not installed in a server's own environment cannot be imported there."""
+    for name in ("torch", "prefect", "mlflow", "diffusers", "transformers", "pyarrow", "httpx", "sqlalchemy"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was imported')")
+    batch = samples(2)
+    with served("jpeg_compressibility", "--set", "scale=7", PYTHONPATH=str(tmp_path)) as server:
+        np.testing.assert_array_equal(score(remote(server.url), "jpeg", batch).values, local(batch))
+
+
+def _three(batch: Batch) -> tuple[np.ndarray, Sequence[str], Sequence[Mapping[str, Any]]]:
+    return batch.media, batch.prompts, batch.metadata

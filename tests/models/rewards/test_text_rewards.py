@@ -1,0 +1,156 @@
+"""Rewards of texts: classifiers equal transformers' own calls, the lexicon its package's; what cannot be is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from configs.errors import ConfigError, RewardError
+from configs.rewards import ServerSection
+from configs.schema import RunConfig
+from models.rewards.base import Batch
+from models.rewards.call import score
+from models.rewards.make import make_reward
+from models.rewards.remote import RemoteReward
+from models.rewards.service import wire
+from models.rewards.testing import samples
+from tasks.preflight.check import check_config
+from tests.support.serving import served
+from tests.support.text_models import write_preference, write_sentiment
+
+TEXTS = ["good days are here", "bad", "a sad sign that says bad days are here", "happy happy"]
+PROMPTS = ["a sign", "here are days", "bad", "that says"]
+
+
+@pytest.fixture(scope="module")
+def sentiment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_sentiment(tmp_path_factory.mktemp("sentiment"))
+
+
+@pytest.fixture(scope="module")
+def preference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_preference(tmp_path_factory.mktemp("preference"))
+
+
+def texts(found: Sequence[str] = TEXTS) -> Batch:
+    return samples(len(found), texts=found, prompts=PROMPTS)
+
+
+def scores(batch: Batch, **options: Any) -> np.ndarray:
+    return score(make_reward("sequence_classification", options), "mine", batch).values
+
+
+def test_probabilities_are_those_of_the_plain_pipeline(sentiment: str) -> None:
+    plain = pipeline("text-classification", model=sentiment, top_k=None, device="cpu")
+    for label in ("POSITIVE", 1):
+        found = scores(texts(), model=sentiment, label=label, value="probability")
+        expected = [{entry["label"]: entry["score"] for entry in plain([text])[0]}["POSITIVE"] for text in TEXTS]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.ptp(found) > 1e-3
+
+
+@pytest.mark.parametrize("given", ["text", "joined", "pair", "chat"])
+def test_what_is_classified(preference: str, given: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(preference)
+    model = AutoModelForSequenceClassification.from_pretrained(preference)
+    expected = []
+    for prompt, text in zip(PROMPTS, TEXTS, strict=True):
+        if given == "chat":
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+            encoded = tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)
+        else:
+            asked = {"text": (text,), "joined": (prompt + text,), "pair": (prompt, text)}[given]
+            encoded = tokenizer(*asked, return_tensors="pt")
+        with torch.inference_mode():
+            expected.append(model(**encoded).logits.item())
+    np.testing.assert_allclose(scores(texts(), model=preference, given=given), expected, rtol=1e-5)
+
+
+def test_one_label_as_a_probability(preference: str) -> None:
+    logits = scores(texts(), model=preference)
+    found = scores(texts(), model=preference, value="probability")
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), rtol=1e-6)
+
+
+def test_what_is_too_long_is_an_error_unless_it_may_be_cut(sentiment: str) -> None:
+    long = " ".join(["good"] * 40)
+    with pytest.raises(RewardError, match=r"a text has 42 tokens.*takes 24.*truncate: true"):
+        scores(texts([long]), model=sentiment, label="POSITIVE")
+    cut = scores(texts([long]), model=sentiment, label="POSITIVE", truncate=True)
+    whole = scores(texts([" ".join(["good"] * 22)]), model=sentiment, label="POSITIVE")
+    np.testing.assert_array_equal(cut, whole)
+
+
+def test_a_tokenizer_without_a_limit_is_cut_at_the_models(sentiment: str, tmp_path: Path) -> None:
+    shutil.copytree(sentiment, tmp_path / "unlimited")
+    file = tmp_path / "unlimited" / "tokenizer_config.json"
+    about = json.loads(file.read_text())
+    del about["model_max_length"]
+    file.write_text(json.dumps(about))
+    assert AutoTokenizer.from_pretrained(file.parent).model_max_length > 1e20
+    long, options = texts([" ".join(["good"] * 40)]), {"label": "POSITIVE", "truncate": True}
+    np.testing.assert_array_equal(
+        scores(long, model=str(file.parent), **options), scores(long, model=sentiment, **options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, r"needs the option 'label': the model's are 0 \(NEGATIVE\), 1 \(POSITIVE\)"),
+        ({"label": "HAPPY"}, "has no label 'HAPPY'"),
+        ({"label": 2}, "has no label 2"),
+        ({"label": 0, "given": "chat"}, "has no chat template"),
+    ],
+)
+def test_what_a_model_does_not_have_is_named(sentiment: str, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        make_reward("sequence_classification", {"model": sentiment, **options})
+
+
+def test_the_lexicon_is_that_of_its_package() -> None:
+    analyzer = pytest.importorskip("vaderSentiment.vaderSentiment").SentimentIntensityAnalyzer()
+    found = score(make_reward("lexicon", {}), "mine", texts()).values
+    np.testing.assert_allclose(found, [analyzer.polarity_scores(text)["compound"] for text in TEXTS], rtol=1e-6)
+    assert found[0] > 0 > found[1]
+    negative = score(make_reward("lexicon", {"part": "neg"}), "mine", texts()).values
+    assert negative[1] == 1.0
+
+
+def test_a_lexicon_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("configs.extras.find_spec", lambda module: None)
+    with pytest.raises(ConfigError, match=r"reward 'lexicon' needs.*flowmill\[text\]"):
+        make_reward("lexicon", {})
+
+
+def test_a_policy_that_makes_images_is_not_scored_by_its_text(config_file: Path, config_data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'lexicon' scores texts, but model.policy 'sd3' makes images"):
+        check_config(RunConfig.model_validate({**config_data, "rewards": [{"name": "lexicon"}]}))
+
+
+@pytest.mark.slow
+def test_texts_are_scored_by_a_server() -> None:
+    with served("lexicon") as server:
+        remote = RemoteReward(ServerSection(url=server.url), "lexicon", {})
+        remote.introduce()
+        np.testing.assert_array_equal(
+            score(remote, "mine", texts()).values, score(make_reward("lexicon", {}), "mine", texts()).values
+        )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dtype": "uint8"}, {"shape": [3]}, {"media": b"abcd"}, {"media": ["a", 2, "c", "d"]}, {"shape": [4, 0]}],
+)
+def test_texts_that_are_not_what_their_request_says(changed: dict[str, Any]) -> None:
+    message = wire._unpack(wire.pack_request(texts()))
+    with pytest.raises(wire.MALFORMED):
+        wire.unpack_request(wire._pack({**message, **changed}))

@@ -1,0 +1,174 @@
+"""Whose a lease or a staging folder is, told from host, machine, process namespace and the start of the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import RunConflictError
+from configs.schema import StoreSection
+from storage.roots import lease as leases
+from storage.roots import processes
+from storage.roots.base import Staging
+from storage.roots.processes import is_gone, tag, told
+from storage.roots.s3 import S3Root
+from tests.conftest import ROOT
+from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
+
+#: Takes a lease as a host of another name, says so, and holds it until its input ends; or ends at once.
+HOLDER = """
+import socket, sys
+socket.gethostname = lambda: sys.argv[2]
+from configs.schema import StoreSection
+from storage.roots.s3 import S3Root
+root = S3Root(sys.argv[1], StoreSection(root="s3://" + sys.argv[1]))
+with root.lock("runs/x/.lock", "Run 'x'"):
+    print("held", flush=True)
+    if sys.stdin.readline() == "die\\n":
+        import os
+        os._exit(9)
+"""
+
+
+@pytest.fixture
+def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    use(monkeypatch, {**s3_server.variables(), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    return make_bucket()
+
+
+def root_of(bucket: str) -> S3Root:
+    return S3Root(f"{bucket}/x", StoreSection(root=f"s3://{bucket}/x"))
+
+
+@pytest.fixture
+def holder(bucket: str, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease as another host, or as this one."""
+    command = [sys.executable, "-c", HOLDER, f"{bucket}/x", request.param]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def die(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("die\n")
+    process.stdin.flush()
+    process.wait(30)
+
+
+@pytest.mark.parametrize("holder", ["elsewhere"], indirect=True)
+def test_another_hosts_lease_is_waited_for_by_the_servers_clock(
+    bucket: str, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = root_of(bucket)
+    with pytest.raises(RunConflictError, match=r"executed by another process \(elsewhere, pid \d+\)"), take(root):
+        pass
+    die(holder)
+    with pytest.raises(RunConflictError, match="elsewhere"), take(root):
+        pass
+    monkeypatch.setattr(leases, "LEASE_S", 1.0)
+    # This machine's own clock does not count.
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    time.sleep(2.5)
+    with take(root):
+        pass
+
+
+def take(root: S3Root) -> object:
+    return root.lock("runs/x/.lock", "Run 'x'")
+
+
+@pytest.mark.parametrize("holder", [os.uname().nodename], indirect=True)
+def test_a_dead_process_of_this_machine_holds_nothing(bucket: str, holder: subprocess.Popen[str]) -> None:
+    root = root_of(bucket)
+    with pytest.raises(RunConflictError, match=f"pid {holder.pid}"), take(root):
+        pass
+    die(holder)
+    with take(root):
+        pass
+
+
+def test_a_lease_that_was_taken_over_is_not_renewed_and_stops_commits(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.8)
+    root = root_of(bucket)
+    thief = json.dumps({"holder": "somebody"}).encode()
+    with take(root):
+        assert root.create("rewards/before", b"x")
+        root._bucket.put("runs/x/.lock", thief)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not root._leases[0]._lost:
+            time.sleep(0.05)
+        with pytest.raises(RunConflictError, match="was taken over by another process"):
+            root.create("rewards/after", b"x")
+    assert root.read("rewards/after") is None
+    assert root.read("runs/x/.lock") == thief, "neither renewed nor removed by who lost it"
+    assert root.create("rewards/after", b"x"), "without a lease there is none to lose"
+
+
+def test_a_lease_is_renewed_and_taken_over_where_versions_are_compared_without_quotes(
+    s3_server: Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unreliable(s3_server, Faults(share=1.0, kinds=("quoted",))) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        bucketed = root_of(bucket)._bucket
+        bucketed.put("lease", b"first")
+        first = bucketed.about("lease")
+        assert first is not None
+        second = bucketed.replace("lease", b"second", first.version)
+        assert second is not None
+        assert bucketed.replace("lease", b"third", first.version) is None, "it is not the first any more"
+        assert bucketed.get("lease") == b"second"
+        before = bucketed.about("lease")
+        time.sleep(2.1)  # times of objects are whole seconds
+        assert bucketed.replace("lease", b"second", second) == second
+        after = bucketed.about("lease")
+        assert before is not None
+        assert after is not None
+        assert after.age_s < before.age_s + 2, "renewed, not taken for renewed"
+
+
+def test_what_a_process_left_is_told_from_what_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tag()
+    assert not is_gone(mine)
+    host, machine, pid, _, number = mine.split("~")
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    began = processes._start(child.pid)
+    child.wait()
+    names = {
+        "live": mine,
+        "dead": "~".join((host, machine, str(child.pid), str(began), number)),
+        "another of the same number": "~".join((host, machine, pid, "1", number)),
+        "another container": "~".join((host, "0" * 12, str(child.pid), "1", number)),
+        "another host": "~".join(("elsewhere", machine, str(child.pid), "1", number)),
+        "of an earlier version": f"{host}-{child.pid}-{number}",
+        "of anybody": "notes",
+    }
+    assert {name for name, each in names.items() if is_gone(each)} == {"dead", "another of the same number"}
+    assert told(mine) == f"{host}, pid {pid}"
+    assert told("notes") == "unknown host and process"
+    staging = Staging(tmp_path)
+    for name in names.values():
+        (staging.folder / name).mkdir()
+    (staging.folder / f"{names['dead']}.tmp").write_text("")
+    assert staging.sweep() == 3
+    assert {entry.name for entry in staging.folder.iterdir()} == set(names.values()) - {
+        names["dead"],
+        names["another of the same number"],
+    }
+    old = time.time() - 8 * 86400
+    os.utime(staging.folder / "notes", (old, old))
+    assert staging.sweep() == 1

@@ -1,0 +1,325 @@
+"""repair, gc, export, cp and following a sample, on a small real run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from storage.checkpoints import commit_checkpoint
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.quarantine import quarantine
+from storage.retention import Retention, plan_removals, remove
+from storage.transfer import copy_run
+from storage.verify import find_problems, verify_store
+from tasks.review.dataset import export_run
+from tasks.review.trace import trace_sample
+from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ConfigFactory, FlowmillCommand
+from tests.support.inside import make_stage, prepare, run_epoch
+
+
+@pytest.fixture
+def context(make_config: ConfigFactory) -> RunContext:
+    """Two trained epochs, two shards each, of a run named small."""
+    made = prepare(make_config())
+    for epoch in (1, 2):
+        run_epoch(made, epoch)
+    return made
+
+
+def folder_of(context: RunContext, stage: str, epoch: int, slot: str = "") -> tuple[ArtifactRef, Path]:
+    ref = context.chain.require(epoch, stage, slot).ref
+    return ref, Path(context.store.root.uri) / ref.path
+
+
+def damage_by_flipping(folder: Path) -> None:
+    (path, *_) = sorted(folder.glob("*/*.tar"))
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 255
+    path.write_bytes(data)
+
+
+def damage_by_truncating(folder: Path) -> None:
+    (path, *_) = sorted(folder.glob("*/*.tar"))
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def damage_by_removing_a_file(folder: Path) -> None:
+    sorted(folder.glob("*/*.tar"))[0].unlink()
+
+
+def damage_by_removing_a_record(folder: Path) -> None:
+    sorted(folder.glob("_shards/*.json"))[0].unlink()
+
+
+def damage_the_record(folder: Path) -> None:
+    sorted(folder.glob("_shards/*.json"))[0].write_text("{")
+
+
+def damage_by_another_record(folder: Path) -> None:
+    first, second = sorted(folder.glob("_shards/*.json"))
+    first.write_text(second.read_text())
+
+
+def damage_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[]")
+
+
+def damage_by_another_manifest(folder: Path) -> None:
+    (other, *_) = [path for path in folder.parent.glob("*/manifest.json") if path.parent != folder]
+    shutil.copy(other, folder / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_by_flipping, "has checksum"),
+        (damage_by_truncating, "bytes, its commit record says"),
+        (damage_by_removing_a_file, "is missing; its commit record names it"),
+        (damage_by_removing_a_record, "is missing or damaged; the manifest names it"),
+        (damage_the_record, "is not JSON"),
+        (damage_by_another_record, "describes shard"),
+        (damage_the_manifest, "is not a manifest|is not JSON"),
+        (damage_by_another_manifest, "describes trajectories/"),
+    ],
+)
+def test_damage_is_found_set_aside_and_made_anew(
+    context: RunContext, damage: Callable[[Path], None], message: str
+) -> None:
+    expected = context.chain.digest()
+    ref, folder = folder_of(context, "rollout", 1)
+    damage(folder)
+    fresh = open_run(context.store.root.uri, "small")
+    problems = find_problems(fresh.store, deep=True)
+    assert {problem.ref for problem in problems} == {ref}
+    assert any(word in problem.message for problem in problems for word in message.split("|")), [
+        problem.message for problem in problems
+    ]
+    with pytest.raises((CorruptError, NotCommittedError)):
+        # Never trained on.
+        StageRun(make_stage(fresh, "optimize", 1), force=True).execute()
+    for problem in problems:
+        quarantine(fresh.store, problem)
+    assert not verify_store(fresh.store, deep=True)["problems"]
+    again = open_run(context.store.root.uri, "small")
+    StageRun(make_stage(again, "rollout", 1)).execute()
+    assert again.chain.digest() == expected
+    assert verify_store(again.store, deep=True)["problems"] == []
+
+
+def test_orphans_are_named_and_set_aside(context: RunContext) -> None:
+    _, folder = folder_of(context, "rollout", 1)
+    (folder / "000000-000009-0123456789ab").mkdir()
+    (folder / "000000-000009-0123456789ab" / "samples.tar").write_bytes(b"left by nobody")
+    (problem,) = find_problems(context.store, deep=False)
+    assert (problem.kind, problem.shard) == ("orphaned", None)
+    quarantine(context.store, problem)
+    assert find_problems(context.store, deep=True) == []
+    assert list(Path(context.store.root.uri, "quarantine").rglob("samples.tar"))
+
+
+def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> None:
+    store, expected = context.store, context.chain.digest()
+    ref, folder = folder_of(context, "rollout", 1)
+    (removal,) = plan_removals(store, Retention(keep_epochs=1))
+    assert (removal.what, removal.trace) == (str(ref), True)
+    assert removal.size > 0
+    assert list(folder.glob("*/*.tar"))
+    remove(store, removal)
+    assert not list(folder.glob("*/*.tar"))
+    fresh = open_run(store.root.uri, "small")
+    assert plan_removals(fresh.store, Retention(keep_epochs=1)) == []
+    assert fresh.chain.digest() == expected
+    assert verify_store(fresh.store, deep=True)["problems"] == []
+    with pytest.raises(NotCommittedError, match="removed by 'flowmill store gc'"):
+        fresh.store.folder(ref, fresh.store.records(ref)[0])
+
+
+def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
+    context = prepare(make_config("run.name=replays", "run.epochs=4", "optimize.replay={epochs: 2}"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    store = context.store
+    rollouts = {epoch: str(context.chain.require(epoch, "rollout").ref) for epoch in (1, 2, 3)}
+    removals = plan_removals(store, Retention(keep_epochs=1))
+    assert [removal.what for removal in removals] == [rollouts[1]], "epoch 4 trains on epochs 2 and 3 too"
+    remove(store, removals[0])
+    run_epoch(open_run(store.root.uri, "replays"), 4)
+
+
+@pytest.mark.parametrize("stage", ["rollout", "optimize"])
+def test_policies_and_rollouts_of_a_run_that_is_ahead_stay(make_config: ConfigFactory, stage: str) -> None:
+    context = prepare(make_config("run.name=ahead", "run.epochs=4", "execution.ahead=1"))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    StageRun(make_stage(context, "rollout", 3)).execute()
+    removals = plan_removals(context.store, Retention(keep_epochs=1, stages=[stage]))
+    assert removals == [], "epoch 3 is rolled out with policy 1"
+    run_epoch(open_run(context.store.root.uri, "ahead"), 3)
+
+
+def test_what_another_run_needs_stays(context: RunContext, make_config: ConfigFactory) -> None:
+    other = prepare(make_config("run.name=other"))
+    run_epoch(other, 1)
+    store = context.store
+    # 'other' is at epoch 1, so the rollout of epoch 1 is its newest.
+    assert plan_removals(store, Retention(keep_epochs=1)) == []
+    given_up = {removal.what for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0))}
+    named = {entry.artifact for entry in other.run.entries()}
+    assert "runs/small" in given_up
+    assert not given_up & named
+    for removal in plan_removals(store, Retention(forget=["small"], older_than_s=0)):
+        remove(store, removal)
+    assert RunFolder(store, "small").describe() is None
+    assert verify_store(store, deep=True)["problems"] == []
+    assert all(store.manifest(entry.ref) for entry in other.chain.entries() if entry.ref.kind != "embeddings")
+
+
+def test_unnamed_artifacts_stay_while_they_are_young(context: RunContext) -> None:
+    ref = ArtifactRef("rewards", "0" * 32)
+    with context.store.root.staging() as folder:
+        (folder / "x").write_text("x")
+        context.store.commit(ref, "0", folder, rows=1, producer={"started": time.time()})
+    assert plan_removals(context.store, Retention()) == []
+    (removal,) = plan_removals(context.store, Retention(older_than_s=0))
+    assert (removal.what, removal.reason) == (str(ref), "no run names it")
+    # A policy that is being trained has a checkpoint and no record yet.
+    training = ArtifactRef("policies", "0" * 32)
+    with context.store.root.staging() as folder:
+        (folder / "policy.safetensors").write_text("x")
+        commit_checkpoint(context.store, training, 3, folder)
+    assert plan_removals(context.store, Retention()) == []
+
+
+def test_a_copied_run_is_the_same_run(context: RunContext, tmp_path: Path) -> None:
+    target = ArtifactStore(str(tmp_path / "copy"))
+    seen: list[int] = []
+    counts = copy_run(context.store, target, "small", progress=lambda ref, done, total: seen.append(done))
+    assert seen == list(range(1, counts["artifacts"] + 1))
+    assert open_run(target.root.uri, "small").chain.digest() == context.chain.digest()
+    assert verify_store(target, deep=True)["problems"] == []
+    again = copy_run(context.store, target, "small", progress=lambda ref, done, total: None)
+    assert (again["shards"], again["bytes"]) == (0, 0)
+    copied = open_run(target.root.uri, "small")
+    assert not StageRun(make_stage(copied, "rollout", 2)).pending()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_is_exported_as_one_table(context: RunContext, tmp_path: Path) -> None:
+    import datasets
+    import deltalake
+    import duckdb
+
+    for form in ("parquet", "datasets"):
+        rows = export_run(context, tmp_path / form, form, epochs=(), progress=lambda done, total: None)
+        assert rows == 32
+    query = f"select epoch, count(*), max(abs(advantage)) > 0 from '{tmp_path}/parquet/*.parquet' group by 1 order by 1"
+    assert duckdb.sql(query).fetchall() == [(1, 16, True), (2, 16, True)]
+    loaded = datasets.load_dataset(str(tmp_path / "datasets"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded[0]["image"].size == (32, 16)
+    assert loaded[0]["reward_jpeg_compressibility"] < 0
+    export_run(context, tmp_path / "delta", "delta", epochs=[2], progress=lambda done, total: None)
+    assert deltalake.DeltaTable(str(tmp_path / "delta")).to_pyarrow_table().num_rows == 16
+    with pytest.raises(StoreError, match="exists already"):
+        export_run(context, tmp_path / "parquet", "parquet", epochs=(), progress=lambda done, total: None)
+    with pytest.raises(StoreError, match="has no rollouts of these epochs; it has 1 to 2"):
+        export_run(context, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
+    with pytest.raises(ConfigError, match="--format 'csv' does not exist"):
+        export_run(context, tmp_path / "new", "csv", epochs=(), progress=lambda done, total: None)
+
+
+def test_a_sample_is_followed_to_its_updates(context: RunContext) -> None:
+    ref, _ = folder_of(context, "rollout", 2)
+    entered: dict[int, int] = {}
+    advantages: dict[str, float] = {}
+    for record in context.store.records(ref):
+        opened = context.store.files(ref, record).path("samples.parquet")
+        for sample in pq.read_table(opened).column("sample_id").to_pylist():
+            trace = trace_sample(context.store, ref, sample, ["small"])["runs"]["small"]
+            assert trace["epoch"] == 2
+            assert set(trace["rewards"]) == {"jpeg_compressibility"}
+            advantages[sample] = trace["advantage"]
+            for update in trace["updates"]:
+                assert update["policy"] == str(context.chain.require(2, "optimize").ref)
+                entered[update["update"]] = entered.get(update["update"], 0) + 1
+            assert bool(trace["updates"]) == (trace["advantage"] != 0)
+    assert len(advantages) == 16
+    # Two updates per epoch; those of the second epoch go on counting.
+    assert sorted(entered) == [3, 4]
+    with pytest.raises(StoreError, match="has no sample 'nobody'"):
+        trace_sample(context.store, ref, "nobody", [])
+    with pytest.raises(StoreError, match="holds no samples"):
+        trace_sample(context.store, context.policy_ref(1), "nobody", [])
+
+
+@pytest.mark.slow
+def test_the_commands(context: RunContext, flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    root, expected = context.store.root.uri, context.chain.digest()
+    _, folder = folder_of(context, "rollout", 2)
+    damage_by_removing_a_file(folder)
+    verified = flowmill("store", "verify", "--root", root)
+    assert verified.returncode == 1
+    repaired = flowmill("store", "repair", "--root", root)
+    assert "set aside below quarantine/" in repaired.stdout
+    assert flowmill("store", "verify", "--deep", "--root", root).returncode == 0
+    assert flowmill("store", "digest", "small", "--root", root).stdout.strip() == expected
+    shown = flowmill("store", "gc", "--keep-epochs", "1", "--root", root)
+    assert "nothing removed yet, say --delete" in shown.stdout
+    copied = flowmill("store", "cp", "small", str(tmp_path / "copy"), "--root", root)
+    assert "artifacts;" in copied.stdout
+    exported = flowmill("store", "export", "small", str(tmp_path / "table"), "--epoch", "2", "--root", root)
+    assert exported.stdout.startswith("16 rows")
+    listed = json.loads(flowmill("store", "ls", "--json", "--root", root).stdout)
+    assert all(item["age_s"] is None or item["age_s"] < 3600 for item in listed)
+
+
+def test_a_copy_of_a_run_at_work_is_the_run_as_it_was(make_config: ConfigFactory, tmp_path: Path) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    before = {entry.artifact for entry in context.run.entries()}
+    target = ArtifactStore(str(tmp_path / "copy"))
+
+    def go_on(artifact: str, done: int, total: int) -> None:
+        if done == 1:
+            run_epoch(context, 2)
+
+    copy_run(ArtifactStore(context.store.root.uri), target, "small", progress=go_on)
+    assert verify_store(target, deep=True)["problems"] == []
+    assert {entry.artifact for entry in RunFolder(target, "small").entries()} == before
+    # Once more, and the rest comes too.
+    copy_run(context.store, target, "small", progress=lambda *about: None)
+    assert open_run(target.root.uri, "small", reads=True).chain.digest() == context.chain.digest()
+
+
+def test_a_copy_does_not_mix_two_runs_of_a_name(make_config: ConfigFactory, tmp_path: Path) -> None:
+    one = prepare(make_config())
+    other = prepare(make_config("run.seed=1", f"store.root={tmp_path / 'other'}"))
+    with pytest.raises(RunConflictError, match="has another run of the name 'small'"):
+        copy_run(one.store, other.store, "small", progress=lambda *about: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("gc", "--keep-epochs", "1", "--delete"), ("repair",)])
+def test_nothing_is_removed_under_a_run_at_work(
+    context: RunContext, flowmill: FlowmillCommand, command: tuple[str, ...]
+) -> None:
+    before = context.chain.digest()
+    with context.store.root.lock(context.run.lock_path, "Run 'small'"):
+        refused = flowmill("store", *command, "--root", context.store.root.uri)
+        assert flowmill("store", "gc", "--keep-epochs", "1", "--root", context.store.root.uri).returncode == 0, "a look"
+    assert refused.returncode == 1
+    assert "Run 'small' is being executed by another process" in refused.stderr
+    assert verify_store(context.store, deep=True)["problems"] == []
+    assert context.chain.digest() == before
+    assert flowmill("store", *command, "--root", context.store.root.uri).returncode == 0

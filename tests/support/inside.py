@@ -1,0 +1,60 @@
+"""Runs whose stages this process carries out one after the other, without Prefect and MLflow."""
+
+from __future__ import annotations
+
+import resource
+from weakref import WeakKeyDictionary
+
+from configs.schema import RunConfig
+from tasks.execution.execution import Execution
+from tasks.identities.nodes import ONCE, evaluation_nodes
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run
+from tasks.stages.stage import Stage
+from tasks.stages.stage_run import StageRun
+
+_EXECUTIONS: WeakKeyDictionary[RunContext, Execution] = WeakKeyDictionary()
+
+
+def execution_of(context: RunContext) -> Execution:
+    """Return what the stages of a run work with in this process; of one context always the same."""
+    found = _EXECUTIONS.get(context)
+    if found is None:
+        found = _EXECUTIONS[context] = Execution(context)
+    return found
+
+
+def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> Stage:
+    """Return a stage with the models that this process has for its run."""
+    return execution_of(context).stage(name, epoch, slot)
+
+
+def prepare(config: RunConfig) -> RunContext:
+    """Begin a run and make everything that comes before the first epoch."""
+    context = begin_run(config)
+    for name in ONCE:
+        StageRun(make_stage(context, name, 0)).execute()
+    return context
+
+
+def run_epoch(context: RunContext, epoch: int) -> float:
+    """Run the stages of one epoch; return the CPU seconds they took."""
+    before = cpu()
+    StageRun(make_stage(context, "rollout", epoch)).execute()
+    for section in context.config.scored:
+        StageRun(make_stage(context, "score", epoch, section.slot)).execute()
+    for name in ("advantage", "optimize"):
+        StageRun(make_stage(context, name, epoch)).execute()
+    return cpu() - before
+
+
+def evaluate(context: RunContext, epoch: int, name: str = "") -> None:
+    """Evaluate the policy after an epoch: sample, and score with every reward and judge."""
+    for node in evaluation_nodes(context.config, epoch, name):
+        StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
+
+
+def cpu() -> float:
+    """Return the CPU seconds of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

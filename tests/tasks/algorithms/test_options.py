@@ -1,0 +1,192 @@
+"""Defaults of algorithms, kernels and plans are the published ones, bounds hold, and they ask for what they need."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from configs.errors import ConfigError
+from configs.registry import create, resolve
+from models.maths.schedules import PLANS
+from models.maths.transitions import KERNELS
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
+from tasks.algorithms.crd import crd_error
+from tasks.algorithms.objectives import awm_log_prob, nft_loss
+
+KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
+RATIO = {**KL, "clip_range": 1e-4, "reduce": "mean", "from_means": False}
+FORWARD = {"times": {}, "kl_coef": 0.0}
+DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("algorithm", "grpo"): RATIO,
+    ("algorithm", "tempflow"): RATIO,
+    ("algorithm", "grpo_guard"): {**RATIO, "clip_range": 2e-6, "divide_by_dt": True},
+    ("algorithm", "flow_dppo"): {**KL, "threshold": 1e-5},
+    ("algorithm", "nft"): {**FORWARD, "beta": 1.0, "scale": 5.0, "decay": {}},
+    ("algorithm", "awm"): {**FORWARD, "clip_range": 1.0, "weighting": "uniform", "power": 0.25},
+    ("algorithm", "dpo"): {**FORWARD, "beta": 2000.0},
+    ("algorithm", "dgpo"): {**FORWARD, "beta": 100.0, "clip_range": 1e-2},
+    ("algorithm", "crd"): {
+        **FORWARD,
+        "beta": 1.0,
+        "scale": 5.0,
+        "distance": "mse",
+        "temperature": -1.0,
+        "public_pools": False,
+        "adaptive": True,
+        "decay": {},
+        "detach_center": False,
+    },
+    ("kernel", "flow_sde"): {"noise_level": 0.7},
+    ("kernel", "dance_sde"): {"eta": 0.3},
+    ("kernel", "cps"): {"noise_level": 0.8, "log_prob": "gaussian"},
+    ("kernel", "ddim"): {"eta": 0.7},
+    ("plan", "window"): {
+        "size": 2,
+        "low": 0,
+        "high": None,
+        "mode": "random",
+        "stride": 1,
+        "epochs_per_shift": 1,
+    },
+    ("plan", "subset"): {"count": 1, "candidates": None},
+    ("plan", "branch"): {"branches": 4, "steps": None},
+    ("plan", "all"): {"last": "ode"},
+}
+TABLES = {"algorithm": ALGORITHMS, "kernel": KERNELS, "plan": PLANS}
+
+
+@pytest.mark.parametrize(("what", "name"), DEFAULTS)
+def test_defaults(what: str, name: str) -> None:
+    made = create(TABLES[what], name, {}, what=what)
+    found = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    assert {key: found[key] for key in DEFAULTS[what, name]} == DEFAULTS[what, name]
+
+
+def test_defaults_of_levels_and_decay() -> None:
+    assert dataclasses.asdict(ForwardTimes()) == {
+        "count": 4,
+        "kind": "stratified",
+        "low": 0.02,
+        "high": 0.98,
+        "shared": False,
+        "constant_noise": False,
+    }
+    assert dataclasses.asdict(BehaviorDecay()) == {"flat": 0, "rate": 0.0, "maximum": 0.0, "start": 0.0}
+
+
+KINDS = ("gaussian", "flow_grpo", "velocity", "mean")
+#: Component, option, values that are taken, values that are refused.
+BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
+    ("algorithm", "grpo", "clip_range", [1e-9, 0.999], [0.0, -0.1, 1.0, 1.5]),
+    ("algorithm", "grpo", "reduce", ["mean", "sum"], ["max"]),
+    *[("algorithm", name, "kl_coef", [0.0, 0.1], [-0.1]) for name in ("grpo", "flow_dppo", "nft", "awm")],
+    *[
+        ("algorithm", name, "kl", ["gaussian", "flow_grpo", "velocity", "mean"], ["x"])
+        for name in ("grpo", "flow_dppo")
+    ],
+    ("algorithm", "grpo", "kl_reference", ["base", "average"], ["x"]),
+    ("algorithm", "flow_dppo", "threshold", [1e-12], [0.0, -1.0]),
+    *[("algorithm", name, "beta", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "dpo", "dgpo", "crd")],
+    *[("algorithm", name, "scale", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "crd")],
+    *[("algorithm", name, "clip_range", [1e-9, 9.0], [0.0, -1.0]) for name in ("awm", "dgpo")],
+    ("algorithm", "awm", "power", [0.1], [0.0, -1.0]),
+    ("algorithm", "awm", "weighting", ["uniform", "t", "t2", "huber", "ghuber"], ["x"]),
+    ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
+    *[
+        ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
+        for name in ("nft", "awm", "dpo", "dgpo", "crd")
+        for bad in (
+            [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
+            [{"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}],
+        )
+    ],
+    *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd")],
+    ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
+    ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
+    ("kernel", "ddim", "eta", [1e-9, 1.0], [0.0, -0.1]),
+    ("kernel", "cps", "noise_level", [1e-9, 0.9], [0.0, -0.1]),
+    ("kernel", "cps", "log_prob", ["gaussian", "squared"], ["x"]),
+    ("plan", "all", "last", ["ode", "sde", "train"], ["x"]),
+    ("plan", "window", "mode", ["random", "fixed", "progressive"], ["x"]),
+    *[("plan", "window", option, [1, 2], [0, -1]) for option in ("size", "stride", "epochs_per_shift")],
+    ("plan", "window", "low", [0, 1], [-1]),
+    ("plan", "branch", "branches", [1, 2], [0, -1]),
+]
+
+
+@pytest.mark.parametrize(("what", "name", "option", "taken", "refused"), BOUNDS)
+def test_bounds(what: str, name: str, option: str, taken: list[Any], refused: list[Any]) -> None:
+    for value in taken:
+        assert getattr(create(TABLES[what], name, {option: value}, what=what), option) == value
+    for value in refused:
+        with pytest.raises(ConfigError):
+            create(TABLES[what], name, {option: value}, what=what)
+
+
+def asked(name: str, **options: Any) -> Requirements:
+    required: Requirements = create(ALGORITHMS, name, options, what="algorithm").requires
+    return required
+
+
+def test_what_algorithms_ask_for() -> None:
+    for name in ("grpo", "tempflow"):
+        assert asked(name) == Requirements(min_group_size=2)
+        assert asked(name, from_means=True) == Requirements(min_group_size=2, old_means=True, densities=True)
+        assert asked(name, reduce="sum") == Requirements(min_group_size=2, densities=True)
+    assert asked("grpo_guard") == Requirements(min_group_size=2, old_means=True, densities=True)
+    assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True)
+    for name in ("grpo", "grpo_guard", "tempflow", "flow_dppo"):
+        base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))
+        assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
+        assert (average.reference, average.average, average.zero_advantages) == (False, True, True)
+    assert asked("opd", teacher="folder") == Requirements(teacher="folder", zero_advantages=True, advantages=False)
+    levels, shared = ForwardTimes(count=7), ForwardTimes(count=7, shared=True)
+    forward: dict[str, Any] = {"data": "forward", "min_group_size": 2}
+    times = {"count": 7}
+    assert asked("nft", times=times) == Requirements(**forward, times=levels, behavior=True, decay=BehaviorDecay())
+    assert asked("awm", times=times) == Requirements(**forward, times=levels, behavior=True)
+    assert asked("dpo", times=times) == Requirements(**forward, times=shared, unit="pair", reference=True)
+    still = ForwardTimes(count=7, shared=True, constant_noise=True)
+    assert asked("dgpo", times=times) == Requirements(
+        **forward, times=still, unit="group", reference=True, behavior=True
+    )
+    assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
+        **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
+    )
+    for name in ("nft", "awm", "crd"):
+        assert asked(name, kl_coef=0.1).reference
+    assert asked("awm", kl_coef=0.1).zero_advantages
+
+
+def test_kernels_and_their_noise() -> None:
+    noisy = {name for name in KERNELS if resolve(KERNELS, name, what="kernel").stochastic}
+    assert noisy == set(KERNELS) - {"ode"}
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5])
+def test_awm_scores_no_error_with_zero(power: float) -> None:
+    time = torch.tensor([0.3, 0.9], dtype=torch.float64)
+    for weighting in ("uniform", "t", "t2", "huber", "ghuber"):
+        error = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        score = awm_log_prob(error, time, weighting, power)
+        assert score.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+        (slope,) = torch.autograd.grad(score.sum(), error)
+        # d/dm of -m, -t m, -t^2 m, -sqrt(m + 1e-10) t, -(m + 1e-10)^p t / p at m = 0.
+        ends = {"uniform": 1.0, "t": time, "t2": time**2, "huber": 0.5e5 * time}
+        ends["ghuber"] = 1e-10 ** (power - 1) * time
+        torch.testing.assert_close(slope, -torch.ones(2, dtype=torch.float64) * ends[weighting])
+
+
+def test_errors_below_a_hundred_thousandth_are_divided_by_it() -> None:
+    clean, time = torch.zeros(2, 4, dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    off = torch.tensor([[2e-6] * 4, [3e-2] * 4], dtype=torch.float64)
+    expected = [(2e-6) ** 2 / 1e-5, 3e-2]
+    assert crd_error(off, clean, adaptive=True).tolist() == pytest.approx(expected, rel=1e-9)
+    assert crd_error(off, clean, adaptive=False).tolist() == pytest.approx([4e-12, 9e-4], rel=1e-9)
+    # x_t = 0 and x0 = 0, so that the estimate is -t v.
+    one = torch.ones(2, dtype=torch.float64)
+    assert nft_loss(2 * off, 2 * off, (clean, clean, time), one, 1.0).tolist() == pytest.approx(expected, rel=1e-9)

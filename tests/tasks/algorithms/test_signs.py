@@ -1,0 +1,319 @@
+"""What every algorithm does to a policy: up with what was rewarded, down with the rest, towards the reference.
+
+All through the algorithms' own ``loss``, on a policy with a closed form (tests/support/toy.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.registry import create
+from models.maths.transitions import FlowSDE
+from tasks.algorithms import ALGORITHMS
+from tasks.algorithms.base import Algorithm
+from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
+from tasks.algorithms.objectives import divergence_mask, ratio_metrics
+from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
+
+Options = dict[str, Any]
+
+STEPS: list[tuple[str, Options]] = [
+    ("grpo", {}),
+    ("grpo", {"reduce": "sum", "clip_range": 0.2}),
+    ("grpo", {"from_means": True}),
+    ("tempflow", {}),
+    ("grpo_guard", {}),
+    ("grpo_guard", {"divide_by_dt": False}),
+    ("flow_dppo", {}),
+]
+SAMPLES: list[tuple[str, Options]] = [
+    ("nft", {}),
+    ("nft", {"beta": 0.1}),
+    *[("awm", {"weighting": kind}) for kind in ("uniform", "t", "t2", "huber", "ghuber")],
+    ("dpo", {"beta": 2.0}),
+    ("dgpo", {"beta": 1.0}),
+    *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
+    ("crd", {"adaptive": False, "detach_center": True}),
+]
+
+
+def make(name: str, options: Options) -> Algorithm:
+    made: Algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    return made
+
+
+def gradient(algorithm: Algorithm, rows: DiffusionBatch, toy: Toy, behavior: Any = None) -> Tensor:
+    loss = algorithm.loss(rows, models_of(toy, toy.theta.detach() if behavior is None else behavior)).loss.mean()
+    (found,) = torch.autograd.grad(loss, toy.theta)
+    return found
+
+
+def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
+    """Return how likely each row is under a policy: its log-prob, or minus its error."""
+    velocity = Toy.at(theta, rows.latents, rows.grid.sigma)
+    if isinstance(rows, TransitionBatch):
+        return FlowSDE(0.7).step(rows.latents, velocity, rows.grid).log_prob(rows.next_latents)
+    assert isinstance(rows, ForwardBatch)
+    return -((velocity - rows.target) ** 2).flatten(1).mean(1)
+
+
+def test_every_algorithm_is_here() -> None:
+    assert {name for name, _ in STEPS + SAMPLES} | {"opd"} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)
+def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: str, options: Options) -> None:
+    algorithm, theta = make(name, options), vector(START)
+    found = []
+    for advantages in ([1.0, -1.0], [-1.0, 1.0]):
+        if algorithm.requires.data == "forward":
+            # Errors left and right of the target of a policy that sits between them.
+            rows: DiffusionBatch = noised(advantages, [0, 0], mirrored=True)
+        else:
+            rows = transitions(advantages, theta, sigma=(0.6, 0.6), mirrored=True)
+        slope = gradient(algorithm, rows, Toy(theta, theta))
+        # Only the shift c moves: two mirrored samples lie on opposite sides of it.
+        step = torch.cat([torch.zeros(2, dtype=torch.float64), slope[2:]])
+        change = scores(rows, theta - 1e-6 * step / step.norm()) - scores(rows, theta)
+        expected = torch.sign(vector(advantages))
+        assert torch.sign(change).tolist() == expected.tolist()
+        found.append(slope)
+    torch.testing.assert_close(found[0][2:], -found[1][2:], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*STEPS, *((name, o) for name, o in SAMPLES if name in ("awm", "dgpo") or "detach_center" not in o)],
+    ids=str,
+)
+def test_gradient_equals_finite_differences_in_every_parameter(name: str, options: Options) -> None:
+    # Wide clips: no row sits at a kink.
+    wide = {"grpo": {"clip_range": 0.9}, "tempflow": {"clip_range": 0.9}, "grpo_guard": {"clip_range": 0.9}}
+    wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}}
+    # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 whatever the policy.
+    wide |= {"dgpo": {"beta": 1e-13, "clip_range": 1e6}}
+    algorithm, theta = make(name, {**options, **wide.get(name, {})}), vector(START)
+    advantages, units = [1.5, -0.5, 0.7, -1.2], [0, 0, 1, 1]
+    behavior = vector(BEHAVIOR)
+    if algorithm.requires.data == "transitions":
+        rows: DiffusionBatch = transitions(advantages, behavior)
+    elif name in ("nft", "crd"):
+        rows, theta, behavior = almost_perfect(advantages, units, tiny=name == "nft" or options.get("adaptive", True))
+    else:
+        rows = noised(advantages, units)
+    found = gradient(algorithm, rows, Toy(theta, vector(REFERENCE)), behavior)
+    size = 1e-6 if rows.latents.abs().max() > 0.1 else 2e-7
+    for i in range(len(theta)):
+        nudge = torch.zeros_like(theta)
+        nudge[i] = size
+        with torch.no_grad():
+            high, low = (
+                algorithm.loss(rows, models_of(Toy(theta + sign * nudge, vector(REFERENCE)), behavior)).loss.mean()
+                for sign in (1, -1)
+            )
+        expected = float(high - low) / (2 * size)
+        assert float(found[i]) == pytest.approx(expected, rel=2e-4, abs=1e-6 * float(found.abs().max())), i
+
+
+def almost_perfect(advantages: list[float], units: list[int], *, tiny: bool) -> tuple[ForwardBatch, Tensor, Tensor]:
+    """Return samples whose errors are below 1e-5, where the self-normalized losses divide by that constant.
+
+    Elsewhere their normalizer is frozen by definition, so that the gradient is not that of the loss.
+    """
+    size = 2e-6 if tiny else 1.0
+    small = [size * draw for draw in draws(2, len(advantages), 2, 3, seed=3)]
+    rows = noised(advantages, units, clean=small[0], noise=small[1])
+    return rows, size * vector(START), size * vector(BEHAVIOR)
+
+
+@pytest.mark.parametrize(("name", "options"), [("grpo", {"clip_range": 0.1}), ("tempflow", {"clip_range": 0.1})])
+@pytest.mark.parametrize("shift", [-0.5, -0.05, 0.0, 0.05, 0.5])
+def test_the_loss_of_a_ratio_row_by_row(name: str, options: Options, shift: float) -> None:
+    theta, advantages = vector(START), [2.0, -1.0, 0.5, -3.0]
+    rows = transitions(advantages, theta)
+    rows = dataclasses.replace(rows, old_log_probs=rows.old_log_probs - shift)
+    result = make(name, options).loss(rows, models_of(Toy(theta, theta)))
+    std = FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std
+    for row, advantage in enumerate(advantages):
+        if name == "tempflow":
+            advantage *= float(std[row]) / 0.25
+        ratio = math.exp(shift)
+        expected = max(-advantage * ratio, -advantage * min(max(ratio, 0.9), 1.1))
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
+        assert float(result.metrics["ratio"][row]) == pytest.approx(ratio, rel=1e-9)
+        assert float(result.metrics["ratio_squared"][row]) == pytest.approx(ratio**2, rel=1e-9)
+        assert float(result.metrics["approx_kl"][row]) == pytest.approx(ratio - 1 - shift, abs=1e-12)
+        assert float(result.metrics["clip_high"][row]) == (ratio > 1.1)
+        assert float(result.metrics["clip_low"][row]) == (ratio < 0.9)
+
+
+def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -> None:
+    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]), vector([0.0] * 4), 0.5)
+    assert figures["clip_high"].tolist() == [0, 0, 0, 1]
+    assert figures["clip_low"].tolist() == [0, 0, 1, 0]
+    up, down = vector([2.0, 2.0, 1.0, 2.0]), vector([0.5, 0.5, 1.0, 0.5])
+    divergence = vector([0.25, 0.125, 0.25, 0.25])
+    for ratio, sign in ((up, 1.0), (down, -1.0)):
+        mask = divergence_mask(ratio, sign * vector([1.0, 1.0, 1.0, 0.0]), divergence, 0.25)
+        assert mask.tolist() == [0, 1, 1, 1]
+
+
+def test_tempflow_pushes_noisy_steps_harder_by_their_std() -> None:
+    theta = vector(START)
+    for row in range(4):
+        alone = [0.0] * 4
+        alone[row] = 1.0
+        rows = transitions(alone, theta)
+        plain, weighed = (gradient(make(name, {}), rows, Toy(theta, theta)) for name in ("grpo", "tempflow"))
+        std = float(FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std[row])
+        torch.testing.assert_close(weighed, plain * std / 0.25)
+
+
+@pytest.mark.parametrize("divide", [True, False])
+def test_guard_is_the_step_noise_times_the_unbiased_log_ratio(divide: bool) -> None:
+    theta, behavior, advantages = vector(START), vector(BEHAVIOR), [2.0, -1.0, 0.5, -3.0]
+    rows = transitions(advantages, behavior)
+    algorithm = make("grpo_guard", {"clip_range": 0.5, "divide_by_dt": divide})
+    result = algorithm.loss(rows, models_of(Toy(theta, theta)))
+    step = FlowSDE(0.7).step(rows.latents, Toy.at(theta, rows.latents, rows.grid.sigma), rows.grid)
+    assert rows.old_means is not None
+    for row, advantage in enumerate(advantages):
+        # The sampled noise xi times the move of the mean, averaged: zero for noise that does not favor the move.
+        noise = (rows.next_latents[row] - rows.old_means[row]) / step.std[row]
+        ratio = math.exp(float((noise * (step.mean[row] - rows.old_means[row])).mean()))
+        expected = -advantage * ratio / (0.1 if divide else 1.0)
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_dppo_masks_a_row_that_went_too_far_and_pushes_further() -> None:
+    theta, behavior = vector(START), vector(BEHAVIOR)
+    rows = transitions([2.0, -1.0, 0.5, -3.0], behavior)
+    step, old = (
+        FlowSDE(0.7).step(rows.latents, Toy.at(at, rows.latents, rows.grid.sigma), rows.grid)
+        for at in (theta, behavior)
+    )
+    far = ((step.mean - old.mean) ** 2).flatten(1).mean(1) / (2 * step.std**2)
+    ratio = torch.exp(step.log_prob(rows.next_latents) - rows.old_log_probs)
+    threshold = float(far.median())
+    result = make("flow_dppo", {"threshold": threshold}).loss(rows, models_of(Toy(theta, theta)))
+    torch.testing.assert_close(result.metrics["divergence"], far)
+    for row in range(4):
+        advantage = float(rows.advantages[row])
+        masked = far[row] >= threshold and (ratio[row] > 1) == (advantage > 0)
+        assert float(result.metrics["masked"][row]) == masked
+        expected = 0.0 if masked else -advantage * float(ratio[row])
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
+        assert float(result.metrics["clip_high"][row] + result.metrics["clip_low"][row]) == 0
+    assert 0 < float(result.metrics["masked"].sum()) < 4
+
+
+def test_dgpo_row_by_row() -> None:
+    theta, behavior, reference = vector(START), vector(BEHAVIOR), vector(REFERENCE)
+    advantages, units = [2.0, -1.0, -0.5, 0.0], [0, 0, 1, 1]
+    rows = noised(advantages, units)
+    d, d_old, d_ref = (-scores(rows, at) for at in (theta, behavior, reference))
+    result = make("dgpo", {"beta": 3.0, "clip_range": 1e-3}).loss(rows, models_of(Toy(theta, reference)))
+    for row, unit in enumerate(units):
+        members = [other for other in range(4) if units[other] == unit]
+        pull = sum(advantages[m] * 3.0 * float(d[m] - d_ref[m]) for m in members) / len(members)
+        weight = 1 / (1 + math.exp(-pull))
+        assert float(result.metrics["group_weight"][row]) == pytest.approx(weight, rel=1e-9)
+        expected = weight * advantages[row] * float(d[row])
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert float(result.metrics["error"][row]) == pytest.approx(float(d[row]), rel=1e-9)
+        ratio = math.exp(float(d_old[row] - d[row]))
+        frozen = ratio > 1.001 if advantages[row] > 0 else ratio < 0.999 and advantages[row] < 0
+        assert float(result.metrics["frozen"][row]) == frozen
+
+
+def test_dpo_lowers_the_error_of_the_better_sample_against_the_base_models() -> None:
+    theta, reference = vector(START), vector(REFERENCE)
+    rows = noised([0.3, 0.1, -0.7, -0.2], [0, 0, 1, 1])
+    d, d_ref = (-scores(rows, at) for at in (theta, reference))
+    result = make("dpo", {"beta": 5.0}).loss(rows, models_of(Toy(theta, reference)))
+    for row, (better, worse) in enumerate([(0, 1), (0, 1), (3, 2), (3, 2)]):
+        margin = float((d[better] - d[worse]) - (d_ref[better] - d_ref[worse]))
+        expected = math.log(1 + math.exp(0.5 * 5.0 * margin))
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
+        assert float(result.metrics["margin"][row]) == pytest.approx(margin, rel=1e-9)
+        assert float(result.metrics["preferred"][row]) == (margin < 0)
+
+
+def test_distillation_walks_to_the_teacher() -> None:
+    theta, teacher = vector(START), vector(REFERENCE)
+    rows = transitions([0.0] * 4, vector(BEHAVIOR))
+    algorithm, toy = make("opd", {"teacher": "given"}), Toy(theta, teacher)
+    result = algorithm.loss(rows, models_of(toy))
+    steps = [
+        FlowSDE(0.7).step(rows.latents, Toy.at(at, rows.latents, rows.grid.sigma), rows.grid) for at in (theta, teacher)
+    ]
+    expected = ((steps[0].mean - steps[1].mean) ** 2).flatten(1).mean(1) / (2 * steps[0].std ** 2)
+    torch.testing.assert_close(result.loss.detach(), expected)
+    torch.testing.assert_close(result.metrics["teacher_kl"], expected)
+    moved = theta - 1e-3 * gradient(algorithm, rows, toy)
+    after = algorithm.loss(rows, models_of(Toy(moved, teacher))).loss
+    assert float(after.mean().detach()) < float(expected.mean())
+    torch.testing.assert_close(gradient(algorithm, rows, Toy(teacher, teacher)), torch.zeros(5, dtype=torch.float64))
+
+
+ON_STEPS = [("grpo", {"kl": kind}) for kind in ("gaussian", "flow_grpo", "velocity", "mean")]
+ON_STEPS += [("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocity"})]
+WITH_KL: list[tuple[str, Options, str]] = [
+    (name, options, to) for name, options in ON_STEPS for to in ("base", "average")
+]
+WITH_KL += [(name, {}, "base") for name in ("nft", "awm", "dpo", "dgpo", "crd")]
+
+
+@pytest.mark.parametrize(("name", "options", "to"), WITH_KL, ids=str)
+def test_the_kl_is_added_row_by_row(name: str, options: Options, to: str) -> None:
+    theta, reference = vector(START), vector(REFERENCE)
+    forward = make(name, options).requires.data == "forward"
+    rows: DiffusionBatch = (
+        noised([1.0, -1.0, 0.5, -2.0], [0, 0, 1, 1]) if forward else transitions([1.0, -1, 0.5, -2], theta)
+    )
+    chosen = {**options} if forward else {**options, "kl_reference": to}
+    # The average is kept apart from the base model, which is then far away.
+    toy = Toy(theta, reference if to == "base" else reference + 3)
+    models = models_of(toy, average=[reference])
+    plain, penalized = (make(name, {**chosen, "kl_coef": weight}).loss(rows, models) for weight in (0.0, 0.25))
+    velocities = [Toy.at(at, rows.latents, rows.grid.sigma) for at in (theta, reference)]
+    steps = [FlowSDE(0.7).step(rows.latents, v, rows.grid) for v in velocities]
+    moved = ((steps[0].mean - steps[1].mean) ** 2).flatten(1).mean(1)
+    kinds = {
+        "gaussian": moved / (2 * steps[0].std ** 2),
+        "flow_grpo": moved * 0.1 / (2 * steps[0].std ** 2),
+        "velocity": ((velocities[0] - velocities[1]) ** 2).flatten(1).mean(1),
+        "mean": moved,
+    }
+    kl = kinds["velocity" if forward else options.get("kl", "gaussian")]
+    torch.testing.assert_close(penalized.metrics["kl"], kl)
+    torch.testing.assert_close((penalized.loss - plain.loss).detach(), 0.25 * kl)
+    assert "kl" not in plain.metrics
+
+
+@pytest.mark.parametrize(("name", "options"), SAMPLES, ids=str)
+def test_rows_that_pad_a_batch_change_no_other_row(name: str, options: Options) -> None:
+    theta, advantages = vector(START), [1.0, -1.0, 0.5, -2.0]
+    rows = noised(advantages, [0, 0, 1, 1])
+    padded = noised([*advantages, -2.0], [0, 0, 1, 1, 2], sigma=(0.8, 0.6, 0.4, 0.2, 0.2))
+    padded = dataclasses.replace(
+        padded,
+        **{
+            field: torch.cat([getattr(rows, field), getattr(rows, field)[-1:]])
+            for field in ("latents", "clean", "noise", "grid", "advantages")
+            if field != "grid"
+        },
+        weights=vector([1, 1, 1, 1, 0]),
+    )
+    alone, together = (
+        make(name, options).loss(batch, models_of(Toy(theta, vector(REFERENCE)))).loss.detach()
+        for batch in (rows, padded)
+    )
+    torch.testing.assert_close(together[:4], alone)
+    assert bool(together.isfinite().all())

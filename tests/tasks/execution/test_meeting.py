@@ -1,0 +1,122 @@
+"""Ranks meet on one address, and no process of a run listens anywhere else."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from tasks.execution.launch import Launched
+from tasks.execution.launchers import Agents, Launcher, Local, Program
+from tasks.execution.meeting import Meeting, interface_to, listening
+from tests.tasks.execution.test_launch import free_port
+
+ROOT = Path(__file__).parents[3]
+RANK = """
+    import sys, time, torch
+    import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from tasks.hosting.ranks import torchrun_ranks
+
+    @record
+    def main():
+        with torchrun_ranks(torch.device("cpu"), 60, lambda beats: None) as ranks:
+            dist.all_reduce(torch.ones(10))
+            ranks.beside().gather(ranks.rank)
+            # In one piece: unbuffered as it is, print would write the end of the line by itself.
+            sys.stdout.write("met\\n")
+            time.sleep(600)
+
+    main()
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Launcher], Launched]:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (tmp_path / "rank_under_test.py").write_text(textwrap.dedent(RANK))
+    return lambda nodes, each, launcher: Launched(
+        Program(module="rank_under_test", nodes=nodes, processes=each), launcher
+    )
+
+
+def listened_at(pids: list[int]) -> Iterator[tuple[str, str]]:
+    """Yield the address of every socket that processes and their descendants listen at, and who does."""
+    family = [process for pid in pids for process in (psutil.Process(pid), *psutil.Process(pid).children(True))]
+    for process in family:
+        for connection in process.net_connections("all"):
+            if connection.status == psutil.CONN_LISTEN and connection.family != socket.AF_UNIX:
+                yield connection.laddr.ip, " ".join(process.cmdline())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_listen_on_loopback_alone(ranks: Callable[[int, int, Launcher], Launched], nodes: int) -> None:
+    meeting = Agents(endpoint=f"127.0.0.1:{free_port()}", prefixes=((), ())) if nodes > 1 else Local()
+    launched = ranks(nodes, 2 // nodes, meeting)
+    try:
+        met = (line for line in launched.lines(1) if line == "met")
+        assert [next(met), next(met)] == ["met", "met"]
+        found = list(listened_at(launched.pids))
+    finally:
+        launched.stop()
+    # The agents' store, and a channel or two of each rank.
+    assert len(found) >= 3
+    assert [who for address, who in found if not ipaddress.ip_address(address).is_loopback] == []
+
+
+def test_agents_are_numbered_and_strangers_refused() -> None:
+    port = free_port()
+    found: list[int] = []
+    agents = [Meeting("127.0.0.1", port, 3, "start", 20) for _ in range(3)]
+    first = agents[0].next_rendezvous()
+    threads = [threading.Thread(target=lambda a=a: found.append(a.next_rendezvous().rank)) for a in agents[1:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert first.rank == 0
+    assert sorted(found) == [1, 2]
+    assert first.world_size == 3
+    with pytest.raises(RendezvousConnectionError, match="More than 3 agents"):
+        Meeting("127.0.0.1", port, 3, "start", 20).next_rendezvous()
+    # Of another start: numbered anew.
+    assert Meeting("127.0.0.1", port, 2, "next", 20).next_rendezvous().rank == 1
+
+
+def test_an_endpoint_of_nobody_is_named() -> None:
+    # An address of no machine (RFC 5737): nobody can listen there.
+    with pytest.raises(RendezvousConnectionError, match=r"Nobody can be met at 192\.0\.2\.1:.*one of the nodes"):
+        Meeting("192.0.2.1", 29500, 2, "start", 1).next_rendezvous()
+
+
+def test_a_socket_listens_at_its_address_alone() -> None:
+    found = listening("127.0.0.1", 0)
+    assert found is not None
+    port = found.getsockname()[1]
+    assert listening("127.0.0.1", port) is None, "taken"
+    with socket.socket() as other:
+        other.settimeout(2)
+        # Every address of 127.0.0.0/8 is this machine's, and this one is not listened at.
+        assert other.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
+    found.close()
+
+
+def test_ranks_keep_to_the_interface_of_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.execution.meeting import stay_on_interface
+
+    assert interface_to("127.0.0.1") in psutil.net_if_addrs()
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    stay_on_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == interface_to("127.0.0.1")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0", "the user's own stays"

@@ -1,0 +1,260 @@
+"""Who takes shards: threads, Dask and Ray make the same artifacts; which policy rolls out ahead is fixed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs import extras
+from configs.errors import ConfigError, RunConflictError, WorkerError
+from configs.schema import RunConfig, StoreSection
+from flows import runtime, stages
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from tasks.execution.orders import Order, OrderedContext
+from tasks.identities.nodes import Node, policy_of, rolled_out_by
+from tasks.inputs.components import open_trajectory_store
+from tasks.preflight.check import check_config
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run, open_run
+from tasks.runs.progress import Silent
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT, FlowmillCommand
+from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.s3 import Server, free_port, make_bucket, use
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    use(monkeypatch, {**s3_server.variables(), "XDG_CACHE_HOME": str(tmp_path / "xdg")})
+    return make_bucket()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["execution.runner={name: dusk}"], "execution.runner 'dusk' does not exist. Did you mean 'dask'?"),
+        (["execution.runner={name: dask, options: {workers: 0}}"], "workers is 0; it must be 1 or more"),
+        (
+            ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
+            "address names a cluster that runs",
+        ),
+        (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
+        (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
+        (["optimize.replay={epochs: 0}"], "optimize.replay.epochs is 0 and execution.ahead is 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(make_config: Make, overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        check_config(make_config(*overrides))
+
+
+def test_a_runner_whose_package_is_missing_says_what_to_install(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'flowmill\[ray\]'"):
+        check_config(make_config("execution.runner={name: ray, options: {address: '127.0.0.1:6379'}}"))
+
+
+def test_which_policy_rolls_out_which_epoch_is_fixed(make_config: Make) -> None:
+    config = make_config("execution.ahead=2", "run.epochs=4")
+    assert [policy_of(config, epoch) for epoch in (1, 2, 3, 4)] == [
+        Node(0, "policy"),
+        Node(0, "policy"),
+        Node(0, "policy"),
+        Node(1, "optimize"),
+    ]
+    assert [list(rolled_out_by(config, epoch)) for epoch in (1, 2, 3, 4)] == [[1, 2, 3], [2, 3, 4], [3, 4], [4]]
+
+
+def test_ahead_belongs_to_what_a_run_is(make_config: Make) -> None:
+    begin_run(make_config())
+    with pytest.raises(RunConflictError, match=r"execution.ahead: 0 -> 1"):
+        begin_run(make_config("execution.ahead=1"))
+    begin_run(make_config("execution.retries=7"))
+
+
+def test_rows_of_an_older_policy_are_corrected(make_config: Make) -> None:
+    """The ratio of the first update is to the policy the epoch starts from; the importance is what is off-policy."""
+    context = prepare(make_config("execution.ahead=1", "run.epochs=3", "optimize.learning_rate=1e-2"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    assert rolled_out_with(context, 2) == str(context.chain.ref(Node(0, "policy")))
+    assert rolled_out_with(context, 3) == str(context.policy_ref(1))
+    first = {epoch: context.store.require(context.policy_ref(epoch)).summary["updates"][0] for epoch in (1, 2, 3)}
+    assert "importance" not in first[1]
+    for epoch in (2, 3):
+        assert first[epoch]["ratio_mean"] == 1.0
+        assert first[epoch]["importance"] != 1.0
+        assert "clip_age1" in first[epoch]
+
+
+def test_uncorrected_rows_keep_the_ratio_to_the_policy_that_made_them(make_config: Make) -> None:
+    plain = "optimize.replay={epochs: 0, proximal: false}"
+    context = prepare(make_config("execution.ahead=1", plain, "optimize.learning_rate=1e-2"))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    first = context.store.require(context.policy_ref(2)).summary["updates"][0]
+    assert abs(first["ratio_mean"] - 1) > 1e-6
+
+
+@pytest.mark.parametrize("algorithm", ["nft", "awm", "crd"])
+def test_algorithms_on_final_latents_train_on_rows_of_an_older_policy(make_config: Make, algorithm: str) -> None:
+    options = ["rollout.plan={name: final}", "rollout.sampler={name: ode}", "execution.ahead=1"]
+    context = prepare(make_config(f"optimize.algorithm={{name: {algorithm}}}", *options))
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    assert context.policy_ref(2) != context.policy_ref(1)
+
+
+def rolled_out_with(context: RunContext, epoch: int) -> str:
+    """The policy that every sample of an epoch says it is of, which is the one the artifact was made from."""
+    ref = context.chain.require(epoch, "rollout").ref
+    opener = open_trajectory_store(context.config.rollout.store)
+    named = {
+        name
+        for record in context.store.records(ref)
+        for name in opener.open(context.store.files(ref, record)).table.column("policy").to_pylist()
+    }
+    assert named == {context.store.require(ref).inputs[0]}
+    return str(ArtifactRef.parse(named.pop()))
+
+
+def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
+    context = prepare(make_config())
+    order = Order.of(StageRun(make_stage(context, "rollout", 1)))
+    with runtime.context_of(order) as visited:
+        assert visited.run.name == "small"
+    with (
+        pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"),
+        runtime.context_of(replace(order, code="other")),
+    ):
+        pass
+
+
+def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
+    first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
+    orders = [Order.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
+    kept, failing = OrderedContext(), [True]
+
+    def opened(context: RunContext) -> None:
+        if context.store.root.uri == orders[1].root and failing.pop():
+            raise OSError("the store cannot be reached")
+
+    assert kept.of(orders[0], Silent, opened).store.root.uri == orders[0].root
+    with pytest.raises(OSError, match="cannot be reached"):
+        kept.of(orders[1], Silent, opened)
+    failing.append(False)
+    assert kept.of(orders[1], Silent, opened).store.root.uri == orders[1].root
+
+
+AHEAD = ("--set", "execution.ahead=1", "--set", "run.epochs=3", "--quiet")
+
+
+def digest(root: str) -> str:
+    return open_run(root, "small", reads=True).chain.digest()
+
+
+def by_threads(flowmill: FlowmillCommand, config: Path, root: Path) -> str:
+    said = flowmill("run", str(config), "--root", str(root), *AHEAD)
+    assert said.returncode == 0, said.stderr
+    return digest(str(root))
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A Ray cluster of two workers on this machine, which wants a token."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    port, ray = free_port(), str(Path(sys.executable).with_name("ray"))
+    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--port={port}"]
+    options += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
+        subprocess.run([ray, "start", "--head", *options, f"--temp-dir={folder}"], check=True, capture_output=True)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            subprocess.run([ray, "stop", "--force"], check=True, capture_output=True)
+
+
+@pytest.mark.campaign
+def test_ray_workers_make_the_same_artifacts_as_threads(
+    ray_cluster: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path
+) -> None:
+    root, chosen = str(tmp_path / "ray"), f"execution.runner={{name: ray, options: {{address: '{ray_cluster}'}}}}"
+    said = flowmill("run", str(config_file), "--root", root, "--set", chosen, *AHEAD)
+    assert said.returncode == 0, said.stderr
+    assert digest(root) == by_threads(flowmill, config_file, tmp_path / "threads")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_named(flowmill: FlowmillCommand, config_file: Path, tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    chosen = f"execution.runner={{name: dask, options: {{address: '{address}'}}}}"
+    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+    said = flowmill("run", str(config_file), "--root", str(tmp_path / "x"), "--set", chosen, "--quiet", **patience)
+    assert said.returncode == 1
+    assert (
+        f"execution.runner 'dask' cannot be started. OSError: Timed out trying to connect to {address}" in said.stderr
+    )
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.campaign
+def test_dask_workers_on_one_bucket_make_the_same_artifacts_though_one_is_killed(
+    bucket: str, flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, prefect_server: str
+) -> None:
+    root, tracking = f"s3://{bucket}/dask", f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
+    command = [sys.executable, "-m", "flows.cli", "run", str(config_file), "--root", root, *AHEAD]
+    command += ["--set", "execution.runner={name: dask}", "--set", tracking]
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server}
+    store = ArtifactStore(StoreSection(root=root, cache=str(tmp_path / "cache")))
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE) as run:
+        killed = kill_a_worker(run, lambda: bool(store.root.list("trajectories")))
+        said = run.communicate(timeout=240)[1]
+    assert run.returncode == 0, said
+    assert killed
+    assert digest(root) == by_threads(flowmill, config_file, tmp_path / "threads")
+
+
+def kill_a_worker(run: subprocess.Popen[str], when: Callable[[], bool]) -> bool:
+    """Kill one of a run's Dask workers as soon as something is true."""
+    deadline = time.monotonic() + 240
+    while run.poll() is None and time.monotonic() < deadline:
+        if when():
+            for child in psutil.Process(run.pid).children(recursive=True):
+                if any("spawn_main" in word for word in child.cmdline()):
+                    child.kill()
+                    return True
+        time.sleep(0.2)
+    return False
+
+
+def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = prepare(make_config("rollout.groups_per_shard=1"))
+    stage = make_stage(context, "rollout", 1)
+    run = StageRun(stage)
+    due = run.pending()
+    assert len(due) > 2
+    committed: list[list[str]] = []
+    monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
+    with runtime.opened(context):
+        # No time at all: a task of its own for each.
+        assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
+        assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
+        stages.work(run, run.pending(), on_commit=lambda names: committed.append([*names]))
+    assert committed == [[shard.name for shard in due[1:]]]
+    assert run.pending() == []

@@ -1,0 +1,253 @@
+"""Ways to share weights, tokens and rows among ranks: each trains as one process does, on every kind of denoiser."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.libraries import diffusers_class
+from models.policies.attention import UNSPLIT
+from models.sizes.architectures import PUBLISHED
+from tasks.execution.crew import Crew, Listener
+from tasks.preflight.check import check_config
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT
+from tests.support.inside import make_stage, prepare
+from tests.tasks.stages.test_stages import assert_same_trajectories, weights
+
+# All of them work with the same ranks.
+pytestmark = pytest.mark.xdist_group("strategies")
+
+FAMILIES = ("sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22")
+STRATEGIES = {
+    "ddp": (),
+    "fsdp": ("strategy=fsdp",),
+    "fsdp, offload": ("strategy=fsdp", "offload=true"),
+    "fsdp, spread": ("strategy=fsdp", "sampling=spread"),
+    "ulysses": ("context_parallel=2",),
+    "fsdp, ulysses, fused": ("strategy=fsdp", "context_parallel=2", "fused_adamw=true"),
+}
+#: A strategy for each family, and every one of them; the others are left to a campaign.
+CHOSEN = {
+    ("one machine", "sd3", "ddp"),
+    ("one machine", "flux1", "fsdp"),
+    ("one machine", "flux2", "fsdp, offload"),
+    ("one machine", "qwen_image", "fsdp, spread"),
+    ("one machine", "wan21", "ulysses"),
+    ("one machine", "wan22", "fsdp, ulysses, fused"),
+    ("one machine", "sd15", "fsdp"),
+    ("one machine", "z_image", "fsdp"),
+    ("two agents", "wan22", "fsdp"),
+}
+#: On two nodes one strategy stands for all.
+CASES = [
+    *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES),
+    *(("one machine", family, "fsdp") for family in ("sd15", "z_image")),
+    *(("two agents", family, "fsdp") for family in FAMILIES),
+]
+HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
+#: Three updates, with a reference, where splitting over ranks changes the order of sums only.
+SETTINGS = (
+    "optimize.updates_per_epoch=3",
+    "optimize.learning_rate=1e-4",
+    "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, kl_coef: 0.1}}",
+    "execution.micro_batch_size=4",
+)
+
+
+def config_of(family: str, root: Path, *settings: str) -> RunConfig:
+    return load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={root}", *SETTINGS, *settings])
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """One rank in a process of its own, as the others are."""
+    made = Crew(begin_run(config_of("sd3", tmp_path_factory.mktemp("single"))))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunContext]:
+    """An epoch of each family in one process, made when it is asked for."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    """Two resident ranks that take orders of many runs."""
+    settings = ["execution.processes=2"]
+    if request.param == "two agents":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
+        settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
+    context = begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))
+    made = Crew(context)
+    yield made
+    made.close()
+
+
+def on_ranks(crew: Crew, context: RunContext, epoch: int) -> None:
+    """Carry out an epoch, on the ranks what they work on."""
+    for name, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
+        run = StageRun(make_stage(context, name, epoch, slot))
+        if run.stage.on_ranks:
+            crew.carry_out(run, HEARD)
+            run.finish()
+        else:
+            run.execute()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize(
+    ("crew", "family", "strategy"),
+    [
+        pytest.param(*case, marks=() if case in CHOSEN else pytest.mark.campaign)
+        for case in CASES
+        if "ulysses" not in case[2] or case[1] not in UNSPLIT
+    ],
+    indirect=["crew"],
+    scope="module",
+)
+def test_two_ranks_train_as_one_process(
+    crew: Crew,
+    single: Crew,
+    alone: dict[str, RunContext],
+    tmp_path_factory: pytest.TempPathFactory,
+    family: str,
+    strategy: str,
+) -> None:
+    if family not in alone:
+        alone[family] = prepare(config_of(family, tmp_path_factory.mktemp(family)))
+        on_ranks(single, alone[family], 1)
+    one = alone[family]
+    chosen = [f"execution.{setting}" for setting in ("processes=2", *STRATEGIES[strategy])]
+    two = prepare(config_of(family, tmp_path_factory.mktemp("two"), *chosen))
+    on_ranks(crew, two, 1)
+    assert_same_trajectories(one, two)
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 3e-5
+    first = weights(one, 0)
+    assert max(float((ours[name] - first[name]).abs().max()) for name in ours) > 1e-4
+    assert crew.starts == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param("ddp", marks=pytest.mark.campaign), "fsdp", pytest.param("ulysses", marks=pytest.mark.campaign)],
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "optimize.replay={epochs: 0, level: sequence}",
+        "optimize.algorithm={name: grpo, options: {clip_range: 1e-2, from_means: true}}",
+    ],
+    ids=["weights of sequences", "means"],
+)
+def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
+    crew: Crew, single: Crew, tmp_path: Path, strategy: str, algorithm: str
+) -> None:
+    """Each rank recomputes only the rows it trains."""
+    settings = ["execution.ahead=1", "optimize.learning_rate=1e-3", algorithm]
+    one = prepare(config_of("flux1", tmp_path / "one", *settings))
+    two = prepare(
+        config_of(
+            "flux1", tmp_path / "two", *settings, *[f"execution.{s}" for s in ("processes=2", *STRATEGIES[strategy])]
+        )
+    )
+    for epoch in (1, 2):
+        on_ranks(single, one, epoch)
+        on_ranks(crew, two, epoch)
+    first = [context.store.require(context.policy_ref(2)).summary["updates"][0] for context in (one, two)]
+    for name in ("loss", "ratio_mean", "importance", "behavior_kl", "rows"):
+        assert first[0][name] == pytest.approx(first[1][name], rel=1e-3, abs=1e-5), name
+    assert first[0]["importance"] != 1.0
+    ours, theirs = weights(one, 2), weights(two, 2)
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("sd3", ["model.lora=null", "advantage.kl_coef=0.1", "rollout.plan={name: window, options: {size: 2}}"]),
+        ("sd3", ["rollout.plan={name: branch, options: {branches: 3, steps: [0, 2]}}", "optimize.updates_per_epoch=1"]),
+        ("wan22", ["rollout.prompts_per_epoch=1"]),
+    ],
+    ids=["a reference in some steps", "branches", "one shard"],
+)
+def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
+    crew: Crew, single: Crew, tmp_path: Path, family: str, settings: list[str]
+) -> None:
+    """Three shards or one on two ranks, and forwards that other shards do not have."""
+    uneven = ["rollout.prompts_per_epoch=3", "rollout.groups_per_shard=1", "execution.rollout_batch_size=3", *settings]
+    one = prepare(config_of(family, tmp_path / "one", *uneven))
+    spread = ["execution.processes=2", "execution.strategy=fsdp", "execution.sampling=spread"]
+    two = prepare(config_of(family, tmp_path / "two", *uneven, *spread))
+    for name, epoch in (("rollout", 1), ("evaluate", 0)):
+        made = []
+        for context, ranks in ((one, single), (two, crew)):
+            run = StageRun(make_stage(context, name, epoch))
+            ranks.carry_out(run, HEARD)
+            run.finish()
+            made.append(context.store.require(run.ref).shards)
+        assert made[0] == made[1], "every file is the same to the byte"
+
+
+def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:
+    presets = [load_config(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
+    plans = {
+        preset.model.policy: diffusers_class(PUBLISHED[preset.model.path].denoiser)._cp_plan
+        for preset in presets
+        if preset.model.path in PUBLISHED
+    }
+    assert set(plans) >= {"sd15", "sd3", "flux1", "flux2", "qwen_image", "wan21", "wan22", "z_image"}
+    assert {family for family, plan in plans.items() if plan is None} == UNSPLIT
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("wan21", ["processes=3", "context_parallel=2"], "there are 3 processes, which cannot be put in groups of 2"),
+        ("sd3", ["processes=2", "context_parallel=2"], "how the tokens of model.policy 'sd3' are split"),
+        ("wan21", ["strategy=fsdp"], "there is one process"),
+        ("wan21", ["processes=2", "sampling=spread"], "keeps whole weights on every rank"),
+        ("wan21", ["processes=2", "offload=true"], "keeps weights on devices"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, family: str, settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(config_of(family, tmp_path, *[f"execution.{setting}" for setting in settings]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["execution.context_parallel=5", "execution.processes=5"], "24 attention heads, which that does not divide"),
+        (["model.height=528", "model.width=528"], "a row has 1089 tokens"),
+        (["model.options={max_sequence_length: 77}"], "a row has 77 text tokens"),
+        pytest.param(["model.compile=true"], "model.compile is set", marks=pytest.mark.slow),
+    ],
+)
+def test_a_published_model_that_cannot_be_shared_out_evenly_is_refused(settings: list[str], said: str) -> None:
+    shared = ["execution.processes=2", "execution.context_parallel=2"]
+    config = load_config(ROOT / "configs" / "flux1_dev.yaml", [*shared, *settings])
+    with pytest.raises(ConfigError, match=said):
+        check_config(config, rewards=False)

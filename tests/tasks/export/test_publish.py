@@ -1,0 +1,125 @@
+"""``flowmill publish`` against a Hub on this machine; nothing here leaves it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import NotCommittedError
+from storage.commit import ArtifactStore
+from tasks.export.publish import HERE, finished_export, for_hub
+from tasks.runs.opening import open_run
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT, ConfigFactory
+from tests.support.hub import Hub, local_hub
+from tests.support.inside import make_stage, prepare
+
+pytestmark = pytest.mark.slow
+
+CARD = f"---\nlicense: mit\n---\nRuns as pasted, in this folder, and draws.\nfolder = {HERE}\n"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with local_hub() as served:
+        yield served
+
+
+@pytest.fixture
+def store(make_config: ConfigFactory) -> ArtifactStore:
+    """A store with a run of no epochs, whose export is the base model with fresh LoRA weights."""
+    context = prepare(make_config("run.epochs=0", "model.lora={rank: 2, alpha: 8}"))
+    StageRun(make_stage(context, "export", 0)).execute()
+    return context.store
+
+
+def flowmill(store: ArtifactStore, hub: Hub | str, *arguments: str, **given: str) -> subprocess.CompletedProcess[str]:
+    home = str(Path(store.root.uri).parent / "hf")
+    endpoint = hub if isinstance(hub, str) else hub.url
+    # xet is a protocol of its own; the Hub takes the plain one from those who have it not.
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": home, "HF_HUB_DISABLE_XET": "1", "COLUMNS": "200", **given}
+    kept = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", "publish", *arguments, "--root", store.root.uri],
+        cwd=ROOT,
+        env={**kept, **own},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) -> None:
+    done = flowmill(store, hub, "small", "ann/signs", "--private", "--token-env", "MINE", MINE="a-token")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{hub.url}/ann/signs"
+    assert hub.private == {"ann/signs": True}
+    folder = finished_export(open_run(store.root.uri, "small", reads=True), None)
+    sent, names = hub.files["ann/signs"], [path.name for path in folder.iterdir() if path.is_file()]
+    assert sorted(sent) == sorted(names) == ["README.md", "generation.json", "pytorch_lora_weights.safetensors"]
+    assert all(sent[name] == (folder / name).read_bytes() for name in names if name != "README.md")
+    assert b'\nfolder = "ann/signs"\n' in sent["README.md"]
+    assert hub.commits == ["Publish a post-trained policy"]
+    # Again: the repository is there.
+    again = flowmill(store, hub, "small", "ann/signs", "--epoch", "0", HF_TOKEN="a-token")
+    assert again.returncode == 0, again.stderr
+    assert hub.files["ann/signs"] == sent
+
+
+@pytest.mark.parametrize(
+    ("repo", "given", "message"),
+    [
+        ("ann/signs", {}, "you are not logged in to the Hugging Face Hub. Run 'hf auth login'"),
+        ("ann/signs", {"HF_TOKEN": "old"}, "the Hub does not know this token"),
+        (
+            "ann/signs",
+            {"HF_TOKEN": "b-token"},
+            "the token may not write to 'ann', or the repository is",
+        ),
+        ("a n n", {"HF_TOKEN": "a-token"}, "is no name of a repository. Give it as owner/name."),
+    ],
+)
+def test_refusals_say_what_to_do(
+    store: ArtifactStore, hub: Hub, repo: str, given: dict[str, str], message: str
+) -> None:
+    hub.private["ann/signs"] = False
+    done = flowmill(store, hub, "small", repo, **given)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert hub.files == {}
+
+
+def test_a_card_the_hub_refuses(store: ArtifactStore, hub: Hub) -> None:
+    hub.faulty_card = True
+    done = flowmill(store, hub, "small", "ann/signs", HF_TOKEN="a-token")
+    assert done.returncode == 1
+    assert "'ann/signs' refuses the card" in done.stderr
+    assert '"license" is not one of the Hub\'s' in done.stderr
+    assert hub.files == {}
+
+
+def test_without_network_or_token_variable(store: ArtifactStore) -> None:
+    with local_hub() as gone:
+        url = gone.url
+    done = flowmill(store, url, "small", "ann/signs", HF_TOKEN="a-token")
+    assert done.returncode == 1
+    assert f"{url} does not answer (ConnectError). Nothing was published" in done.stderr
+    done = flowmill(store, url, "small", "ann/signs", "--token-env", "NOT_SET")
+    assert done.returncode == 1
+    assert "--token-env 'NOT_SET': there is no such environment variable" in done.stderr
+
+
+def test_only_what_was_exported_is_published(store: ArtifactStore) -> None:
+    with pytest.raises(NotCommittedError, match=r"no export for epoch 3 yet.*stage export --run small --epoch 3"):
+        finished_export(open_run(store.root.uri, "small", reads=True), 3)
+
+
+def test_the_card_of_a_repository_names_it() -> None:
+    assert for_hub(CARD, "ann/signs").splitlines()[-1] == 'folder = "ann/signs"'

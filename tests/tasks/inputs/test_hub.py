@@ -1,0 +1,127 @@
+"""What is loaded of a hub repository: what diffusers itself loads, and no pickle; one commit for all files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from diffusers import DiffusionPipeline
+from diffusers.pipelines import pipeline_utils
+from huggingface_hub.utils import filter_repo_objects
+
+from configs.errors import ConfigError
+from tasks.inputs.hub import INDEX, download, pipeline_files
+
+SD3 = {
+    "_class_name": "StableDiffusion3Pipeline",
+    "_diffusers_version": "0.30.0",
+    "feature_extractor": [None, None],
+    "image_encoder": [None, None],
+    **{f"text_encoder{n}": ["transformers", "CLIPTextModelWithProjection"] for n in ("", "_2")},
+    "text_encoder_3": ["transformers", "T5EncoderModel"],
+    **{f"tokenizer{n}": ["transformers", "CLIPTokenizer"] for n in ("", "_2")},
+    "tokenizer_3": ["transformers", "T5TokenizerFast"],
+    "transformer": ["diffusers", "SD3Transformer2DModel"],
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+SD3_FILES = [
+    *(".gitattributes", "LICENSE.md", "README.md", INDEX, "sd3_medium.safetensors", "demo.png"),
+    *(f"text_encoder{n}/{name}" for n in ("", "_2") for name in ("config.json", "model.safetensors")),
+    *(f"text_encoder{n}/model.fp16.safetensors" for n in ("", "_2")),
+    *(f"text_encoder_3/model-0000{n}-of-00002.safetensors" for n in (1, 2)),
+    *(f"text_encoder_3/model.fp16-0000{n}-of-00002.safetensors" for n in (1, 2)),
+    *("text_encoder_3/config.json", "text_encoder_3/model.safetensors.index.json"),
+    "text_encoder_3/model.safetensors.index.fp16.json",
+    *(f"tokenizer{n}/{name}" for n in ("", "_2") for name in ("merges.txt", "vocab.json", "tokenizer_config.json")),
+    *("tokenizer_3/spiece.model", "tokenizer_3/tokenizer.json", "tokenizer_3/chat_template.jinja"),
+    *("scheduler/scheduler_config.json", "transformer/config.json", "vae/config.json"),
+    *("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors"),
+    "text_encoders/t5xxl_fp8_e4m3fn.safetensors",
+]
+#: What both formats of some older repositories look like.
+WITH_PICKLES = [
+    *SD3_FILES,
+    *("text_encoder/pytorch_model.bin", "vae/diffusion_pytorch_model.bin", "vae/diffusion_pytorch_model.fp16.bin"),
+    *("text_encoder/model.onnx", "text_encoder/flax_model.msgpack"),
+]
+
+
+def loaded_by_diffusers(names: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return what ``DiffusionPipeline.download`` asks the hub for."""
+    asked: dict[str, Any] = {}
+    (folder / INDEX).write_text(json.dumps(SD3))
+
+    def snapshot(*_: Any, **options: Any) -> str:
+        asked.update(options)
+        return str(folder)
+
+    siblings = [SimpleNamespace(rfilename=name) for name in names]
+    info = SimpleNamespace(siblings=siblings, sha="0" * 40)
+    monkeypatch.setattr(pipeline_utils, "model_info", lambda *_, **__: info)
+    monkeypatch.setattr(pipeline_utils, "hf_hub_download", lambda *_, **__: str(folder / INDEX))
+    monkeypatch.setattr(pipeline_utils, "snapshot_download", snapshot)
+    DiffusionPipeline.download("owner/sd3", use_safetensors=True, force_download=True)
+    patterns = {"allow_patterns": asked["allow_patterns"], "ignore_patterns": asked["ignore_patterns"]}
+    return set(filter_repo_objects(names, **patterns))
+
+
+@pytest.mark.parametrize("names", [SD3_FILES, WITH_PICKLES], ids=["safetensors", "with pickles"])
+def test_the_files_are_those_diffusers_loads(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = set(pipeline_files(names, SD3, where="model.path 'owner/sd3'"))
+    theirs = loaded_by_diffusers(names, tmp_path, monkeypatch)
+    assert theirs - ours <= {"text_encoder_3/model.safetensors.index.fp16.json"}
+    assert ours - theirs == {"LICENSE.md", "README.md"}, "for the card of an export"
+    assert "tokenizer_3/chat_template.jinja" in ours
+    assert not [name for name in ours if name.endswith((".bin", ".onnx", ".msgpack"))]
+
+
+def test_weights_that_are_pickles_alone_are_refused() -> None:
+    names = [name for name in WITH_PICKLES if not (name.startswith("vae/") and name.endswith(".safetensors"))]
+    with pytest.raises(ConfigError, match=r"'vae' has weights as diffusion_pytorch_model\.bin only, which is not"):
+        pipeline_files(names, SD3, where="model.path 'owner/sd3'")
+
+
+def test_a_variant_without_plain_weights_is_loaded() -> None:
+    names = [name for name in SD3_FILES if name != "text_encoder/model.safetensors"]
+    assert "text_encoder/model.fp16.safetensors" in pipeline_files(names, SD3, where="here")
+
+
+def test_a_branch_is_resolved_to_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / INDEX).write_text(json.dumps(SD3))
+    info = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename=name) for name in SD3_FILES])
+    asked: list[tuple[str, str | None]] = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, repo, revision: info)
+
+    def file(repo: str, name: str, *, revision: str) -> str:
+        asked.append((name, revision))
+        return str(tmp_path / name)
+
+    def snapshot(repo: str, *, revision: str, allow_patterns: list[str]) -> str:
+        asked.append(("*", revision))
+        assert "vae/config.json" in allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", file)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert download("owner/sd3", "main") == tmp_path
+    assert asked == [(INDEX, "a" * 40), ("*", "a" * 40)]
+
+
+def test_a_repository_that_cannot_be_reached_is_taken_from_the_cache_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(self: Any, repo: str, revision: str | None) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo, revision, local_files_only: "/cached/here")
+    assert download("owner/sd3", None) == Path("/cached/here")
+
+    def absent(repo: str, revision: str | None, local_files_only: bool) -> str:
+        raise FileNotFoundError("nothing cached")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", absent)
+    with pytest.raises(ConfigError, match="'owner/sd3' cannot be downloaded: ConnectionError: no network"):
+        download("owner/sd3", None)

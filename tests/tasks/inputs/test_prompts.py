@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from configs.errors import PromptError
+from configs.schema import PromptsSection
+from tasks.inputs.prompts import Prompt, prompts_fingerprint, read_prompts
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "prompts"
+
+
+def read(path: Path | str, column: str = "prompt") -> list[Prompt]:
+    return read_prompts(str(path), PromptsSection(train=str(path), column=column), where="prompts.train")
+
+
+def test_text_jsonl_and_parquet_give_the_same_prompts(tmp_path: Path) -> None:
+    texts = ["a cat", 'a sign that says "hi"', "ein Hündchen"]
+    (tmp_path / "p.txt").write_text("\n".join(texts) + "\n\n", encoding="utf-8")
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "p.parquet")
+    lists = [read(tmp_path / f"p.{suffix}") for suffix in ("txt", "jsonl", "parquet")]
+    assert [prompt.text for prompt in lists[0]] == texts
+    assert lists[0] == lists[1] == lists[2]
+
+
+def test_other_columns_become_metadata_and_count(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "a", "count": 2}\n{"text": "a", "count": 3}\n')
+    prompts = read(tmp_path / "p.jsonl", column="text")
+    assert [prompt.metadata for prompt in prompts] == [{"count": 2}, {"count": 3}]
+    assert prompts[0].id != prompts[1].id
+
+
+def test_a_dataset_id_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    seen = []
+
+    def load_dataset(name: str, split: str) -> datasets.Dataset:
+        seen.append((name, split))
+        return datasets.Dataset.from_dict({"prompt": ["x", "y"], "n": [1, 2]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert [(p.text, p.metadata) for p in read("owner/name")] == [("x", {"n": 1}), ("y", {"n": 2})]
+    assert seen == [("owner/name", "train")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("no.txt", None, r"no\.txt' does not exist"),
+        ("p.txt", "", "holds no prompts"),
+        ("p.txt", "\n\n", "holds no prompts"),
+        ("p.txt", "a\n\nb\n", "line 2: the prompt is empty"),
+        ("p.txt", "a\nb\na\n", "'a' appears twice: .*line 1 and .*line 3"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
+        ("p.jsonl", '["a"]\n', "line 1 holds list"),
+        ("p.jsonl", '{"text": "a"}\n', "has no 'prompt'; it has text. Set prompts.column"),
+        ("p.jsonl", '{"prompt": " "}\n', "line 1: the prompt is empty"),
+        ("p.jsonl", '{"prompt": 3}\n', "line 1: the prompt is empty"),
+        ("p.parquet", "not parquet", "not a Parquet file"),
+    ],
+)
+def test_mistakes_say_where_and_what(tmp_path: Path, name: str, content: str | None, expected: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(PromptError, match=expected):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("source", ["./prompts", "a/b/c", "prompts.csv"])
+def test_what_is_neither_file_nor_dataset_is_refused(source: str) -> None:
+    with pytest.raises(PromptError, match="neither a"):
+        read(source)
+
+
+def test_a_dataset_that_cannot_be_reached_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(name: str, split: str) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(PromptError, match=r"'owner/name'.*cannot be loaded: no route"):
+        read("owner/name")
+
+
+def test_identity_is_of_content_and_order() -> None:
+    a, b = Prompt(text="a"), Prompt(text="b")
+    assert prompts_fingerprint({"train": [a, b]}) == prompts_fingerprint({"train": [a, b]})
+    assert prompts_fingerprint({"train": [a, b]}) != prompts_fingerprint({"train": [b, a]})
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published prompt sets are not beside this checkout")
+def test_published_prompt_sets_are_read_or_refused_for_their_duplicates() -> None:
+    assert len(read(SHARED / "yifan123+flow_grpo" / "dataset" / "ocr" / "test.txt")) > 1000
+    with pytest.raises(PromptError, match="appears twice"):
+        read(SHARED / "yifan123+flow_grpo" / "dataset" / "geneval" / "test_metadata.jsonl")
+
+
+def with_images(tmp_path: Path, **rows: str) -> str:
+    path = tmp_path / "edits.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text, "image": name}) + "\n" for text, name in rows.items()))
+    return str(path)
+
+
+def test_an_image_to_start_from_is_known_by_its_content(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "copy.png")
+    Image.new("RGB", (8, 8), "blue").save(tmp_path / "b.png")
+    section = PromptsSection(train="", image="image")
+    first, same, other = (
+        read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")[0]
+        for name in ("a.png", "copy.png", "b.png")
+    )
+    assert first.image == tmp_path / "a.png"
+    assert (first.id, first.condition) == (same.id, same.condition)
+    assert first.id != other.id
+    assert first.condition != other.condition
+    assert "a.png" not in str(first.metadata)
+
+
+def test_images_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    section = PromptsSection(train="", image="image")
+    for name, message in (("absent.png", "does not exist"), ("text.png", "is not an image"), ("", "has no 'image'")):
+        with pytest.raises(PromptError, match=f"line 1.*{message}"):
+            read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")

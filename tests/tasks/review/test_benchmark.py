@@ -1,0 +1,206 @@
+"""Benchmarks: pinned samples, found again, with intervals and paired tests that are right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from configs.benchmark import FOLDER, Benchmark, load_benchmark
+from configs.errors import ConfigError, FlowmillError
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from storage.layout import ArtifactRef
+from tasks.algorithms.resampling import chance_of_difference, mean_with_interval
+from tasks.review.benchmark import Result, compare, find_subject, measure, read_result
+from tests.conftest import FlowmillCommand
+from tests.support.inside import prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A benchmark of three prompts, two images each."""
+    (tmp_path / "list.txt").write_text('"31"\n"32"\n"33"\n')
+    settings: dict[str, Any] = {"prompts": "list.txt", "images": 2, "seed": 7, "steps": 3, "height": 16, "width": 32}
+    settings["rewards"] = [{"name": "jpeg_compressibility"}, {"name": "digits"}]
+    (tmp_path / "small-bench.yaml").write_text(yaml.safe_dump(settings))
+    return tmp_path / "small-bench.yaml"
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    draw = np.random.default_rng(0)
+    hits = 0
+    for number in range(200):
+        values = draw.normal(1.0, 2.0, 60)
+        found = mean_with_interval(values, seed=number)
+        assert found.mean == pytest.approx(values.mean())
+        hits += found.low <= 1.0 <= found.high
+    assert 0.90 <= hits / 200 <= 0.985, "95 % intervals hold the mean 95 % of the time"
+    values = draw.normal(0.0, 1.0, 500)
+    found = mean_with_interval(values)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 500**0.5, rel=0.05)
+    assert mean_with_interval(np.ones(4)).low == mean_with_interval(np.ones(4)).high == 1.0
+
+
+def test_the_chance_is_that_of_all_flips() -> None:
+    differences = np.array([0.5, 1.0, -0.25, 2.0, 0.75, 0.1, 0.3, -0.05])
+    means = [abs((np.array(signs) * differences).mean()) for signs in product((1, -1), repeat=8)]
+    exact = np.mean(np.array(means) >= abs(differences.mean()) - 1e-12)
+    assert chance_of_difference(differences) == pytest.approx(exact, abs=0.01)
+    assert chance_of_difference(np.zeros(5)) == 1.0
+    assert chance_of_difference(np.full(40, 0.1)) < 0.001
+
+
+def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: Make, small: Path) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    before, entries = context.chain.digest(), context.run.entries()
+    root, benchmark = context.store.root.uri, load_benchmark(str(small))
+    base, trained = (find_subject(f"small@{epoch}", root=root, config=None) for epoch in (0, 1))
+    first, second = (measure(benchmark, subject, root=root) for subject in (base, trained))
+    assert first.images != second.images
+    assert first.policy != second.policy
+    manifest = context.store.require(ArtifactRef.parse(first.images))
+    options = manifest.options
+    assert (options["samples"], options["steps"], options["seed"]) == (6, 3, 7)
+    assert first.prompts == ['"31"', '"32"', '"33"']
+    assert all(len(values) == 3 for values in first.scores.values())
+    assert first.title == "small-bench, 2 per prompt, 3 euler steps, guidance 1, 16x32, float32, seed 7"
+    again = measure(benchmark, trained, root=root)
+    assert again == second
+    context.run.refresh()
+    assert (context.chain.digest(), context.run.entries()) == (before, entries), "the run itself is as it was"
+    other = measure(benchmark.model_copy(update={"seed": 8}), trained, root=root)
+    assert other.images != second.images
+    with pytest.raises(ConfigError, match="figures of different settings or prompts are not comparable"):
+        compare(second, other, "digits")
+    same = compare(second, again, "jpeg_compressibility")
+    assert (same.difference.mean, same.p) == (0.0, 1.0)
+
+
+def test_a_folder_is_measured_as_its_run_is(make_config: Make, small: Path, tiny_base: Path) -> None:
+    context = prepare(make_config())
+    root, benchmark = context.store.root.uri, load_benchmark(str(small))
+    config = Path(str(small)).parent / "small.yaml"
+    of_run = measure(benchmark, find_subject("small@0", root=root, config=None), root=root)
+    of_folder = measure(benchmark, find_subject(str(tiny_base), root=root, config=config), root=root)
+    assert of_folder.scores == of_run.scores
+    assert of_folder.model == "pipeline"
+    assert find_subject(str(tiny_base), root=root, config=None).config.model.policy == "sd3"
+
+
+def test_what_a_benchmark_lacks_is_said_before_anything_is_sampled(make_config: Make, small: Path) -> None:
+    context = prepare(make_config())
+    root, benchmark = context.store.root.uri, load_benchmark(str(small))
+    subject = find_subject("small@0", root=root, config=None)
+    missing, unfit = (
+        "tests.support.rewards:Missing",
+        RewardSection(name="latent_head", options={"head": "head.safetensors"}),
+    )
+    for changed, said in (
+        ({"rewards": (RewardSection(name=missing),)}, "Missing"),
+        ({"rewards": (RewardSection(name="tests.support.rewards:Crash"),)}, "division by zero"),
+        ({"rewards": (unfit,)}, "latents"),
+        ({"height": 512}, "positions"),
+    ):
+        with pytest.raises(FlowmillError, match=said):
+            measure(benchmark.model_copy(update=changed), subject, root=root)
+    assert not (Path(root) / "evaluations").exists()
+
+
+def test_results_are_files_that_compare(tmp_path: Path) -> None:
+    scores = {"a": [0.0, 1.0, 0.5]}
+    one = Result(
+        title="t, x", model="r@1", policy="p", images="i", rewards={"a": "r"}, prompts=list("xyz"), scores=scores
+    )
+    file = one.write(tmp_path / "out")
+    assert file.name.startswith("t-r-at-1-")
+    assert read_result(file) == one
+    assert json.loads(file.read_text())["figures"]["a"]["mean"] == 0.5
+    for text in ("", "[]", '{"format": 9}', '{"format": 1, "figures": {}}'):
+        (tmp_path / "broken.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"holds no result|of another version"):
+            read_result(tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_built_in_benchmark_is_one(file: Path) -> None:
+    found = load_benchmark(file.stem, prompts=None if "\nprompts:" in file.read_text() else "given.txt")
+    assert isinstance(found, Benchmark)
+    assert found.name == file.stem
+    assert found.prompts == "given.txt" or Path(str(found.prompts)).is_file()
+    assert f"flowmill benchmark {file.stem}" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digit", "Did you mean 'digits'"),
+        ("geneval", "ships no prompts. Give its published list with --prompts"),
+        ("nowhere.yaml", "does not exist"),
+    ],
+)
+def test_a_benchmark_that_is_not_there_is_named(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_benchmark(name)
+
+
+def test_malformed_benchmarks_are_named(tmp_path: Path) -> None:
+    excluding = "{steps: 1, height: 1, width: 1, prompts: x, rewards: [{name: digits, on_failure: exclude_sample}]}"
+    for text, said in (
+        (excluding, "leaves samples out"),
+        ("steps: 0", "steps"),
+        ("- 1", "holds no settings"),
+        ("a: [", "cannot be read"),
+    ):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            load_benchmark(str(tmp_path / "bad.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("small", "neither a folder nor RUN@EPOCH"),
+        ("small@x", "neither a folder"),
+        ("{tmp}", "has no model_index.json"),
+    ],
+)
+def test_what_is_no_model_is_named(make_config: Make, tmp_path: Path, model: str, said: str) -> None:
+    root = prepare(make_config()).store.root.uri
+    with pytest.raises(ConfigError, match=said):
+        find_subject(model.format(tmp=tmp_path), root=root, config=None)
+
+
+def test_the_command_prints_a_table_and_keeps_results(
+    make_config: Make, small: Path, tmp_path: Path, flowmill: FlowmillCommand
+) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    common = ["--root", context.store.root.uri, "--out", str(tmp_path / "out")]
+    ended = flowmill("benchmark", str(small), "--model", "small@0", "--model", "small@1", *common)
+    assert ended.returncode == 0, ended.stderr
+    assert "small-bench, 2 per prompt" in ended.stdout
+    assert "small@1" in ended.stdout
+    files = sorted((tmp_path / "out").glob("*.json"))
+    assert len(files) == 2
+    told = flowmill("status", "--root", context.store.root.uri).stdout
+    assert "small-bench, 2 per prompt" in told
+    assert "missing" in told, "the small run itself is not finished"
+    (listed,) = [line for line in told.splitlines() if "benchmark-small" in line]
+    assert "missing" not in listed
+    against = flowmill("benchmark", str(small), "--against", str(files[0]), "--against", str(files[1]), *common)
+    assert against.returncode == 0, against.stderr
+    assert "3 prompts" in against.stdout
+    for arguments, said in ((["digit"], "Did you mean"), ([str(small)], "Nothing to measure")):
+        failed = flowmill("benchmark", *arguments, *common)
+        assert failed.returncode == 1
+        assert said in failed.stderr

@@ -1,0 +1,296 @@
+"""Fingerprints hold what changes results and nothing else: tables by stage, and results that were really computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName
+
+from configs.fingerprint import fingerprint
+from configs.load import load_config
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.libraries import quiet_libraries
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Sampler, ode_plan, sample
+from models.maths.solvers import Euler
+from models.maths.transitions import ODE
+from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES, VIDEO
+from models.policies.attention import BACKENDS, attention_identity
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.quickstart.tiny import build_tiny
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tasks.identities.nodes import TRAINING
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT
+from tests.support.inside import make_stage, prepare
+
+Make = Callable[..., RunConfig]
+LORA = "model.lora={rank: 2, alpha: 4}"
+GUIDED = "model.guidance_scale=3"
+
+
+def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
+    """Return the hash of what a stage of a tiny preset says changes its result, its inputs aside."""
+    config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"store.root={tmp_path}", *overrides])
+    store = ArtifactStore(config.store)
+    context = RunContext(store, config, RunFolder(store, "tiny"))
+    slot = config.rewards[0].slot if stage == "score" else ""
+    return fingerprint(dict(make_stage(context, stage, int(stage in TRAINING), slot).options()))
+
+
+#: (stage, family, what both have, what changes the result).
+CHANGES: list[tuple[str, str, list[str], str]] = [
+    ("base", "sd3", [], "model.build.options.seed=1"),
+    *[("encode", "sd3", [], change) for change in ("model.options.max_sequence_length=32", "model.dtype=bfloat16")],
+    *[
+        ("encode", family, [], change)
+        for family in sorted(IMAGE_CONDITIONED)
+        for change in ("model.height=96", "model.width=96")
+    ],
+    *[("encode", family, [], "model.frames=9") for family in ("wan21_i2v", "wan22_i2v")],
+    ("encode", "qwen_image_edit", [], "model.options.condition_area=9216"),
+    ("preprocess", "sd3", [], "model.guidance_scale=1"),
+    ("preprocess", "sd3", [GUIDED], "model.negative_prompt=blurry"),
+    *[("policy", "sd3", [LORA], change) for change in ("model.lora.rank=4", "run.seed=1")],
+    *[
+        ("rollout", "sd3", [], change)
+        for change in (
+            "model.height=96",
+            "model.width=96",
+            "model.dtype=bfloat16",
+            "model.options.schedule=linear",
+            "model.guidance_scale=2",
+            "model.attention=sage",
+            "model.attention=my_backend",
+            "run.seed=1",
+            "rollout.steps=5",
+            "rollout.group_size=6",
+            "rollout.prompts_per_epoch=1",
+            "rollout.same_noise=true",
+            "rollout.latents_dtype=float16",
+            "rollout.sampler.options={noise_level: 0.5}",
+            "rollout.plan.options={last: train}",
+            "rollout.store=parquet",
+            "advantage.kl_coef=0.1",
+            "optimize.algorithm={name: grpo_guard}",
+        )
+    ],
+    *[
+        (stage, family, [], f"model.guidance_scale={scale}")
+        for stage in ("rollout", "evaluate")
+        for family in sorted(EMBEDDED_GUIDANCE)
+        for scale in (0, 0.5, 1)
+    ],
+    *[(stage, "sd3", [GUIDED], "model.negative_prompt=blurry") for stage in ("rollout", "evaluate")],
+    *[("rollout", family, [], "model.frames=9") for family in sorted(VIDEO)],
+    ("score", "sd3", [], "rewards.0.options={scale: 1}"),
+    *[("advantage", "sd3", [], change) for change in ("rewards.0.weight=2", "advantage.std=global")],
+    *[
+        ("optimize", "sd3", [], change)
+        for change in ("optimize.learning_rate=1e-5", "optimize.algorithm={name: tempflow}", "run.seed=1")
+    ],
+    *[("evaluate", "sd3", [], change) for change in ("model.height=96", "evaluate.seed=1", "evaluate.steps=9")],
+]
+EXECUTION = (
+    "execution.device=cpu",
+    "execution.rollout_batch_size=2",
+    "execution.micro_batch_size=2",
+    "execution.encode_batch_size=2",
+    "model.compile=true",
+    "model.gradient_checkpointing=true",
+    "model.attention=native",
+    "model.attention=flash",
+    "model.device_map=balanced",
+)
+#: (stage, family, what both have, what leaves the result as it is).
+KEEPS: list[tuple[str, str, list[str], str]] = [
+    *[(stage, "flux1", [], change) for stage in ("encode", "rollout", "optimize", "evaluate") for change in EXECUTION],
+    *[
+        ("encode", "sd3", [], change)
+        for change in ("model.height=96", "model.width=96", GUIDED, LORA, "model.options.schedule=linear")
+    ],
+    ("encode", "sd15", [], "model.options.steps=9"),
+    *[
+        ("encode", family, [], change)
+        for family in sorted(VIDEO)
+        for change in ("model.options.guidance_scale_2=2", "model.options.flow_shift=2")
+    ],
+    *[("encode", family, [], "model.frames=9") for family in ("wan21", "wan22")],
+    *[("encode", "flux1", [], change) for change in ("model.guidance_scale=0.5", "rollout.steps=9")],
+    *[
+        (stage, "sd3", ["model.guidance_scale=1"], change)
+        for stage in ("rollout", "evaluate")
+        for change in ("model.guidance_scale=0", "model.guidance_scale=0.5", "model.negative_prompt=blurry")
+    ],
+    *[
+        ("rollout", "sd3", [], change)
+        for change in (
+            "rollout.groups_per_shard=1",
+            "rewards.0.weight=2",
+            "optimize.learning_rate=1e-5",
+            "optimize.algorithm={name: tempflow}",
+            "evaluate.every=3",
+            "advantage.std=global",
+        )
+    ],
+    *[("score", "sd3", [], change) for change in ("rewards.0.weight=2", "rollout.groups_per_shard=1")],
+    *[("advantage", "sd3", [], change) for change in ("optimize.learning_rate=1e-5", "execution.score_workers=2")],
+    *[("policy", "sd3", ["model.lora=null"], change) for change in ("run.seed=1", "optimize.learning_rate=1e-5")],
+    ("preprocess", "sd3", [], "run.seed=1"),
+    ("preprocess", "sd3", ["model.guidance_scale=1"], "model.negative_prompt=blurry"),
+]
+
+
+def told(row: tuple[str, str, list[str], str]) -> str:
+    return f"{row[0]}-{row[1]}-{row[3]}"
+
+
+@pytest.mark.parametrize("row", CHANGES, ids=told)
+def test_what_changes_results_is_held(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+    stage, family, both, change = row
+    assert identity(tmp_path, stage, family, *both) != identity(tmp_path, stage, family, *both, change)
+
+
+@pytest.mark.parametrize("row", KEEPS, ids=told)
+def test_what_leaves_results_as_they_are_is_not(tmp_path: Path, row: tuple[str, str, list[str], str]) -> None:
+    stage, family, both, change = row
+    assert identity(tmp_path, stage, family, *both) == identity(tmp_path, stage, family, *both, change)
+
+
+def test_guidances_that_are_inputs_have_a_fingerprint_each(tmp_path: Path) -> None:
+    for family in EMBEDDED_GUIDANCE:
+        scales = [f"model.guidance_scale={scale}" for scale in (0, 0.5, 1, 1.5)]
+        assert len({identity(tmp_path, "rollout", family, scale) for scale in scales}) == 4
+
+
+def test_every_backend_of_diffusers_is_known_and_only_quantized_ones_are_named() -> None:
+    assert set(BACKENDS) == {backend.value for backend in AttentionBackendName}
+    named = {name for name in BACKENDS if attention_identity(name) == name}
+    assert named == {name for name in BACKENDS if "sage" in name}
+    assert {attention_identity(name) for name in set(BACKENDS) - named} | {attention_identity(None)} == {"exact"}
+
+
+# What was really computed.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the folder of a family's tiny pipeline."""
+    quiet_libraries()
+    root = tmp_path_factory.mktemp("fingerprints")
+
+    def folder(family: str) -> Path:
+        if not (root / family).exists():
+            build_tiny(family).save_pretrained(root / family)
+        return root / family
+
+    return folder
+
+
+def load(folder: Path, family: str, options: dict[str, Any] | None = None, **settings: Any) -> DiffusionPolicy:
+    given = {"height": 32, "width": 32, **settings}
+    lengths = {"qwen_image_edit": {"max_sequence_length": 128, "condition_area": 4096}, "sd15": {}}
+    known = {**lengths.get(family, {"max_sequence_length": 16}), **(options or {})}
+    policy: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(
+        folder, DiffusionSettings(**given), frozenset(Part), known
+    )
+    return policy
+
+
+def images(policy: DiffusionPolicy) -> np.ndarray:
+    noise = [torch.Generator().manual_seed(row) for row in range(2)]
+    rollout = sample(
+        policy,
+        Conditioning(policy.encode(["a red cube", "a sign"])),
+        policy.initial_latents(noise),
+        policy.sigmas(3),
+        sampler=Sampler(kernel=ODE(), solver=Euler()),
+        plans=[ode_plan()] * 2,
+        noise=lambda step: torch.zeros(0),
+    )
+    return np.asarray(rollout.final)
+
+
+def test_flux_makes_other_images_at_every_guidance(folders: Callable[[str], Path]) -> None:
+    made = [images(load(folders("flux1"), "flux1", guidance_scale=scale)) for scale in (0.0, 0.5, 1.0)]
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert np.abs(made[first] - made[second]).max() > 1e-4
+
+
+def test_exact_backends_differ_by_rounding_and_the_default_is_native(folders: Callable[[str], Path]) -> None:
+    default, native, other = (
+        images(load(folders("flux1"), "flux1", attention=name)) for name in (None, "native", "_native_math")
+    )
+    np.testing.assert_array_equal(default, native)
+    np.testing.assert_allclose(default, other, atol=1e-4)
+
+
+def encoded(policy: DiffusionPolicy, family: str) -> dict[str, np.ndarray]:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    rows = policy.encode(["a red cube"], [pixels] if family in IMAGE_CONDITIONED else None)
+    return {name: value.float().numpy() for name, value in rows.items()}
+
+
+def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "same"),
+    [
+        ("sd3", {"options": {"schedule": "linear"}}, True),
+        ("sd3", {"height": 64}, True),
+        ("sd3", {"options": {"max_sequence_length": 8}}, False),
+        ("sd15", {"options": {"steps": 4}}, True),
+        ("wan22", {"options": {"guidance_scale_2": 3.0, "flow_shift": 2.0}}, True),
+        ("wan22", {"frames": 9}, True),
+        ("flux1", {"guidance_scale": 0.5}, True),
+        ("flux1_kontext", {"height": 64}, False),
+        ("flux1_kontext", {"width": 64}, False),
+        ("qwen_image_edit", {"width": 64}, False),
+        ("wan22_i2v", {"frames": 9}, False),
+        ("wan22_i2v", {"height": 64}, False),
+    ],
+    ids=str,
+)
+def test_embeddings_depend_on_what_their_fingerprint_holds(
+    folders: Callable[[str], Path], family: str, settings: dict[str, Any], same: bool
+) -> None:
+    frames = {"frames": 5} if family in VIDEO else {}
+    one = encoded(load(folders(family), family, **frames), family)
+    other = encoded(load(folders(family), family, **{**frames, **settings}), family)
+    assert equal(one, other) == same
+
+
+def test_guidance_up_to_one_is_off(make_config: Make, tmp_path: Path) -> None:
+    digests, artifacts = [], []
+    for scale in (0, 0.5, 1):
+        context = prepare(make_config(f"store.root={tmp_path / str(scale)}", f"model.guidance_scale={scale}"))
+        StageRun(make_stage(context, "rollout", 1)).execute()
+        ref = context.chain.require(1, "rollout").ref
+        artifacts.append(str(ref))
+        digests.append(context.store.require(ref).digest)
+    assert len(set(artifacts)) == len(set(digests)) == 1
+
+
+def test_options_left_out_of_embeddings_are_options_of_their_family() -> None:
+    for family, names in NOT_ENCODED.items():
+        options = resolve(POLICIES, family, what="policy").options_type
+        assert names <= {field.name for field in dataclasses.fields(options)}
+
+
+def test_noise_ranges_are_those_of_the_family(folders: Callable[[str], Path]) -> None:
+    for family, (first, last) in NOISE_RANGE.items():
+        sigmas = load(folders(family), family).sigmas(50).tolist()
+        assert sigmas[0] == pytest.approx(first, abs=2e-3)
+        assert sigmas[-1] == pytest.approx(last, abs=1e-4)

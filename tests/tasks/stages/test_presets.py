@@ -1,0 +1,150 @@
+"""Every tiny preset runs the whole pipeline of its family, and what it exports is what it evaluated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from configs.load import load_config
+from configs.registry import resolve
+from models.libraries import quiet_libraries
+from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies.base import Part
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from storage.verify import verify_store
+from tasks.identities.nodes import Node
+from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.prompts import read_prompts
+from tasks.inputs.sources import exported_folder
+from tasks.runs.context import RunContext
+from tasks.runs.seeds import generator
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(family, marks=pytest.mark.xdist_group(f"preset {family}")) for family in sorted(POLICIES)],
+)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """One trained, evaluated and exported epoch of a family's tiny preset, which tests only look at."""
+    quiet_libraries()
+    preset = ROOT / "configs" / f"tiny_{request.param}.yaml"
+    folder = tmp_path_factory.mktemp(request.param)
+    config = load_config(preset, [f"store.root={folder / 'store'}", "run.name=tiny", "run.epochs=1"])
+    context = prepare(config)
+    run_epoch(context, 1)
+    evaluate(context, 1)
+    StageRun(make_stage(context, "export", 1)).execute()
+    return context
+
+
+def evaluated(context: RunContext) -> list[dict[str, Any]]:
+    """Return prompt, seed and media of the evaluation's samples."""
+    store, ref = context.store, context.chain.require(1, "evaluate").ref
+    shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
+    rows = shard.table.select(["prompt", "seed"]).to_pylist()
+    section = context.config.prompts
+    images = {prompt.text: prompt.image for prompt in read_prompts(section.train, section, where="prompts.train")}
+    return [{**row, "media": shard.media(n), "image": images[row["prompt"]]} for n, row in enumerate(rows)]
+
+
+def test_a_whole_run(finished: RunContext) -> None:
+    store, model = finished.store, finished.config.model
+    assert verify_store(store, deep=True)["problems"] == []
+    summary = store.require(finished.chain.require(1, "optimize").ref).summary
+    assert len(summary["updates"]) == finished.config.optimize.updates_per_epoch
+    assert all(np.isfinite(update["loss"]) and update["grad_norm"] > 0 for update in summary["updates"])
+    # On-policy: the first update sees the policy that made the rollouts.
+    assert summary["updates"][0]["ratio_mean"] == 1
+    assert summary["updates"][0].get("replay_gap_max", 0) < 1e-5
+
+    samples = evaluated(finished)
+    frames = (model.frames,) if model.frames > 1 else ()
+    assert {sample["media"].shape for sample in samples} == {(*frames, model.height, model.width, 3)}
+    ref = finished.chain.require(1, "evaluate").ref
+    folder = store.folder(ref, store.shards(ref)[0])
+    assert (folder / "clips").exists() == (model.frames > 1)
+    for path in (folder / "clips").glob("*.mp4"):
+        with av.open(str(path)) as clip:
+            assert clip.streams.video[0].codec_context.pix_fmt == "yuv420p"
+            assert len(list(clip.decode(video=0))) == model.frames
+
+
+def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
+    store, found = ArtifactStore(str(tmp_path / "store")), []
+    for choice in ("frames: first", "frames: clip", "frames: 1", "over_frames: min"):
+        rewards = f"rewards=[{{name: jpeg_compressibility, {choice}}}]"
+        config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
+        context = RunContext(store, config, RunFolder(store, config.run.name))
+        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").options())
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
+
+
+def test_the_snippet_of_the_card_draws_the_evaluated_images(
+    finished: RunContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The pipeline scales the image to edit to a megapixel; the preset takes it as small as it is.
+    edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
+    monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
+    model = finished.config.model
+    folder = exported_folder(finished.store, finished.chain.target(Node(1, "export")))
+    usage = json.loads((folder / "generation.json").read_text())
+    place = tmp_path / "place"
+    shutil.copytree(folder, place)
+    # As the card says of a base that is no repository: it is linked beside it, under its name.
+    (place / usage["base_model"]).symlink_to(finished.base_folder)
+    monkeypatch.chdir(place)
+    if model.policy == "qwen_image_edit":
+        given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
+        load = DiffusionPipeline.from_pretrained
+        # transformers loads the processor where torchvision is, which the tests do without.
+        monkeypatch.setattr(DiffusionPipeline, "from_pretrained", lambda *a, **k: load(*a, **{**given, **k}))
+    found: dict[str, Any] = {}
+    exec(compile((place / "README.md").read_text().split("```python\n")[1].split("```")[0], "card", "exec"), found)
+    pipe, samples = found["pipe"], evaluated(finished)
+    assert (found["prompt"], usage["seed"]) == (samples[0]["prompt"], samples[0]["seed"])
+
+    def run() -> np.ndarray:
+        # The pipelines take one image for all prompts.
+        size = 1 if model.policy in IMAGE_CONDITIONED else len(samples)
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
+        made = [draw(pipe, found["call"], usage, batch) for batch in batches]
+        return (np.concatenate(made) * 255).round()
+
+    ours = np.stack([sample["media"] for sample in samples]).astype(float)
+    after = run()
+    first = found["frames"] if model.frames > 1 else found["result"]
+    assert (
+        np.abs(
+            np.stack([np.asarray(frame) for frame in first] if model.frames > 1 else np.asarray(first)) - ours[0]
+        ).max()
+        <= 1
+    )
+    pipe.unload_lora_weights()
+    before = run()
+    assert np.abs(ours - after).max() <= 1
+    assert np.abs(ours - before).mean() > np.abs(ours - after).mean()
+
+
+def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[dict[str, Any]]) -> np.ndarray:
+    start: dict[str, Any] = {}
+    if samples[0]["image"] is not None:
+        image = Image.open(samples[0]["image"]).convert("RGB")
+        size = usage["input_image"]["size"]
+        start["image"] = image if size is None else image.resize(tuple(size), Image.Resampling.LANCZOS)
+    if "negative_prompt" in call:
+        start["negative_prompt"] = [call["negative_prompt"]] * len(samples)
+    prompts, seeds = ([sample[key] for sample in samples] for key in ("prompt", "seed"))
+    made = pipe(prompt=prompts, generator=[generator(seed) for seed in seeds], output_type="np", **{**call, **start})
+    return np.asarray(made.frames if "num_frames" in call else made.images)

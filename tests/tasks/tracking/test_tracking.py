@@ -1,0 +1,385 @@
+"""Tracking against a real MLflow store on SQLite."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from PIL import Image
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from tasks.figures import tracked as tracked_content
+from tasks.figures.evaluations import evaluation_figures, weighted_reward
+from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
+from tasks.stages.stage_run import StageRun
+from tasks.tracking import client as mlflow_client
+from tasks.tracking.client import open_client
+from tasks.tracking.tracker import Tracker
+from tests.conftest import FlowmillCommand
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+Make = Callable[..., RunConfig]
+LINKS = {"prefect.flow_run_id": "f-1", "prefect.flow_run_url": "http://127.0.0.1:4200/runs/flow-run/f-1"}
+
+
+def client_of(context: RunContext) -> tuple[MlflowClient, Any]:
+    client = open_client(context.store.root.uri, None)
+    note = context.run.newest("tracking")
+    assert note is not None
+    return client, client.get_run(note["mlflow_run_id"])
+
+
+def steps(client: MlflowClient, run: Any, key: str) -> list[int]:
+    return sorted(metric.step for metric in client.get_metric_history(run.info.run_id, key))
+
+
+def track(context: RunContext, status: str = "FINISHED", **links: str) -> None:
+    tracker = Tracker(context, orchestrator=links)
+    assert tracker.close(status) is None
+
+
+def exported(context: RunContext, epoch: int) -> None:
+    StageRun(make_stage(context, "export", epoch)).execute()
+
+
+@pytest.fixture
+def tracked(make_config: Make) -> RunContext:
+    """One epoch, evaluated before and after, exported and tracked."""
+    context = prepare(make_config("run.epochs=1"))
+    evaluate(context, 0)
+    tracker = Tracker(context, orchestrator=LINKS)
+    tracker.log_evaluation(0)
+    run_epoch(context, 1)
+    tracker.log_epoch(1)
+    evaluate(context, 1)
+    tracker.log_evaluation(1)
+    exported(context, 1)
+    tracker.log_export(1)
+    url = tracker.url()
+    assert tracker.close("FINISHED") is None
+    assert url is not None
+    assert url.endswith(f"/runs/{tracker.run_id}?workflowType=machine_learning")
+    return context
+
+
+def test_a_run_in_mlflow(tracked: RunContext) -> None:
+    client, run = client_of(tracked)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optimize.learning_rate"] == "0.001"
+    assert run.data.params["algorithm"] == "grpo"
+    assert run.data.params["rewards"] == "1 x jpeg_compressibility"
+    assert 10 < len(run.data.params) <= tracked_content.MAX_PARAMS
+    assert run.data.tags["prefect.flow_run_id"] == "f-1"
+    assert len(run.data.tags["mlflow.source.git.commit"]) == 40
+    expected = {
+        *("reward/mean", "reward/std", "reward/jpeg_compressibility_mean"),
+        *("advantage/zero_std_ratio", "advantage/group_std"),
+        *("optimize/loss", "optimize/ratio_mean", "optimize/ratio_std", "optimize/clip_high", "optimize/clip_low"),
+        *("optimize/approx_kl", "optimize/grad_norm"),
+        *("eval/train/jpeg_compressibility_mean", "eval/heldout/jpeg_compressibility_mean"),
+        *(f"time/{name}_s" for name in ("rollout", "score", "advantage", "optimize", "eval")),
+        "time/score_jpeg_compressibility_s",
+        "time/rollout_samples_per_s",
+        "time/optimize_rows_per_s",
+    }
+    assert expected <= set(run.data.metrics)
+    # JPEG sizes know no perfect score.
+    assert not [key for key in run.data.metrics if key.endswith("_exact")]
+    assert steps(client, run, "optimize/loss") == [1, 2]
+    assert steps(client, run, "eval/train/jpeg_compressibility_mean") == [0, 1]
+    artifacts = tracked.store.root.uri + "/mlflow-artifacts/flowmill/" + run.info.run_id + "/artifacts"
+    images = list(Path(artifacts, "images").glob("*.png"))
+    assert len(images) == 4
+    for shown in Path(artifacts, "images").glob("*+compressed.webp"):
+        with Image.open(shown) as image:
+            assert image.size == (1280, 1280)
+    assert sorted(output.step for output in run.outputs.model_outputs) == [0, 1]
+    assert "learning_rate: 0.001" in Path(artifacts, "config.yaml").read_text()
+
+
+def test_the_description_says_in_words_what_came_of_it(tracked: RunContext) -> None:
+    _, run = client_of(tracked)
+    text = run.data.tags["mlflow.note.content"]
+    before, after = (evaluation_figures(tracked.chain, epoch) for epoch in (0, 1))
+    figures = [made["heldout"]["jpeg_compressibility"]["mean"] for made in (before, after)]
+    assert "**small** trains pipeline (sd3) with grpo on train.txt (8 prompts, 3 held out)" in text
+    assert f"Result on held-out prompts: jpeg_compressibility {figures[0]:.3f} → {figures[1]:.3f}." in text
+    assert LINKS["prefect.flow_run_url"] in text
+
+
+def test_prompts_are_the_datasets_with_a_schema(tracked: RunContext) -> None:
+    _, run = client_of(tracked)
+    datasets = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}
+    assert set(datasets) == {"train", "heldout"}
+    assert json.loads(datasets["heldout"].profile) == {"num_rows": 3}
+    assert {column["name"] for column in json.loads(datasets["train"].schema)["mlflow_colspec"]} >= {"prompt"}
+
+
+def test_evaluated_policies_are_models_that_can_be_ranked(tracked: RunContext) -> None:
+    client, run = client_of(tracked)
+    key = "eval/heldout/jpeg_compressibility_mean"
+    models = client.search_logged_models(
+        [run.info.experiment_id], order_by=[{"field_name": f"metrics.`{key}`", "ascending": False}]
+    )
+    assert {model.name for model in models} == {"small-epoch-0", "small-epoch-1"}
+    values = [next(metric for metric in model.metrics if metric.key == key) for model in models]
+    assert [metric.value for metric in values] == sorted((metric.value for metric in values), reverse=True)
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in values} == {
+        ("heldout", tracked.prompts_identity[:32])
+    }
+    champion = client.get_model_version_by_alias("flowmill-small", "champion")
+    reward = weighted_reward(tracked.config, evaluation_figures(tracked.chain, 1))
+    assert float(champion.tags["flowmill.heldout_reward"]) == reward
+    of_version = next(model for model in models if model.model_id == champion.tags["flowmill.logged_model"])
+    assert of_version.name == "small-epoch-1"
+    assert of_version.model_id in champion.description
+    assert json.loads(of_version.tags["mlflow.modelVersions"]) == [{"name": "flowmill-small", "version": 1}]
+    files = Path(tracked.store.root.uri, "mlflow-artifacts", champion.source.removeprefix("mlflow-artifacts:/"))
+    assert (files / "model_index.json").exists()
+
+
+def test_nothing_new_changes_nothing(tracked: RunContext) -> None:
+    client, before = client_of(tracked)
+    tracker = Tracker(tracked, orchestrator={"prefect.flow_run_id": "another"})
+    tracker.log_evaluation(1)
+    tracker.log_export(1)
+    assert tracker.close("FINISHED") is None
+    _, after = client_of(tracked)
+    assert (after.info.end_time, after.info.status) == (before.info.end_time, before.info.status)
+    assert after.data.tags == before.data.tags
+    assert steps(client, after, "reward/mean") == [1]
+
+
+def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_config: Make) -> None:
+    context = prepare(make_config())
+    evaluate(context, 0)
+    run_epoch(context, 1)
+    track(context, "KILLED", **LINKS)
+    _, first = client_of(context)
+    assert first.info.status == "KILLED"
+    run_epoch(context, 2)  # committed, never logged: as after a kill
+    second = Tracker(context, orchestrator={})
+    second.log_epoch(1)
+    second.log_epoch(2)
+    assert second.close("FINISHED") is None
+    client, run = client_of(context)
+    assert run.info.run_id == first.info.run_id
+    assert steps(client, run, "reward/mean") == [1, 2]
+    assert steps(client, run, "optimize/loss") == [1, 2, 3, 4]
+    assert steps(client, run, "eval/train/jpeg_compressibility_mean") == [0]
+    assert run.info.status == "FINISHED"
+
+
+def test_epochs_done_again_are_never_mixed_with_those_before(make_config: Make) -> None:
+    context = prepare(make_config("rewards=[{name: 'tests.support.rewards:Restless'}]"))
+    evaluate(context, 0)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    track(context)
+    client, first = client_of(context)
+    StageRun(make_stage(context, "score", 2, "tests.support.rewards:Restless"), force=True).execute()
+    told: list[str] = []
+    context.reporter.message = told.append  # type: ignore[method-assign]
+    tracker = Tracker(context, orchestrator={})
+    for name in ("advantage", "optimize"):
+        StageRun(make_stage(context, name, 2)).execute()
+    tracker.log_epoch(2)
+    assert tracker.close("FINISHED") is None
+    _, second = client_of(context)
+    assert second.info.run_id != first.info.run_id
+    assert client.get_run(first.info.run_id).info.lifecycle_stage == "deleted"
+    assert steps(client, second, "reward/mean") == [1, 2]
+    (point,) = (m for m in client.get_metric_history(second.info.run_id, "reward/mean") if m.step == 2)
+    ref = context.chain.require(2, "advantage").ref
+    assert point.value == context.store.require(ref).summary["reward_mean"]
+    assert "trash" in told[0]
+    names = [model.name for model in client.search_logged_models([second.info.experiment_id])]
+    assert names == ["small-epoch-0"]
+
+
+def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {("small", 1): 0.5, ("small", 2): 0.4, ("small", 3): 0.6, ("other", 1): 0.3, ("third", 1): 0.7}
+    original = tracked_content.evaluation_content
+
+    def scored(chain: Any, epoch: int) -> Any:
+        made = original(chain, epoch)
+        return None if made is None else replace(made, reward=scores[chain.run.name, epoch])
+
+    def finished(name: str, epochs: int) -> str:
+        context = prepare(
+            make_config(f"run.epochs={epochs}", f"run.name={name}", "tracking.registered_model=flowmill-small")
+        )
+        tracker = Tracker(context, orchestrator={})
+        for epoch in range(1, epochs + 1):
+            run_epoch(context, epoch)
+        evaluate(context, epochs)
+        exported(context, epochs)
+        tracker.log_export(epochs)
+        assert tracker.close("FINISHED") is None
+        return champion(context)
+
+    monkeypatch.setattr(tracked_content, "evaluation_content", scored)
+    # Longer and worse, longer and better, shorter again: always what the run is now.
+    assert [finished("small", epochs) for epochs in (1, 2, 3, 2)] == ["1", "2", "3", "2"]
+    # The third version is better than both, and nothing a run ends with.
+    # Another run takes the alias if it is better.
+    assert [finished("other", 1), finished("third", 1)] == ["2", "5"]
+
+
+def champion(context: RunContext) -> str:
+    client = open_client(context.store.root.uri, None)
+    return str(client.get_model_version_by_alias("flowmill-small", "champion").version)
+
+
+def test_the_database_moves_with_its_folder_and_names_no_place(tracked: RunContext, tmp_path: Path) -> None:
+    old, new = Path(tracked.store.root.uri), tmp_path / "moved"
+    with sqlite3.connect(old / "mlflow.db") as database:
+        dump = "\n".join(database.iterdump())
+    assert str(tmp_path) not in dump
+    assert str(Path.cwd()) not in dump
+    shutil.copytree(old, new)
+    shutil.rmtree(old)
+    moved = open_run(str(new), "small")
+    StageRun(make_stage(moved, "evaluate", 1, "more")).execute()
+    StageRun(make_stage(moved, "judge", 1, "jpeg_compressibility@more")).execute()
+    track(moved)
+    client, run = client_of(moved)
+    assert "eval-more/heldout/jpeg_compressibility_mean" in run.data.metrics
+    assert not old.exists()
+    images = list((new / "mlflow-artifacts").rglob("eval-more~*.png"))
+    assert len(images) == 2
+    assert client.get_model_version_by_alias("flowmill-small", "champion")
+
+
+def test_mlflows_global_settings_are_left_alone(tracked: RunContext) -> None:
+    assert str(tracked.store.root.uri) not in mlflow.get_tracking_uri()
+
+
+def test_an_outage_is_told_and_does_not_stop_training(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    context = prepare(make_config("tracking.uri=http://127.0.0.1:9"))
+    told: list[str] = []
+    context.reporter.message = told.append  # type: ignore[method-assign]
+    tracker = Tracker(context, orchestrator={})
+    run_epoch(context, 1)
+    tracker.log_epoch(1)
+    assert "9" in str(tracker.close("FINISHED"))
+    assert any("Nothing else stops" in text for text in told)
+
+
+@pytest.mark.parametrize("broken", [b"no database at all " * 100, b""], ids=["text", "empty"])
+def test_a_broken_database_is_named_and_made_anew(
+    tracked: RunContext, flowmill: FlowmillCommand, broken: bytes
+) -> None:
+    root = Path(tracked.store.root.uri)
+    before = curves(tracked)
+    (root / "mlflow.db").write_bytes(broken)
+    failed = flowmill("track", "small", "--root", str(root))
+    assert failed.returncode == 1
+    assert "is not a database MLflow can use" in failed.stderr
+    assert "Move it away, then 'flowmill track RUN'" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    (root / "mlflow.db").rename(root / "broken.db")
+    again = flowmill("track", "small", "--root", str(root))
+    assert again.returncode == 0, again.stderr
+    assert curves(open_run(str(root), "small", reads=True)) == before
+
+
+_HALF = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+connection.executemany("INSERT INTO tags_of_ours VALUES (?, ?, 'half')", [(f"k{n}", "x" * 3000) for n in range(200)])
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("kept", ["whole", "damaged", "no folder"])
+def test_an_empty_database_is_made_once_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
+    cache, made = tmp_path / "cache", []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    make = mlflow_client._make_empty
+    monkeypatch.setattr(mlflow_client, "_make_empty", lambda target: (made.append(target), make(target)))
+    if kept == "no folder":
+        cache.write_text("not a folder")
+    mlflow_client.FolderClient(tmp_path / "first")
+    assert len(made) == 1
+    if kept == "damaged":
+        (known,) = (cache / "flowmill").glob("mlflow-*.db")
+        known.write_bytes(b"nothing of MLflow's " * 1000)
+    second = mlflow_client.FolderClient(tmp_path / "second")
+    assert len(made) == (1 if kept == "whole" else 2)
+    run = second.create_run(second.create_experiment("flowmill"))
+    second.log_metric(run.info.run_id, "reward/mean", 0.5)
+    assert second.get_run(run.info.run_id).data.metrics == {"reward/mean": 0.5}
+    assert mlflow_client.FolderClient(tmp_path / "first").search_experiments(filter_string="name = 'flowmill'") == []
+
+
+def test_a_transaction_a_killed_process_left_is_taken_back(tmp_path: Path) -> None:
+    open_client(str(tmp_path), None)
+    database = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE tags_of_ours (a, b, c)")
+        connection.commit()
+    assert subprocess.run([sys.executable, "-c", _HALF, str(database)], check=False).returncode == 9
+    assert (tmp_path / "mlflow.db-journal").stat().st_size > 0, "a rollback is due"
+    assert open_client(str(tmp_path), None).search_experiments()
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM tags_of_ours").fetchone() == (0,)
+
+
+def test_a_run_is_logged_to_another_tracker_too(tracked: RunContext, flowmill: FlowmillCommand, tmp_path: Path) -> None:
+    root, uri = tracked.store.root.uri, f"sqlite:///{tmp_path / 'other.db'}"
+    before = curves(tracked)
+    for _ in range(2):
+        logged = flowmill("track", "small", "--uri", uri, "--root", root)
+        assert logged.returncode == 0, logged.stderr
+        assert uri in logged.stdout
+    other = mlflow.MlflowClient(tracking_uri=uri)
+    (experiment,) = other.search_experiments(filter_string="name = 'flowmill'")
+    (run,) = other.search_runs([experiment.experiment_id])
+    assert {name for name in run.data.metrics if not name.startswith(("time/", "system/"))} == {
+        key for key, *_ in before
+    }
+    assert curves(open_run(root, "small", reads=True)) == before, "its own tracker is as it was"
+
+
+def curves(context: RunContext) -> list[tuple[str, int, float]]:
+    """Return every point of the run, read past MLflow, which keeps databases open."""
+    note = context.run.newest("tracking")
+    assert note is not None
+    with sqlite3.connect(Path(context.store.root.uri) / "mlflow.db") as database:
+        rows = database.execute("SELECT key, step, value FROM metrics WHERE run_uuid = ?", (note["mlflow_run_id"],))
+        return sorted(row for row in rows if not row[0].startswith(("time/", "system/")))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "tracking.uri=https://ann:secret@mlflow.example/x",
+        "tracking.uri=postgresql://ann:secret@db.example/mlflow",
+        "rewards=[{name: jpeg_compressibility, server: 'https://ann:secret@rewards.example'}]",
+    ],
+)
+def test_passwords_are_refused_and_not_repeated(make_config: Make, setting: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password, which would be written down") as error:
+        make_config(setting)
+    assert "secret" not in str(error.value)
+    assert make_config("tracking.uri=https://ann@mlflow.example/x").tracking.uri
