@@ -17,7 +17,7 @@ from typer.main import get_command
 import flowmill
 from flows.cli import app
 from models.rewards import REWARDS
-from tests import config_page
+from pages import config_page
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

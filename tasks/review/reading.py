@@ -15,9 +15,7 @@ from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
 from tasks.figures.tracked import Point, epoch_content, evaluation_content
-from tasks.hosting.host import ModelHost
 from tasks.inputs.components import open_trajectory_store
-from tasks.kinds.kind import make_kind
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
@@ -149,6 +147,10 @@ class States:
         Raises:
             StoreError: samples of this kind have no states that can be seen.
         """
+
+        from tasks.hosting.host import ModelHost
+        from tasks.kinds.kind import make_kind
+
         self._store = context.store
         self._decode = make_kind(context.config).decoder(context.config, ModelHost(context))
 

@@ -105,10 +105,11 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
 
     monkeypatch.setattr(pipeline, "train", stumbles)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
+    monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.runtime, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
     monkeypatch.setattr(pipeline, "Tracker", lambda context, orchestrator: SimpleNamespace(close=told.append))
     with pytest.raises(type(behind(cause))):
-        pipeline.carry_out(SimpleNamespace(), PipelineRequest(config="digits"))  # type: ignore[arg-type]
+        pipeline.carry_out(SimpleNamespace(config=None), PipelineRequest(config="digits"))  # type: ignore[arg-type]
     assert told == [expected]

@@ -49,6 +49,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/tasks/kinds/test_reader.py",
         "tests/tasks/kinds/test_replay.py",
     ),
+    "tasks/kinds/sample_set.py": (
+        "tests/tasks/kinds/test_batches.py",
+        "tests/tasks/kinds/test_reader.py",
+        "tests/tasks/kinds/test_replay.py",
+    ),
+    "tasks/kinds/proximal.py": ("tests/tasks/kinds/test_replay.py", _OF_TRAINING[-1]),
     "tasks/kinds/diffusion/replay.py": ("tests/tasks/kinds/test_replay.py", _OF_TRAINING[-1]),
     "tasks/optimize/metrics.py": ("tests/tasks/kinds/test_replay.py", "tests/tasks/optimize/test_updates.py"),
     "tasks/optimize/loop.py": (
@@ -57,18 +63,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/tasks/kinds/test_replay.py",
         "tests/tasks/optimize/test_training.py",
     ),
-    **{
-        f"tasks/optimize/{name}.py": ("tests/tasks/optimize/test_training.py",)
-        for name in ("rates", "scaling", "notes")
-    },
+    **{f"tasks/optimize/{name}.py": ("tests/tasks/optimize/test_training.py",) for name in ("rates", "scaling")},
     "tasks/optimize": _OF_TRAINING,
 }
 
 #: Files that are mutated.
 FILES = (
-    *(f"models/{name}.py" for name in ("transitions", "kernels", "schedules", "sampling", "branching")),
+    *(f"models/maths/{name}.py" for name in ("transitions", "kernels", "schedules", "sampling", "branching")),
     "tasks/algorithms/*.py",
     "tasks/optimize/*.py",
+    *(f"tasks/kinds/{name}.py" for name in ("rows", "reader", "sample_set", "proximal")),
+    *(f"tasks/kinds/diffusion/{name}.py" for name in ("sets", "replay")),
 )
 
 
@@ -215,7 +220,7 @@ EQUIVALENT = (
         reason="the stage has one shard",
     ),
     Equivalent(
-        path="tasks/kinds/diffusion/sets.py",
+        path="tasks/kinds/sample_set.py",
         before="start = int(self.reader.epochs.max(initial=1)) - 1",
         after="start = int(self.reader.epochs.max(initial=0)) - 1",
         reason="the first epoch with samples is 1",
@@ -279,7 +284,7 @@ EQUIVALENT = (
         reason="the first dimension of a vector is its last",
     ),
     *[
-        Equivalent(path="tasks/stages/optimize.py", before="version = 3", after=after, reason="a name for the code")
+        Equivalent(path="tasks/identities/optimize.py", before="version = 3", after=after, reason="a name for the code")
         for after in ("version = 2", "version = 4")
     ],
     *[

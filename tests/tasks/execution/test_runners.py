@@ -21,7 +21,9 @@ from configs.schema import RunConfig, StoreSection
 from flows import runtime, stages
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from tasks.execution.orders import Order, OrderedContext
+from tasks.execution.execution import Execution
+from tasks.execution.ordered import OrderedExecution
+from tasks.execution.orders import Order
 from tasks.identities.nodes import Node, policy_of, rolled_out_by
 from tasks.inputs.components import open_trajectory_store
 from tasks.preflight.check import check_config
@@ -136,11 +138,11 @@ def rolled_out_with(context: RunContext, epoch: int) -> str:
 def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None:
     context = prepare(make_config())
     order = Order.of(StageRun(make_stage(context, "rollout", 1)))
-    with runtime.context_of(order) as visited:
-        assert visited.run.name == "small"
+    with runtime.execution_of(order) as visited:
+        assert visited.context.run.name == "small"
     with (
         pytest.raises(WorkerError, match="runs another version of flowmill than run 'small'"),
-        runtime.context_of(replace(order, code="other")),
+        runtime.execution_of(replace(order, code="other")),
     ):
         pass
 
@@ -148,17 +150,17 @@ def test_a_worker_of_another_version_refuses_the_work(make_config: Make) -> None
 def test_a_context_that_cannot_be_opened_is_not_taken_for_the_one_before(make_config: Make, tmp_path: Path) -> None:
     first, second = (prepare(make_config(f"store.root={tmp_path / name}")) for name in ("a", "b"))
     orders = [Order.of(StageRun(make_stage(context, "rollout", 1))) for context in (first, second)]
-    kept, failing = OrderedContext(), [True]
+    kept, failing = OrderedExecution(), [True]
 
-    def opened(context: RunContext) -> None:
-        if context.store.root.uri == orders[1].root and failing.pop():
+    def opened(execution: Execution) -> None:
+        if execution.context.store.root.uri == orders[1].root and failing.pop():
             raise OSError("the store cannot be reached")
 
-    assert kept.of(orders[0], Silent, opened).store.root.uri == orders[0].root
+    assert kept.of(orders[0], Silent, opened).context.store.root.uri == orders[0].root
     with pytest.raises(OSError, match="cannot be reached"):
         kept.of(orders[1], Silent, opened)
     failing.append(False)
-    assert kept.of(orders[1], Silent, opened).store.root.uri == orders[1].root
+    assert kept.of(orders[1], Silent, opened).context.store.root.uri == orders[1].root
 
 
 AHEAD = ("--set", "execution.ahead=1", "--set", "run.epochs=3", "--quiet")
@@ -251,10 +253,10 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
     assert len(due) > 2
     committed: list[list[str]] = []
     monkeypatch.setattr(stages, "shards_task", lambda run, shards: stages.run_shards.fn)
-    with runtime.opened(context):
+    with runtime.opened(context) as execution:
         # No time at all: a task of its own for each.
         assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
-        stages.work(run, run.pending(), on_commit=lambda names: committed.append([*names]))
+        stages.work(run, run.pending(), execution, on_commit=lambda names: committed.append([*names]))
     assert committed == [[shard.name for shard in due[1:]]]
     assert run.pending() == []

@@ -61,7 +61,7 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
     context = prepare(make_config(rewards))
     for node in run_nodes(context.config):
         if node.epoch == 1 and node.stage in ("rollout", "score"):
-            StageRun(make_stage(context, *node)).execute()
+            StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
     found = shares(context.chain, 1)
     assert found.keys() == {"jpeg_compressibility", "bright"}
     assert sum(found.values()) == pytest.approx(1.0)
@@ -73,7 +73,7 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     for context in (plain, watched):
         for node in run_nodes(context.config):
             if node.epoch == 1 and node.stage in ("rollout", "score", "advantage", "optimize"):
-                StageRun(make_stage(context, *node)).execute()
+                StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
     same = ("rollout", "advantage", "optimize")
     assert [plain.chain.ref(Node(1, stage)) for stage in same] == [watched.chain.ref(Node(1, stage)) for stage in same]
     store = watched.store

@@ -16,8 +16,8 @@ from models.rewards.base import Needs
 from tasks.execution.crew import Crew
 from tasks.inputs.sources import Weights
 from tasks.preflight.check import check_config
-from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, open_run
+from tasks.runs.progress import Silent
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import execution_of, make_stage, prepare, run_epoch
 
@@ -52,7 +52,7 @@ def test_a_policy_that_was_just_trained_is_that_of_its_artifact(make_config: Mak
     run_epoch(context, 1)
     kept = execution_of(context).host.trainable(context.policy_ref(1))
     trained = {name: value.clone() for name, value in kept.state().items()}
-    fresh = open_run(context.store.root.uri, "small").host.trainable(context.policy_ref(1)).state()
+    fresh = execution_of(open_run(context.store.root.uri, "small")).host.trainable(context.policy_ref(1)).state()
     assert all(torch.equal(trained[name], fresh[name]) for name in fresh)
     base = execution_of(context).host.trainable(context.policy_ref(0), Weights.BEHAVIOR).state()
     assert any(not torch.equal(base[name], fresh[name]) for name in fresh)
@@ -85,7 +85,7 @@ def test_the_decoder_leaves_the_device_while_nothing_is_decoded(
 def test_a_process_that_trains_first_keeps_the_decoder_off_the_device(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = prepare(make_config()).host
+    host = execution_of(prepare(make_config())).host
     policy, moves = host.load(SAMPLING), []  # type: ignore[var-annotated]
     policy.move_decoder = moves.append  # type: ignore[method-assign]
     host.release()
@@ -163,7 +163,7 @@ def test_more_processes_than_devices_are_refused_before_any_is_started(
 def test_ranks_stay_for_as_many_epochs_as_asked_for(make_config: Make) -> None:
     left: list[int] = []
     config = make_config("execution.resident_epochs=2")
-    crew = Crew(RunContext(begin_run(config).store, config, begin_run(config).run))
+    crew = Crew(config.execution, Silent())
     for epoch in range(1, 6):
         crew.begin_epoch()
         if crew._launched is None:

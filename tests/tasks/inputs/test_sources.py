@@ -20,9 +20,8 @@ from tasks.inputs.prompts import SOURCE, source_prompts
 from tasks.preflight.check import check_config
 from tasks.preflight.try_rewards import try_rewards
 from tasks.runs.seeds import mixed_prompts, most_of_each
-from tasks.stages.rollout import RolloutStage
 from tests.conftest import FlowmillCommand
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 Make = Callable[..., RunConfig]
 
@@ -47,7 +46,7 @@ def mixed(config_file: Path, tmp_path: Path) -> Make:
 
 
 def sources_of(context: Any, epoch: int) -> list[str]:
-    return [str(prompt.metadata[SOURCE]) for prompt in RolloutStage(context, epoch).groups]
+    return [str(prompt.metadata[SOURCE]) for prompt in make_stage(context, "rollout", epoch).groups]
 
 
 def test_shares_are_those_of_the_weights_in_every_stretch() -> None:
@@ -117,10 +116,10 @@ def test_another_mixture_is_other_rollouts_and_other_files_of_the_same_prompts_a
 ) -> None:
     context = prepare(mixed())
     other = prepare(mixed("prompts.sources.0.weight=1.0", "run.name=other"))
-    assert RolloutStage(context, 1).ref != RolloutStage(other, 1).ref
+    assert make_stage(context, "rollout", 1).ref != make_stage(other, "rollout", 1).ref
     (tmp_path / "moved.txt").write_text((tmp_path / "train.txt").read_text())
     moved = prepare(mixed(f"prompts.sources.0.train={tmp_path / 'moved.txt'}"))
-    assert RolloutStage(moved, 1).ref == RolloutStage(context, 1).ref
+    assert make_stage(moved, "rollout", 1).ref == make_stage(context, "rollout", 1).ref
 
 
 def test_rewards_are_tried_on_a_prompt_of_their_own(mixed: Make) -> None:

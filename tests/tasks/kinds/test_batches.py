@@ -52,6 +52,10 @@ def conditioning(ids: Sequence[str]) -> Conditioning:
     return Conditioning({"prompt": torch.tensor([{"a": 10.0, "b": 20.0}[each] for each in ids])})
 
 
+#: What batches need besides what is stored.
+WITH: dict[str, Any] = {"condition": conditioning, "device": torch.device("cpu")}
+
+
 def steps_of(number: int) -> list[int]:
     """Groups have their own windows."""
     return [1, 2] if NAMES[number][2] == "a" else [0, 3]
@@ -105,11 +109,11 @@ def table(names: list[str] = NAMES) -> pa.Table:
 
 
 def transition_set(shards: list[TrajectoryShard], *, means: bool = True) -> TransitionSet:
-    return TransitionSet(shards, table(), kernel=FlowSDE(0.7), means=means)
+    return TransitionSet(shards, table(), kernel=FlowSDE(0.7), means=means, **WITH)
 
 
 def forward_set(shards: list[TrajectoryShard], *, seed: int = 0, **times: Any) -> ForwardSet:
-    return ForwardSet(shards, table(), times=ForwardTimes(**times), seed=seed)
+    return ForwardSet(shards, table(), times=ForwardTimes(**times), seed=seed, **WITH)
 
 
 def whole(samples: SampleSet, requires: Requirements) -> list[list[tuple[str, int]]]:
@@ -121,7 +125,7 @@ def whole(samples: SampleSet, requires: Requirements) -> list[list[tuple[str, in
 
 def test_a_sample_without_advantage_is_refused(shards: list[TrajectoryShard]) -> None:
     with pytest.raises(CorruptError, match="2 samples have no advantage, the first is e2b1"):
-        TransitionSet(shards, table(NAMES[:-2]), kernel=FlowSDE(), means=False)
+        TransitionSet(shards, table(NAMES[:-2]), kernel=FlowSDE(), means=False, **WITH)
 
 
 def test_units_are_rows_pairs_or_groups_with_something_to_learn(shards: list[TrajectoryShard]) -> None:
@@ -148,7 +152,7 @@ def test_units_are_rows_pairs_or_groups_with_something_to_learn(shards: list[Tra
 def test_transitions_row_by_row_and_padding(shards: list[TrajectoryShard]) -> None:
     samples = transition_set(shards)
     rows = np.array([[9, 1], [0, 0], [4, 1], [9, 0]], np.int64)
-    batch = samples.batch(Units(rows, np.array([0, 1, 3, 4])), 6, conditioning)
+    batch = samples.batch(Units(rows, np.array([0, 1, 3, 4])), 6)
     assert isinstance(batch, TransitionBatch)
     assert batch.old_means is not None
     assert batch.weights.tolist() == [1, 1, 1, 1, 0, 0]
@@ -168,14 +172,14 @@ def test_transitions_row_by_row_and_padding(shards: list[TrajectoryShard]) -> No
         assert int(batch.step[row]) == step
         assert int(batch.age[row]) == (NAMES[number][1] == "1")
         assert float(batch.conditioning.positive["prompt"][row]) == {"a": 10.0, "b": 20.0}[NAMES[number][2]]
-    without = transition_set(shards, means=False).batch(Units(rows, np.array([0, 1, 3, 4])), 4, conditioning)
+    without = transition_set(shards, means=False).batch(Units(rows, np.array([0, 1, 3, 4])), 4)
     assert isinstance(without, TransitionBatch)
     assert without.old_means is None
     assert without.weights.tolist() == [1, 1, 1, 1]
 
 
 def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]) -> None:
-    batch = transition_set(shards).batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, conditioning)
+    batch = transition_set(shards).batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2)
     assert isinstance(batch, TransitionBatch)
     # s sqrt(|dt|) with s = 0.7 sqrt(sigma / (1 - sigma)), and 0.8 for 1 in the denominator.
     stds = [
@@ -190,8 +194,8 @@ def test_the_mean_std_is_that_of_the_trained_steps(shards: list[TrajectoryShard]
 
 def test_the_mean_std_of_nothing_is_one(shards: list[TrajectoryShard]) -> None:
     idle = table().set_column(4, "advantage", pa.array([0.0] * len(NAMES), pa.float32()))
-    rows = TransitionSet(shards, idle, kernel=FlowSDE(0.7), means=False)
-    batch = rows.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2, conditioning)
+    rows = TransitionSet(shards, idle, kernel=FlowSDE(0.7), means=False, **WITH)
+    batch = rows.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 2)
     assert isinstance(batch, TransitionBatch)
     assert batch.mean_std.tolist() == [1.0, 1.0]
 
@@ -205,7 +209,7 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
     samples = forward_set(shards, **options)
     rows = np.array([[s, i] for s in (0, 1, 6, 9) for i in range(3)], np.int64)
     units = Units(rows, np.arange(len(rows) + 1))
-    batch, again = (samples.batch(units, 12, conditioning) for _ in range(2))
+    batch, again = (samples.batch(units, 12) for _ in range(2))
     assert isinstance(batch, ForwardBatch)
     assert torch.equal(batch.latents, again.latents)
     assert batch.step.tolist() == [0, 1, 2] * 4
@@ -237,7 +241,7 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
 def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[TrajectoryShard]) -> None:
     units = Units(np.array([[s, i] for s in range(12) for i in range(40)]), np.arange(481))
     drawn = {
-        kind: forward_set(shards, kind=kind, count=40, low=0.2, high=0.6).batch(units, 480, conditioning)
+        kind: forward_set(shards, kind=kind, count=40, low=0.2, high=0.6).batch(units, 480)
         for kind in ("stratified", "logit_normal", "grid")
     }
     inside = drawn["stratified"].grid.sigma.reshape(12, 40)
@@ -258,7 +262,7 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     assert isinstance(noise, ForwardBatch)
     assert float(noise.noise.mean()) == pytest.approx(0.0, abs=0.1)
     assert float(noise.noise.std()) == pytest.approx(1.0, abs=0.1)
-    other = forward_set(shards, seed=1, count=40, low=0.2, high=0.6).batch(units, 480, conditioning)
+    other = forward_set(shards, seed=1, count=40, low=0.2, high=0.6).batch(units, 480)
     assert not torch.equal(other.grid.sigma, noise.grid.sigma)
     assert isinstance(other, ForwardBatch)
     assert not torch.equal(other.noise, noise.noise)

@@ -29,8 +29,9 @@ from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, ForwardTimes, Requirements
 from tasks.algorithms.checks import check_replay
 from tasks.algorithms.diffusion import DiffusionModels
-from tasks.kinds.diffusion.replay import RowFile, importance_weights, recompute
+from tasks.kinds.diffusion.replay import recompute
 from tasks.kinds.diffusion.sets import ForwardSet, SampleSet, TransitionSet
+from tasks.kinds.proximal import RowFile, importance_weights
 from tasks.optimize.metrics import RowFigures, entry
 from tasks.preflight.check import check_config
 from tests.conftest import ROOT
@@ -111,11 +112,15 @@ def replayed(tmp_path: Path) -> TransitionSet:
     new = [stored(n, 2, 0.5, (0, 1, 2), n // 2) for n in range(4)]
     values = {sample.sample_id: value for each in (old, new) for sample, value in zip(each, (1, -1, 2, 0), strict=True)}
     shards = [shard(tmp_path / "new", new), shard(tmp_path / "old", old)]
-    return TransitionSet(shards, table(values), kernel=KERNEL, means=True)
+    return TransitionSet(shards, table(values), kernel=KERNEL, means=True, **WITH)
 
 
 def conditioning(ids: Sequence[str]) -> Conditioning:
     return Conditioning({"prompt": torch.zeros(len(ids), 1)})
+
+
+#: What batches need besides what is stored.
+WITH: dict[str, Any] = {"condition": conditioning, "device": torch.device("cpu")}
 
 
 def corrected(samples: TransitionSet, requires: Requirements, section: ReplaySection, file: Any) -> DiffusionModels:
@@ -124,7 +129,7 @@ def corrected(samples: TransitionSet, requires: Requirements, section: ReplaySec
     models = DiffusionModels(trainable=trainable, kernel=KERNEL)
     proximal = recompute(
         samples.stale(requires),
-        lambda units: samples.batch(units, 5, conditioning),
+        lambda units: samples.batch(units, 5),
         models,
         micro_batch_size=5,
         means=RowFile(file) if requires.old_means else None,
@@ -154,13 +159,13 @@ def test_first_update_after_correction_is_on_policy(
     units = replayed.units(algorithm.requires)
     assert len(units) == 2 * 3 * 3
     before = algorithm.loss(
-        replayed.batch(units, 18, conditioning),
+        replayed.batch(units, 18),
         DiffusionModels(trainable=Linear(0.5), kernel=KERNEL),  # type: ignore[arg-type]
     )
     assert float((before.metrics["ratio"] - 1).abs().max()) > 1e-3
     with tempfile.TemporaryFile() as file:
         models = corrected(replayed, algorithm.requires, ReplaySection(), file)
-        batch = replayed.batch(units, 18, conditioning)
+        batch = replayed.batch(units, 18)
         metrics = algorithm.loss(batch, models).metrics
     assert metrics["ratio"].tolist() == pytest.approx([1.0] * 18, abs=1e-6)
     assert float(metrics["clip_high"].sum() + metrics["clip_low"].sum()) == 0.0
@@ -173,10 +178,10 @@ def test_stale_rows_weigh_what_todays_policy_makes_of_them(replayed: TransitionS
     algorithm: Algorithm = create(ALGORITHMS, "grpo", {"reduce": "mean"}, what="algorithm")
     units = replayed.units(algorithm.requires)
     today = DiffusionModels(trainable=Linear(0.5), kernel=KERNEL)  # type: ignore[arg-type]
-    ratios = algorithm.loss(replayed.batch(units, 18, conditioning), today).metrics["ratio"]
+    ratios = algorithm.loss(replayed.batch(units, 18), today).metrics["ratio"]
     with tempfile.TemporaryFile() as file:
         corrected(replayed, algorithm.requires, ReplaySection(max_importance=1e9), file)
-    batch = replayed.batch(units, 18, conditioning)
+    batch = replayed.batch(units, 18)
     stale = batch.age > 0
     torch.testing.assert_close(batch.importance[stale], ratios[stale], rtol=1e-5, atol=0)
 
@@ -252,7 +257,7 @@ def test_weights_are_reported_over_stale_rows_only(replayed: TransitionSet) -> N
     units = replayed.units(algorithm.requires)
     with tempfile.TemporaryFile() as file:
         models = corrected(replayed, algorithm.requires, ReplaySection(max_importance=10.0), file)
-        batch = replayed.batch(units, 18, conditioning)
+        batch = replayed.batch(units, 18)
         metrics = algorithm.loss(batch, models).metrics
     figures = RowFigures(18)
     figures.add(batch, metrics)
@@ -270,14 +275,14 @@ def test_weights_are_reported_over_stale_rows_only(replayed: TransitionSet) -> N
 def transition_samples(folder: Path, steps: list[tuple[int, ...]], advantages: list[float]) -> TransitionSet:
     samples = [stored(n, 1, 0.3, each, n // 2) for n, each in enumerate(steps)]
     values = {sample.sample_id: value for sample, value in zip(samples, advantages, strict=True)}
-    return TransitionSet([shard(folder / "shard", samples)], table(values), kernel=KERNEL, means=False)
+    return TransitionSet([shard(folder / "shard", samples)], table(values), kernel=KERNEL, means=False, **WITH)
 
 
 def test_tempflow_weights_have_mean_one_over_the_rows_that_are_trained(tmp_path: Path) -> None:
     # Step 0 has three rows, step 2 one; those of advantage 0 are not trained.
     samples = transition_samples(tmp_path, [(0,), (0,), (0,), (2,), (1,), (1,)], [1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
     stds = step_stds(KERNEL, torch.tensor(SIGMAS)).double()
-    batch = samples.batch(samples.units(Requirements()), 4, conditioning)
+    batch = samples.batch(samples.units(Requirements()), 4)
     expected = float((3 * stds[0] + stds[2]) / 4)
     assert batch.mean_std.tolist() == pytest.approx([expected] * 4)  # type: ignore[attr-defined]
     weights = KERNEL.step(batch.latents, batch.latents, batch.grid).std / batch.mean_std  # type: ignore[attr-defined]
@@ -288,7 +293,7 @@ def forward_samples(folder: Path, advantages: list[float], rewards: list[float] 
     samples = [stored(n, 1, 0.3, (), n // 3) for n in range(len(advantages))]
     names = [sample.sample_id for sample in samples]
     rated = table(dict(zip(names, advantages, strict=True)), dict(zip(names, rewards or advantages, strict=True)))
-    return ForwardSet([shard(folder / "shard", samples)], rated, times=ForwardTimes(count=1), seed=0)
+    return ForwardSet([shard(folder / "shard", samples)], rated, times=ForwardTimes(count=1), seed=0, **WITH)
 
 
 def members(samples: SampleSet, requires: Requirements) -> list[list[int]]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from configs.schema import OptimizeSection, RunConfig
+from tasks.identities.optimize import optimizer_identity
 from tasks.optimize.adamw8bit import AdamW8bit, block_size
-from tasks.optimize.optimizers import OPTIMIZERS, MomentOptimizer, make_optimizer, optimizer_identity
+from tasks.optimize.optimizers import OPTIMIZERS, MomentOptimizer, make_optimizer
 from tasks.preflight.check import check_config
 
 SHAPES = ((64, 96), (16, 256), (32, 3, 9, 32), (7,))

@@ -16,11 +16,11 @@ from configs.schema import RunConfig
 from tasks.algorithms.base import RowLoss
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from tasks.algorithms.grpo import GRPO
-from tasks.inputs.components import make_algorithm
 from tasks.inputs.sources import policy_folder
 from tasks.kinds.rows import Units, micro_batches
 from tasks.optimize import checkpoints
 from tasks.optimize import epoch as training
+from tasks.optimize.data import TrainingData
 from tasks.optimize.epoch import TrainingEpoch
 from tasks.optimize.loop import run_updates
 from tasks.optimize.state import read_state
@@ -37,6 +37,11 @@ def optimize(context: RunContext, epoch: int) -> OptimizeStage:
     made = make_stage(context, "optimize", epoch)
     assert isinstance(made, OptimizeStage)
     return made
+
+
+def training_data(context: RunContext, epoch: int) -> TrainingData:
+    stage = optimize(context, epoch)
+    return TrainingData(context, stage.policy_kind, epoch, stage.inputs())
 
 
 def collect(context: RunContext, epoch: int) -> None:
@@ -73,10 +78,11 @@ def test_an_epoch_trains_on_itself_and_on_what_it_replays(make_config: Make, mon
     chain, stage = context.chain, optimize(context, 1)
     own = (context.policy_ref(0), chain.require(1, "rollout").ref, chain.require(1, "advantage").ref)
     assert stage.inputs() == own
-    ids = TrainingEpoch(stage)._samples(make_algorithm(stage.config).requires).reader.sample_ids.to_pylist()
+    data = training_data(context, 1)
+    ids = data.samples().reader.sample_ids.to_pylist()
     for number, sample in enumerate(ids):
         expected = [i for i, units in enumerate(plans[0]) if number in units.rows[:, 0].tolist()]
-        assert stage.updates_of(sample) == expected
+        assert data.updates_of(sample) == expected
     assert sum(len(units.rows) for units in plans[0]) > len(ids) / 2
     collect(context, 2)
     assert optimize(context, 2).inputs() == (
@@ -160,7 +166,9 @@ def test_a_fused_optimizer_takes_the_same_steps_and_goes_on_with_them(make_confi
         for epoch in (1, 2):
             run_epoch(context, epoch)
         found.append(load_file(policy_folder(context.store, context.policy_ref(2)) / "policy.safetensors"))
-        fused.append(bool(TrainingEpoch(optimize(context, 2))._state().optimizer.defaults["fused"]))
+        stage = optimize(context, 2)
+        epoch_of = TrainingEpoch(training_data(context, 2), stage.host, stage.ref)
+        fused.append(bool(epoch_of._state().optimizer.defaults["fused"]))
     assert fused == [False, True]
     assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-5
 

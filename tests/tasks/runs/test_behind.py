@@ -17,9 +17,11 @@ from storage.layout import ArtifactRef
 from storage.roots.base import FileEntry
 from storage.trajectories.base import Sample
 from storage.trajectories.webdataset import WebDatasetStore
-from tasks.runs.behind import Behind, ShardWriter
+from tasks.identities.nodes import Node
+from tasks.runs.behind import Behind
 from tasks.runs.progress import Ledger
 from tasks.runs.recent import Recent
+from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
 from tasks.stages.stage_run import StageRun
 
@@ -29,20 +31,15 @@ SHARDS = [Shard(f"{number:06d}") for number in range(3)]
 class Numbers(Stage):
     """Writes its shards' names; ``written`` of a shard waits for what a test gives."""
 
-    name, kind = "numbers", "rewards"
     separable = True
 
     def __init__(self, store: ArtifactStore, written: Callable[[Shard], None], began: Callable[[Shard], None]) -> None:
         context: Any = SimpleNamespace(store=store, ledger=Ledger(), recent=Recent())
-        super().__init__(context, 1)
+        identity: Any = SimpleNamespace(name="numbers", epoch=1, slot="", node=Node(1, "numbers"), grows=False)
+        host: Any = None
+        super().__init__(identity, context, host)
         self._ref, self._inputs = ArtifactRef("rewards", "a" * 32), ()
         self._written, self._began = written, began
-
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    def upstream(self) -> tuple[()]:
-        return ()
 
     def shards(self) -> list[Shard]:
         return SHARDS

@@ -40,7 +40,7 @@ def finish(config: RunConfig) -> RunContext:
 
 
 def execute(context: RunContext, node: Node, *, force: bool = False) -> ArtifactRef:
-    run = StageRun(make_stage(context, *node), force=force)
+    run = StageRun(make_stage(context, node.stage, node.epoch, node.slot), force=force)
     run.execute()
     return run.ref
 
@@ -124,7 +124,7 @@ def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
     node, chain = Node(1, "score", REWARD), context.chain
     before = chain.ref(node)
     other = open_run(context.store.root.uri, "small")
-    again = make_stage(other, *node)
+    again = make_stage(other, node.stage, node.epoch, node.slot)
     again.begin_attempt()
     other.run.append(LineageEntry(epoch=1, stage="score", slot=REWARD, artifact=str(again.ref), forced=True))
     assert chain.ref(node) == before

@@ -45,7 +45,7 @@ def identity(tmp_path: Path, stage: str, family: str, *overrides: str) -> str:
     store = ArtifactStore(config.store)
     context = RunContext(store, config, RunFolder(store, "tiny"))
     slot = config.rewards[0].slot if stage == "score" else ""
-    return fingerprint(dict(make_stage(context, stage, int(stage in TRAINING), slot).options()))
+    return fingerprint(dict(make_stage(context, stage, int(stage in TRAINING), slot).identity.options()))
 
 
 #: (stage, family, what both have, what changes the result).

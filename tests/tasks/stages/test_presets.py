@@ -87,7 +87,7 @@ def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
         rewards = f"rewards=[{{name: jpeg_compressibility, {choice}}}]"
         config = load_config(ROOT / "configs" / "tiny_wan21.yaml", [rewards])
         context = RunContext(store, config, RunFolder(store, config.run.name))
-        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").options())
+        found.append(make_stage(context, "judge", 0, "jpeg_compressibility").identity.options())
     assert all(one != other for i, one in enumerate(found) for other in found[:i])
 
 

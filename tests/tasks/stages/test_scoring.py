@@ -26,7 +26,6 @@ from tasks.algorithms.advantages import composed
 from tasks.figures.watch import correlations, shares
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
-from tasks.stages.rollout import RolloutStage
 from tasks.stages.stage_run import StageRun
 from tests.conftest import FlowmillCommand
 from tests.support.clip import write_latent_head
@@ -161,7 +160,7 @@ def test_a_failure_of_all_samples_stops_before_training_whatever_the_policy(make
 
 
 def test_a_shard_of_one_bad_prompt_stops_nothing(make_config: Make) -> None:
-    bad = RolloutStage(prepare(make_config(excluding("stop"))), 1).groups[1].text
+    bad = make_stage(prepare(make_config(excluding("stop"))), "rollout", 1).groups[1].text
     context = prepare(make_config(excluding("exclude_sample", bad), "rollout.groups_per_shard=1", "run.name=one"))
     run_epoch(context, 1)
     assert context.store.require(made(context, "advantage")).summary["excluded_groups"] == 1
@@ -213,7 +212,7 @@ def test_each_sample_that_fails_is_found(batch_size: int | None) -> None:
 
 def test_a_stopped_run_goes_on_when_failures_are_excluded(make_config: Make) -> None:
     wide = "rollout.prompts_per_epoch=8"
-    bad = RolloutStage(prepare(make_config(excluding("stop"), wide)), 1).groups[-1].text
+    bad = make_stage(prepare(make_config(excluding("stop"), wide)), "rollout", 1).groups[-1].text
     context = prepare(make_config(excluding("stop", bad), wide, "run.name=fails"))
     StageRun(make_stage(context, "rollout", 1)).execute()
     with pytest.raises(RewardError, match=f"failed for prompt '{bad}'"):

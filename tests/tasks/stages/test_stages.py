@@ -24,6 +24,7 @@ from tasks.figures.describe import describe_result, describe_run
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompts import StoredPrompt
 from tasks.inputs.sources import Weights, policy_folder, tensor_files
+from tasks.kinds.diffusion.conditioning import conditioning_of
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
@@ -464,16 +465,16 @@ def test_a_kl_to_the_moving_average(make_config: Make) -> None:
 def test_reference_velocities_are_computed_once_per_row_and_epoch(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.policies.trainable import Trainable
+    from models.policies.diffusion import TrainableDenoiser
 
     calls: list[int] = []
-    original = Trainable.reference_velocity
+    original = TrainableDenoiser.reference_velocity
 
     def counted(self: Trainable, latents: torch.Tensor, *arguments: Any) -> torch.Tensor:
         calls.append(len(latents))
         return original(self, latents, *arguments)
 
-    monkeypatch.setattr(Trainable, "reference_velocity", counted)
+    monkeypatch.setattr(TrainableDenoiser, "reference_velocity", counted)
     options = ["optimize.algorithm.options.kl_coef=0.1", "optimize.inner_epochs=3", "optimize.updates_per_epoch=1"]
     context = prepare(make_config(*options))
     run_epoch(context, 1)
@@ -575,7 +576,7 @@ def test_whole_numbers_of_conditioning_are_not_rounded(make_config: Make, monkey
 
     monkeypatch.setattr(RunContext, "embeddings", Cache())
     context = begin_run(make_config("model.dtype=bfloat16"))
-    rows = execution_of(context).host.conditioning([StoredPrompt(id="p", text="a cat")]).positive
+    rows = conditioning_of(context, execution_of(context).host, [StoredPrompt(id="p", text="a cat")]).positive
     assert rows["prompt_embeds"].dtype == torch.bfloat16
     assert rows["text_ids"].tolist() == [list(range(512))]
 
@@ -681,10 +682,10 @@ def test_no_artifact_holds_a_path_of_this_machine(
 
 
 def test_rollout_shards_are_scored_while_others_are_missing(make_config: Make) -> None:
-    from tasks.stages.score import ScoreStage
 
     context = prepare(make_config())
-    rollout, stage = StageRun(RolloutStage(context, 1)), ScoreStage(context, 1, "jpeg_compressibility")
+    rollout = StageRun(make_stage(context, "rollout", 1))
+    stage = make_stage(context, "score", 1, "jpeg_compressibility")
     assert isinstance(rollout.stage, RolloutStage)
     stage.follow(rollout.stage)
     scores = StageRun(stage)
@@ -719,4 +720,4 @@ def test_metadata_reaches_rewards(make_config: Make, tmp_path: Path) -> None:
     context = prepare(make_config(source, "rewards=[{name: 'tests.support.rewards:Wanted'}]", "prompts.heldout=null"))
     run_epoch(context, 1)
     mean = context.store.require(context.chain.require(1, "score", "tests.support.rewards:Wanted").ref).summary["mean"]
-    assert mean == pytest.approx(sum(p.metadata["wanted"] for p in RolloutStage(context, 1).groups) / 4)
+    assert mean == pytest.approx(sum(p.metadata["wanted"] for p in make_stage(context, "rollout", 1).groups) / 4)
