@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import ALGORITHMS
+from tasks.identities import IDENTITIES
+from tasks.identities.kinds import KIND_IDENTITIES
+from tasks.kinds import KINDS
 from tasks.stages import STAGES
+from tests.support import rooms
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {
@@ -31,7 +36,19 @@ ALLOWED = {
     "flowmill": {"configs", "storage", "models", "tasks", "flows"},
 }
 FILES = [path for room in ALLOWED for path in (ROOT / room).rglob("*.py")]
-TABLES = [POLICIES, BUILDERS, REWARDS, PLANS, KERNELS, TRAJECTORY_STORES, ALGORITHMS, STAGES]
+TABLES = [
+    POLICIES,
+    BUILDERS,
+    REWARDS,
+    PLANS,
+    KERNELS,
+    TRAJECTORY_STORES,
+    ALGORITHMS,
+    IDENTITIES,
+    STAGES,
+    KIND_IDENTITIES,
+    KINDS,
+]
 
 
 def imports(path: Path) -> set[str]:
@@ -49,6 +66,57 @@ def test_imports_follow_the_direction(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
     wrong = (imports(path) & set(ALLOWED)) - ALLOWED[room] - {room}
     assert not wrong, f"{room} must not import {wrong}"
+
+
+def test_rooms_import_only_rooms_before_them() -> None:
+    assert rooms.upward() == []
+    for package, order in rooms.ORDER.items():
+        named = {name.split(".")[1] for name in rooms.modules() if name.startswith(f"{package}.")}
+        assert named == set(order), "a room without a place, or a file left over beside them"
+
+
+def test_no_files_import_each_other() -> None:
+    assert rooms.circles() == []
+
+
+def test_no_room_of_tasks_is_a_hall() -> None:
+    lines = Counter[str]()
+    for name in rooms.modules():
+        if name.startswith("tasks"):
+            lines[rooms.room_of(name)] += rooms.lines_of(name)
+    assert {room for room, count in lines.items() if count > 0.15 * lines.total()} == set()
+
+
+def test_every_room_says_what_is_in_it() -> None:
+    silent = [name for name in rooms.modules() if name.startswith(("models", "tasks")) and not _docstring(name)]
+    assert silent == []
+
+
+def _docstring(name: str) -> str | None:
+    return ast.get_docstring(ast.parse(rooms.modules()[name].read_text()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_kind_itself_and_the_tables_know_it(kind: str) -> None:
+    own = (f"tasks.kinds.{kind}", f"tasks.identities.{kind}", f"tasks.algorithms.{kind}")
+    # An algorithm is of one kind, and says so.
+    free = (*own, "tasks.algorithms.", "tasks.export.", "tests.", "pages.")
+    asking = {
+        name: sorted(found)
+        for name, others in rooms.imports().items()
+        if not name.startswith(free) and (found := {other for other in others if other.startswith(own)})
+    }
+    assert asking == {}
+    naming = [
+        name
+        for name in rooms.modules()
+        if name.startswith(("tasks.", "flows.")) and not name.startswith(free) and f'"{kind}"' in _code(name)
+    ]
+    assert set(naming) == {"tasks.identities.kinds", "tasks.kinds"}
+
+
+def _code(name: str) -> str:
+    return rooms.modules()[name].read_text()
 
 
 def test_prefect_is_imported_by_flows_only() -> None:
@@ -74,8 +142,9 @@ def test_light_modules_import_no_torch(module: str) -> None:
 def test_stages_and_families_are_named_without_their_large_libraries() -> None:
     code = (
         "import sys; from configs.registry import resolve; from tasks.stages import STAGES; "
+        "from tasks.identities import IDENTITIES; "
         "from models.policies import POLICIES; "
-        "[resolve(table, name, what='entry') for table in (STAGES, POLICIES) for name in table]; "
+        "[resolve(table, name, what='entry') for table in (IDENTITIES, STAGES, POLICIES) for name in table]; "
         "print(*sorted({'diffusers', 'transformers', 'peft', 'mlflow', 'prefect'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout

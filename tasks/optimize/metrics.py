@@ -16,7 +16,6 @@ import torch
 
 from models.maths.precision import widened
 from tasks.algorithms.base import Batch
-from tasks.algorithms.diffusion import TransitionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +44,7 @@ class RowFigures:
         self._figures.append(torch.stack([widened(values.detach()) for values in figures.values()])[:, : batch.count])
         self._ages.append(batch.age[: batch.count])
         self._steps.append(batch.step[: batch.count])
-        if isinstance(batch, TransitionBatch):
+        if batch.weighed:
             self._importance.append(batch.importance[: batch.count])
 
     def totals(self) -> dict[str, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pages.preset_page import Publication
 from tests.published import flow_factory, flow_grpo, further
+from tests.published.publication import Publication
 
 PUBLISHED: Mapping[str, Publication] = dict(
     sorted({**flow_grpo.PUBLISHED, **flow_factory.PUBLISHED, **further.PUBLISHED}.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pages.preset_page import Publication
 from tests.published.common import (
     ADAM,
     BOTH,
@@ -19,6 +18,7 @@ from tests.published.common import (
     plan,
     size,
 )
+from tests.published.publication import Publication
 
 _FACTORY = "https://github.com/X-GenGroup/Flow-Factory/blob/a0b2bc5a2b4fbf9125429b3fb70c0c5d7631047c"
 _FLUX2 = [*JOINT, "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"]

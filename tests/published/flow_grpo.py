@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pages.preset_page import Publication
 from tests.published.common import (
     BOTH,
     CLIP,
@@ -24,6 +23,7 @@ from tests.published.common import (
     plan,
     size,
 )
+from tests.published.publication import Publication
 
 _QWEN = "https://github.com/zhtmike/flow_grpo/blob/27b6ef886ad63071e9d242e8972d45fd46f406b5"
 _GRPO_ALL = {

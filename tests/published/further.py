@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pages.preset_page import Publication
 from tests.published.common import (
     ADAM,
     BOTH,
@@ -22,6 +21,7 @@ from tests.published.common import (
     plan,
     size,
 )
+from tests.published.publication import Publication
 
 _TEMPFLOW = "https://github.com/Shredded-Pork/TempFlow-GRPO/blob"
 _DANCE = "https://github.com/XueZeyue/DanceGRPO/blob/15cc71d53cc2e6e18a68ee607d5fb6ba9a99e344"

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 READ_AT_IMPORT = ("COLUMNS", "MLFLOW_", "OMP_", "TORCH", "HF_", "PYTHONHASHSEED")
 #: What the arguments of an agent of ranks begin with, see ``tests.support.forked_ranks``.
 AGENT = "--agent"
+#: What carries one out; it builds upon this file.
+_AGENTS = "tests.support.forked_ranks"
 _MODULES = (
     "tasks.execution.worker",
     "flows.cli.run",
@@ -266,7 +268,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
 def _carry_out(arguments: Sequence[str]) -> None:
     """Carry out a command line of flowmill, or, after ``-c``, a piece of Python, or be an agent with ranks."""
     if arguments[:1] == [AGENT]:
-        from tests.support.forked_ranks import be_agent
+        be_agent = importlib.import_module(_AGENTS).be_agent
 
         be_agent(arguments[1:])
         return

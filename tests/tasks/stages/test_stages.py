@@ -470,7 +470,7 @@ def test_reference_velocities_are_computed_once_per_row_and_epoch(
     calls: list[int] = []
     original = TrainableDenoiser.reference_velocity
 
-    def counted(self: Trainable, latents: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    def counted(self: TrainableDenoiser, latents: torch.Tensor, *arguments: Any) -> torch.Tensor:
         calls.append(len(latents))
         return original(self, latents, *arguments)
 

@@ -1,0 +1,134 @@
+"""The rooms of the house and the imports between them, read from the code: ``python -m tests.support.rooms``.
+
+Deferred imports and those for types alone count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests")
+#: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "models": ("libraries", "devices", "maths", "weights", "meter", "policies", "quickstart", "sizes", "rewards"),
+    "tasks": (
+        "algorithms",
+        "inputs",
+        "identities",
+        "runs",
+        "figures",
+        "export",
+        "hosting",
+        "kinds",
+        "optimize",
+        "stages",
+        "execution",
+        "preflight",
+        "review",
+        "tracking",
+    ),
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return all files by the name they are imported by."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """Return which of our own files each file imports."""
+    return {name: frozenset(_imported(path)) - {name} for name, path in modules().items()}
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield from (name for name in (inner if inner in modules() else node.module,) if name in modules())
+
+
+def room_of(name: str) -> str:
+    """Return the room of a file: the folder below a package, or the package itself."""
+    parts = name.split(".")
+    inside = parts[0] in ("models", "tasks") and len(parts) > 1
+    return ".".join(parts[:2]) if inside else parts[0]
+
+
+def upward() -> list[tuple[str, str]]:
+    """Return imports of a room that stands later, (importer, imported)."""
+    found = []
+    for name, others in imports().items():
+        package, *rest = name.split(".")
+        order = ORDER.get(package)
+        if order is None or not rest:
+            continue
+        inside = (other.split(".") for other in others if other.startswith(f"{package}."))
+        later = (parts for parts in inside if order.index(parts[1]) > order.index(rest[0]))
+        found += [(name, ".".join(parts)) for parts in later]
+    return found
+
+
+def circles() -> list[list[str]]:
+    """Return groups of files that import each other, directly or not (Tarjan's strongly connected components)."""
+    graph, index, low = imports(), dict[str, int](), dict[str, int]()
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def lines_of(name: str) -> int:
+    """Return the lines of a file."""
+    return len(modules()[name].read_text(encoding="utf-8").splitlines())
+
+
+def table() -> str:
+    """Return the rooms as a Markdown table: files, lines, and the rooms of the same package that each imports."""
+    rooms: dict[str, list[str]] = {}
+    for name in modules():
+        rooms.setdefault(room_of(name), []).append(name)
+    rows = ["| room | files | lines | imports |", "|---|--:|--:|---|"]
+    for room, names in rooms.items():
+        package = room.partition(".")[0]
+        others = {room_of(other) for name in names for other in imports()[name]} - {room}
+        near = sorted(other.removeprefix(f"{package}.") for other in others if other.startswith(f"{package}."))
+        far = sorted({other.partition(".")[0] for other in others} - {package})
+        rows.append(f"| {room} | {len(names)} | {sum(map(lines_of, names))} | {', '.join([*near, *far])} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201
+    print(f"\ncircles: {len(circles())}, imports of a later room: {len(upward())}")  # noqa: T201
