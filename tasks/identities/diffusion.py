@@ -14,7 +14,7 @@ from tasks.inputs.components import call_options, make_algorithm, media_options
 class DiffusionIdentity(KindIdentity):
     """Steps, samplers, solvers, sizes and media."""
 
-    def encoding(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
         """What identifies the encoder, and where it encodes images too, the size they are scaled to."""
         model = config.model
         unused = NOT_ENCODED.get(model.policy, frozenset())
@@ -25,7 +25,7 @@ class DiffusionIdentity(KindIdentity):
             return about
         return {**about, "height": model.height, "width": model.width, "frames": model.frames}
 
-    def rollout(self, config: RunConfig) -> Mapping[str, Any]:
+    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
         rollout = config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media", "unconditional"})
         rollout["media"] = media_options(config)
@@ -38,15 +38,15 @@ class DiffusionIdentity(KindIdentity):
             more["reference_kl"] = True
         return {"rollout": rollout, "model": call_options(config), **more}
 
-    def evaluation(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Steps, solver, how the model is called, and what is stored."""
         return {**_drawn(config), "media": media_options(config)}
 
-    def training(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """The step the log-probs belong to."""
         return {"sampler": config.rollout.sampler.model_dump(mode="json")}
 
-    def export(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the model is called."""
         return {**_drawn(config), "fps": config.rollout.media.fps}
 

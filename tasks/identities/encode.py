@@ -21,7 +21,7 @@ class EncodeIdentity(Identity):
 
     def options(self) -> Mapping[str, Any]:
         """What identifies the encoder."""
-        return kind_identity(self.config).encoding(self.config)
+        return kind_identity(self.config).encoding_options(self.config)
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

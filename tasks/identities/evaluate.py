@@ -26,7 +26,7 @@ class EvaluateIdentity(Identity):
             "seed": section.seed,
             "average": self.config.optimize.ema is not None,
             "store": self.config.rollout.store,
-            **kind_identity(self.config).evaluation(self.config),
+            **kind_identity(self.config).evaluation_options(self.config),
         }
 
     def upstream(self) -> tuple[Node, ...]:

@@ -29,7 +29,7 @@ class ExportIdentity(Identity):
             "format": self.format,
             "average": config.optimize.ema is not None,
             "epoch": self.epoch,
-            **kind_identity(config).export(config),
+            **kind_identity(config).export_options(config),
             "seed": config.evaluate.seed,
             "samples": config.evaluate.samples,
             "algorithm": config.optimize.algorithm.name,

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from configs.registry import Table, resolve
+from configs.registry import Table, create
 from configs.schema import RunConfig
 
 KIND_IDENTITIES = Table(
@@ -22,23 +22,23 @@ class KindIdentity(ABC):
     """The options of stages that only one kind of policy has. All are plain JSON values, by option."""
 
     @abstractmethod
-    def encoding(self, config: RunConfig) -> Mapping[str, Any]:
+    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what the conditioning of a prompt depends on, besides the base model."""
 
     @abstractmethod
-    def rollout(self, config: RunConfig) -> Mapping[str, Any]:
+    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what the samples of a rollout depend on, besides policy, prompts, seed and epoch."""
 
     @abstractmethod
-    def evaluation(self, config: RunConfig) -> Mapping[str, Any]:
+    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what the samples of an evaluation depend on, besides policy, prompts, seed and number."""
 
     @abstractmethod
-    def training(self, config: RunConfig) -> Mapping[str, Any]:
+    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what training depends on, besides its inputs and the section ``optimize``."""
 
     @abstractmethod
-    def export(self, config: RunConfig) -> Mapping[str, Any]:
+    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what of the kind an export tells, besides what all exports do."""
 
 
@@ -48,7 +48,7 @@ def kind_identity(config: RunConfig) -> KindIdentity:
     Raises:
         ConfigError: there is no such kind.
     """
-    found: KindIdentity = resolve(KIND_IDENTITIES, kind_name(config), what="model.kind")()
+    found: KindIdentity = create(KIND_IDENTITIES, kind_name(config), {}, what="model.kind")
     return found
 
 

@@ -25,7 +25,7 @@ class OptimizeIdentity(Identity):
         """The objective, the optimizer, what the log-probs belong to, and the seed of the row order."""
         return {
             "optimize": optimizer_identity(self.config.optimize),
-            **kind_identity(self.config).training(self.config),
+            **kind_identity(self.config).training_options(self.config),
             "seed": self.config.run.seed,
             "epoch": self.epoch,
         }

@@ -21,7 +21,7 @@ class RolloutIdentity(Identity):
         about: dict[str, Any] = {"seed": self.config.run.seed, "epoch": self.epoch}
         if self.config.prompts.sources:
             about["mixture"] = {source.name: source.weight for source in self.config.prompts.sources}
-        return {**kind_identity(self.config).rollout(self.config), **about}
+        return {**kind_identity(self.config).rollout_options(self.config), **about}
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy, the prompts."""

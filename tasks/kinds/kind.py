@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from configs.errors import StoreError
-from configs.registry import resolve
+from configs.registry import create
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies.base import Part
 from models.rewards.base import Batch as Scored
@@ -159,6 +160,18 @@ class Kind(ABC):
         """Write the first samples of an evaluation as files that a person opens, where there is such a form."""
 
     @abstractmethod
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Check that samples hold what a reward scores.
+
+        Raises:
+            ConfigError: they do not.
+        """
+
+    @abstractmethod
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return one made-up sample as a reward gets it, (1, ...): only that it can be scored means something."""
+
+    @abstractmethod
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
         """Return what a reward gets of the samples of a shard, (B, ...).
 
@@ -207,5 +220,5 @@ def make_kind(config: RunConfig) -> Kind:
     Raises:
         ConfigError: there is no such kind.
     """
-    found: Kind = resolve(KINDS, kind_name(config), what="model.kind")()
+    found: Kind = create(KINDS, kind_name(config), {}, what="model.kind")
     return found

@@ -11,6 +11,7 @@ from configs.suggest import did_you_mean
 from models.rewards.base import Needs
 from models.rewards.make import check_section, make_reward, needs_of
 from tasks.inputs.prompts import SOURCE, Prompt
+from tasks.kinds.kind import make_kind
 
 #: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
@@ -104,32 +105,12 @@ def _check_served(section: RewardSection) -> None:
 def _check_needs(
     section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
 ) -> None:
-    media, slot = config.rollout.media, section.slot
-    if needs.media == "texts":
-        raise ConfigError(
-            f"rewards: '{slot}' scores texts, but model.policy '{config.model.policy}' makes "
-            f"{'clips' if config.model.frames > 1 else 'images'}. Choose a reward that looks at those."
-        )
-    if needs.media == "latents" and not media.latents:
-        raise ConfigError(
-            f"rewards: '{slot}' scores latents, which are not kept. Set rollout.media.latents to true; where no other "
-            "reward looks at images, rollout.media.format 'none' also spares the decoding."
-        )
-    if needs.media != "latents" and not media.decodes:
-        raise ConfigError(
-            f"rewards: '{slot}' scores {needs.media}, but rollout.media.format is 'none' and nothing is decoded. Set "
-            "it to 'auto', or take a reward that scores latents."
-        )
-    if needs.media == "clips" and section.frames != "clip":
-        raise ConfigError(
-            f"rewards: '{slot}' scores whole clips, but its 'frames' is {section.frames!r}. Set it to 'clip', with a "
-            "model.policy that makes clips."
-        )
+    make_kind(config).check_scored(section, needs, config)
     for split in ("train", "heldout"):
         for prompt in asked_of(section, prompts[split]):
             for column in needs.columns:
                 if column not in prompt.metadata:
                     raise ConfigError(
-                        f"rewards: '{slot}' needs the column '{column}' of the prompt source, which prompt "
+                        f"rewards: '{section.slot}' needs the column '{column}' of the prompt source, which prompt "
                         f"{prompt.text!r} of prompts.{split} does not have. Add it, or choose another reward."
                     )

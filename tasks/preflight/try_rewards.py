@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from configs.errors import RewardError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
@@ -16,6 +14,7 @@ from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
 from tasks.inputs.prompts import Prompt, source_prompts
+from tasks.kinds.kind import make_kind
 from tasks.preflight.check_rewards import asked_of
 
 
@@ -24,7 +23,7 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
 
     Rewards that the ranks score with are left to them, and only their options are checked.
 
-    The media are noise of the configured size: what they score means nothing, only that they can be scored. A reward
+    The sample is made up: what it scores means nothing, only that they can be scored. A reward
     whose connection fails is tried again, as a shard would be.
 
     Args:
@@ -56,13 +55,6 @@ def loads_model(section: RewardSection) -> bool:
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
-def trial_media(config: RunConfig) -> np.ndarray:
-    """Return one made-up sample: (1, H, W, 3) uint8, or (1, F, H, W, 3) for clips."""
-    model = config.model
-    frames = (model.frames,) if model.frames > 1 else ()
-    return np.random.default_rng(0).integers(0, 256, (1, *frames, model.height, model.width, 3), np.uint8)
-
-
 def _try(
     reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
@@ -72,7 +64,7 @@ def _try(
     if needs_of_made(reward).media == "latents":
         # Their shape is the model's affair, which is not loaded yet.
         return
-    media, delay = trial_media(config), config.execution.retry_delay_s
+    media, delay = make_kind(config).trial(config), config.execution.retry_delay_s
     batch = Batch(media=media, prompts=[prompt.text], metadata=[prompt.metadata], groups=["trial"], origin=origin)
     for left in reversed(range(config.execution.retries + 1)):
         try:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from PIL import Image
 
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
@@ -29,6 +30,7 @@ from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
 from tasks.kinds.diffusion.rolling import RolloutMaker
+from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set
 from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
 from tasks.kinds.sample_set import SampleSet
@@ -79,6 +81,14 @@ class Diffusion(Kind):
             if made.media is not None and made.media.ndim == 4:
                 (folder / CLIPS).mkdir(exist_ok=True)
                 (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))
+
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Images and clips are there where something is decoded, latents where they are kept, texts never."""
+        check_scored(section, needs, config)
+
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return noise of the configured size."""
+        return trial_media(config)
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
         """Return final latents, images or clips."""

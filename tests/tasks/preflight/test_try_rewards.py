@@ -14,7 +14,8 @@ from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.rewards.base import Batch, Origin
 from models.rewards.call import score
-from tasks.preflight.try_rewards import trial_media, try_rewards
+from tasks.kinds.diffusion.scored import trial_media
+from tasks.preflight.try_rewards import try_rewards
 
 Make = Callable[..., RunConfig]
 Prompts = Sequence[str]
