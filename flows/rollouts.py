@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from flows.cancellation import check_cancelled
-from flows.stages import Future, await_shards, finish, is_elsewhere, is_spread, submit, work
-from tasks.execution.execution import Execution
+from flows.stages import Future, RunStages, await_shards, finish, is_elsewhere, is_spread, submit
 from tasks.identities.nodes import rolled_out_by
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
@@ -20,28 +21,28 @@ _QUICK_S = 0.2
 class Rollouts:
     """The rollouts of a run, with their scores."""
 
-    def __init__(self, execution: Execution) -> None:
-        """Bind to a run; nothing is begun."""
-        self._execution = execution
+    def __init__(self, stages: RunStages, config: RunConfig) -> None:
+        """Bind to a run's stages; nothing is begun."""
+        self._stages, self._config = stages, config
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
         """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile."""
-        for upcoming in rolled_out_by(self._execution.context.config, epoch):
+        for upcoming in rolled_out_by(self._config, epoch):
             if upcoming not in self._begun:
-                self._begun[upcoming] = EpochRollout(self._execution, upcoming)
+                self._begun[upcoming] = EpochRollout(self._stages, upcoming, self._config.scored)
         self._begun.pop(epoch).finish()
 
 
 class EpochRollout:
     """The rollout of one epoch, and its scores."""
 
-    def __init__(self, execution: Execution, epoch: int) -> None:
+    def __init__(self, stages: RunStages, epoch: int, rewards: Sequence[RewardSection]) -> None:
         """Bind to an epoch whose policy is made; where other processes do the work, they begin."""
-        self._execution, self._ledger = execution, execution.context.ledger
-        self._stage = cast(RolloutStage, execution.stage("rollout", epoch))
+        self._stages, self._ledger = stages, stages.ledger
+        self._stage = cast(RolloutStage, stages.stage("rollout", epoch))
         self._rollout = StageRun(self._stage)
-        self._scores = [StageRun(self._following(epoch, section.slot)) for section in execution.context.config.scored]
+        self._scores = [StageRun(self._following(epoch, section.slot)) for section in rewards]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
         if is_elsewhere(self._rollout):
@@ -90,16 +91,16 @@ class EpochRollout:
 
         due = rollout.pending()
         score([made.name for made in rollout.stage.shards() if made not in due])
-        work(rollout, due, self._execution, on_commit=score)
+        self._stages.work(rollout, due, on_commit=score)
         finish(rollout)
         for run in together:
-            work(run, run.pending(), self._execution)
+            self._stages.work(run, run.pending())
         for future in futures:
             check_cancelled()
             future.result()
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it goes on."""
-        stage = cast(ScoreStage, self._execution.stage("score", epoch, slot))
+        stage = cast(ScoreStage, self._stages.stage("score", epoch, slot))
         stage.follow(self._stage)
         return stage

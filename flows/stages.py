@@ -93,12 +93,38 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
             raise
 
 
-def execute(stage: Stage, execution: Execution, *, force: bool = False) -> ArtifactRef:
-    """Run what is left of a stage, here or under torchrun, and complete its artifact."""
-    run = StageRun(stage, force=force)
-    work(run, run.pending(), execution)
-    finish(run)
-    return run.ref
+class RunStages:
+    """The stages of one run, carried out one after the other."""
+
+    def __init__(self, execution: Execution) -> None:
+        """Bind to what the stages work with."""
+        self._execution = execution
+        self.ledger = execution.context.ledger
+        """Counts the time of each."""
+
+    def run(self, name: str, epoch: int, slot: str = "", *, force: bool = False) -> ArtifactRef:
+        """Run what is left of a stage, here or under torchrun, and complete its artifact.
+
+        Raises:
+            ConfigError: there is no such stage, or it does not exist for this epoch or slot.
+            NotCommittedError: something it reads has not been made yet.
+        """
+        run = StageRun(self.stage(name, epoch, slot), force=force)
+        self.work(run, run.pending())
+        finish(run)
+        return run.ref
+
+    def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
+        """Return a stage, with what it works with."""
+        return self._execution.stage(name, epoch, slot)
+
+    def begin_epoch(self) -> None:
+        """Start the ranks anew if they have stayed long enough."""
+        self._execution.begin_epoch()
+
+    def work(self, run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
+        """Run the pending shards of a stage, if there are any; see ``work``."""
+        work(run, due, self._execution, on_commit=on_commit)
 
 
 def finish(run: StageRun) -> None:
@@ -222,19 +248,19 @@ def stage_flow(name: str) -> Flow[..., Any]:
             )
             with runtime.opened(context) as execution:
                 nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
-                made = {node: _made(execution, node, force=_again(node, name, request)) for node in nodes}
+                carried = RunStages(execution)
+                made = {
+                    node: carried.run(node.stage, node.epoch, node.slot, force=_made(node, name, request))
+                    for node in nodes
+                }
         log_side_evaluations(context)
         return [describe_made(context, node, ref) for node, ref in made.items()]
 
     return stage_of_run
 
 
-def _made(execution: Execution, node: Node, *, force: bool) -> ArtifactRef:
-    return execute(execution.stage(node.stage, node.epoch, node.slot), execution, force=force)
-
-
-def _again(node: Node, name: str, request: StageRequest) -> bool:
-    return request.force and node.stage == name
+def _made(stages: RunStages, node: Node, *, force: bool) -> ArtifactRef:
+    return stages.run(node.stage, node.epoch, node.slot, force=force)
 
 
 base = stage_flow("base")

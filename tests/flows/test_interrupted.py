@@ -100,10 +100,12 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
 
     told: list[str] = []
 
-    def stumbles(context: object, tracker: object) -> None:
+    def stumbles(stages: object, telling: object, config: object) -> None:
         raise behind(cause)
 
     monkeypatch.setattr(pipeline, "train", stumbles)
+    monkeypatch.setattr(pipeline, "Telling", lambda context, tracker: None)
+    monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())

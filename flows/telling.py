@@ -1,0 +1,71 @@
+"""What a run says while it goes on: to MLflow, to Prefect's pages and events, and to whoever watches."""
+
+from __future__ import annotations
+
+from configs.errors import TrackingError
+from flows.artifacts import (
+    EpochTable,
+    Progress,
+    announce,
+    evaluation_images,
+    evaluation_table,
+    report_link,
+    tracking_link,
+)
+from flows.server import has_lasting_api
+from tasks.figures.earnings import earned
+from tasks.figures.evaluations import evaluation_figures, evaluation_grids
+from tasks.figures.watch import new_suspicions
+from tasks.review.report import run_report
+from tasks.runs.context import RunContext
+from tasks.tracking.reports import log_report
+from tasks.tracking.tracker import Tracker
+
+
+class Telling:
+    """Tells of what was committed; nothing here decides anything."""
+
+    def __init__(self, context: RunContext, tracker: Tracker) -> None:
+        """Bind to a run and to its MLflow run."""
+        self._context, self._tracker = context, tracker
+        self._run, self._epochs = context.run.name, context.config.run.epochs
+        self._progress, self._table = Progress(), EpochTable(context.run.name, context.chain)
+
+    def evaluated(self, epoch: int) -> None:
+        """Show the figures of an evaluation; with the first, where they are tracked."""
+        chain = self._context.chain
+        self._tracker.log_evaluation(epoch)
+        evaluation_table(self._run, epoch, evaluation_figures(chain, epoch))
+        evaluation_images(self._run, epoch, evaluation_grids(chain, epoch))
+        if epoch == 0:
+            tracking_link(self._run, self._context.store.root.uri, self._tracker.url())
+
+    def trained(self, epoch: int) -> None:
+        """Log an epoch, and say what monitors show since."""
+        self._tracker.log_epoch(epoch)
+        for found in new_suspicions(self._context.chain, epoch):
+            self._context.reporter.message(f"warning: {found.text()}")
+            announce("suspicion", self._run, monitor=found.monitor, epoch=epoch, text=found.text())
+
+    def ended(self, epoch: int) -> None:
+        """Say how far the run is."""
+        self._progress.update(epoch, self._epochs)
+        self._table.update(epoch, last=epoch == self._epochs)
+        said = earned(self._context.chain, epoch)
+        self._context.reporter.progress("pipeline", epoch, epoch, self._epochs, said)
+
+    def exported(self, epoch: int) -> None:
+        """Register the exported model."""
+        self._tracker.log_export(epoch)
+        announce("exported", self._run, epoch=epoch)
+
+    def report(self) -> None:
+        """Log the run's report, if it is to have one, and show where it is."""
+        wanted = self._context.config.tracking.report
+        if has_lasting_api() if wanted is None else wanted:
+            try:
+                log_report(self._context, run_report(self._context))
+            except TrackingError as error:
+                self._context.reporter.message(str(error))
+                return
+            report_link(self._run, self._context.store.root.uri, self._tracker.url())
