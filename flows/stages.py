@@ -249,10 +249,7 @@ def stage_flow(name: str) -> Flow[..., Any]:
             with runtime.opened(context) as execution:
                 nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
                 carried = RunStages(execution)
-                made = {
-                    node: carried.run(node.stage, node.epoch, node.slot, force=_made(node, name, request))
-                    for node in nodes
-                }
+                made = {node: _made(carried, node, force=request.force and node.stage == name) for node in nodes}
         log_side_evaluations(context)
         return [describe_made(context, node, ref) for node, ref in made.items()]
 
