@@ -17,7 +17,7 @@ from models.sizes.architectures import PUBLISHED
 from tasks.execution.crew import Crew, Listener
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
-from tasks.runs.opening import begin_run
+from tasks.runs.progress import Silent
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
@@ -70,7 +70,7 @@ def config_of(family: str, root: Path, *settings: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """One rank in a process of its own, as the others are."""
-    made = Crew(begin_run(config_of("sd3", tmp_path_factory.mktemp("single"))))
+    made = Crew(config_of("sd3", tmp_path_factory.mktemp("single")).execution, Silent())
     yield made
     made.close()
 
@@ -91,8 +91,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             port = probe.getsockname()[1]
         options = f"{{endpoint: '127.0.0.1:{port}', prefixes: [[], []]}}"
         settings = ["execution.nodes=2", f"execution.launcher={{name: agents, options: {options}}}"]
-    context = begin_run(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings))
-    made = Crew(context)
+    made = Crew(config_of("sd3", tmp_path_factory.mktemp("crew"), *settings).execution, Silent())
     yield made
     made.close()
 
