@@ -15,6 +15,7 @@ from configs.learning import AdvantageSection, ReplaySection
 from configs.optimizer import EmaSection, ScheduleSection
 from configs.rewards import RewardSection
 from configs.section import Component, Section
+from configs.tokens import TokensSection
 from configs.tracking import TrackingSection
 
 
@@ -182,6 +183,8 @@ class RolloutSection(Section):
     """Trajectory store format: webdataset or parquet."""
     media: MediaSection = MediaSection()
     """How images and clips are stored."""
+    tokens: TokensSection | None = None
+    """How texts are sampled, of causal language models alone."""
 
 
 class OptimizeSection(Section):

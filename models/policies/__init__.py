@@ -25,9 +25,13 @@ POLICIES = Table(
         "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
         "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
         "z_image": "models.policies.z_image:ZImage",
+        "causal_lm": "models.policies.causal_lm:CausalLM",
     },
     like="models.policies.base:Policy",
 )
+
+#: Kinds of families that are no denoisers.
+FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})

@@ -9,6 +9,7 @@ from configs.registry import Table
 
 BUILDERS = Table(
     {
+        "addition": "models.quickstart.addition:AdditionBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
         "words": "models.quickstart.build:WordsBuilder",
         "tiny": "models.quickstart.tiny:TinyBuilder",

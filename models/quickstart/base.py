@@ -11,7 +11,7 @@ from models.quickstart.pretrain import Report
 class Builder(Protocol):
     """Builds and pre-trains a pipeline; its fields are the options of ``model.build``."""
 
-    latents: ClassVar[tuple[int, int]]
+    latents: ClassVar[tuple[int, int] | None]
     """Channels of its latents, and how many pixels one of them has to a side."""
 
     def build(self, folder: Path, report: Report) -> None:

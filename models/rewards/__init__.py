@@ -19,6 +19,7 @@ REWARDS = Table(
         "constant": "models.rewards.wrappers:Constant",
         "digits": "models.rewards.digits:DigitsReward",
         "diversity": "models.rewards.diversity:PixelDiversity",
+        "exact_text": "models.rewards.exact:ExactText",
         "geneval": "models.rewards.geneval:GenEval",
         "geneval2": "models.rewards.geneval2:GenEval2",
         "hpsv2": "models.rewards.hpsv2:Hps",

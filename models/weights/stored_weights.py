@@ -18,8 +18,8 @@ from models.weights.tensor_files import TensorFiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What diffusers calls the files of one component (its ``SAFETENSORS_WEIGHTS_NAME`` and the index of several files).
-_WEIGHTS, _INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
+#: What diffusers and transformers call the file of one component; beside it, of several files, an index.
+_NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 _CONVERT = (
     "Weights are read from safetensors files only, since others can hold code. Convert the model where you trust it: "
     "load the pipeline with from_pretrained() of diffusers and write it with save_pretrained(), which writes them."
@@ -113,12 +113,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     Raises:
         ConfigError: it has none.
     """
-    if (folder / _INDEX).is_file():
-        names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
-        return tuple(folder / name for name in sorted(names))
-    if (folder / _WEIGHTS).is_file():
-        return (folder / _WEIGHTS,)
-    raise ConfigError(f"model.path: '{folder}' has no {_WEIGHTS}. {_CONVERT}")
+    for name in _NAMES:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            parts = set(json.loads(index.read_text())["weight_map"].values())
+            return tuple(folder / part for part in sorted(parts))
+        if (folder / name).is_file():
+            return (folder / name,)
+    raise ConfigError(f"model.path: '{folder}' has no {' or '.join(_NAMES)}. {_CONVERT}")
 
 
 def check_safetensors(folder: Path, components: Sequence[str]) -> None:

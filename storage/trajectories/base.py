@@ -27,7 +27,10 @@ from storage.media import MediaFormat, decode
 from storage.roots.base import Blob, FileEntry
 
 #: Fields of a sample that are stored as raw arrays where present, in this order.
-ARRAYS = ("latents", "means", "unconditional", "tokens", "token_mask", "final")
+ARRAYS = (
+    *("latents", "means", "unconditional", "tokens", "token_mask", "final"),
+    *("sampled_log_probs", "finish", "text"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,12 @@ class Sample:
     """(L,) uint8, 1 for tokens the policy chose."""
     final: np.ndarray | None = None
     """(...) float32 or float16 latents the sampling ended in, for rewards that score latents."""
+    sampled_log_probs: np.ndarray | None = None
+    """(S,) float32 log-probs of chosen tokens as the sampler computed them, which rounds otherwise than training."""
+    finish: np.ndarray | None = None
+    """(1,) uint8: why a text ended."""
+    text: np.ndarray | None = None
+    """(bytes,) uint8 UTF-8 of a completion, for rewards and people."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 

@@ -22,3 +22,21 @@ ALGORITHMS = Table(
     },
     like="tasks.algorithms.base:Algorithm",
 )
+
+#: Those of causal language models: a name means the one of the run's kind.
+TOKEN_ALGORITHMS = Table(
+    {
+        "grpo": "tasks.algorithms.token_grpo:TokenGRPO",
+        "dapo": "tasks.algorithms.token_grpo:DAPO",
+        "gspo": "tasks.algorithms.token_grpo:GSPO",
+        "cispo": "tasks.algorithms.token_grpo:CISPO",
+    },
+    like="tasks.algorithms.base:Algorithm",
+)
+
+_BY_KIND = {"tokens": TOKEN_ALGORITHMS}
+
+
+def algorithms_of(kind: str) -> Table:
+    """Return the algorithms of a kind of policy; of a kind of one's own only import strings lead to one."""
+    return _BY_KIND.get(kind, ALGORITHMS)

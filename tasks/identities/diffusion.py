@@ -27,7 +27,9 @@ class DiffusionIdentity(KindIdentity):
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = config.rollout.model_dump(mode="json", exclude={"groups_per_shard", "media", "unconditional"})
+        rollout = config.rollout.model_dump(
+            mode="json", exclude={"groups_per_shard", "media", "unconditional", "tokens"}
+        )
         rollout["media"] = media_options(config)
         more: dict[str, Any] = {}
         if make_algorithm(config).requires.old_means:

@@ -11,9 +11,13 @@ from typing import Any
 
 from configs.registry import Table, create
 from configs.schema import RunConfig
+from tasks.inputs.policy_kind import kind_name
 
 KIND_IDENTITIES = Table(
-    {"diffusion": "tasks.identities.diffusion:DiffusionIdentity"},
+    {
+        "diffusion": "tasks.identities.diffusion:DiffusionIdentity",
+        "tokens": "tasks.identities.tokens:TokensIdentity",
+    },
     like="tasks.identities.kinds:KindIdentity",
 )
 
@@ -50,8 +54,3 @@ def kind_identity(config: RunConfig) -> KindIdentity:
     """
     found: KindIdentity = create(KIND_IDENTITIES, kind_name(config), {}, what="model.kind")
     return found
-
-
-def kind_name(config: RunConfig) -> str:
-    """Return the kind of a run's policy; families of the table are known by it."""
-    return config.model.kind or "diffusion"

@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.registry import chosen, create, resolve
 from configs.schema import RunConfig
+from configs.tokens import TokensSection
 from models.maths.schedules import PLANS, Plan
 from models.maths.solvers import SOLVERS, Solver
 from models.maths.transitions import KERNELS, Kernel
@@ -16,9 +17,15 @@ from models.weights.lora import LoraSpec
 from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import TrajectoryStore
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import algorithms_of
 from tasks.algorithms.base import Algorithm
+from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import uses_guidance
+
+
+def tokens_of(config: RunConfig) -> TokensSection:
+    """Return how texts are sampled."""
+    return config.rollout.tokens or TokensSection()
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
@@ -27,7 +34,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     Raises:
         ConfigError: there is none of this name, or an option cannot work.
     """
-    return chosen(ALGORITHMS, config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
+    return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:

@@ -9,4 +9,10 @@ from __future__ import annotations
 
 from configs.registry import Table
 
-KINDS = Table({"diffusion": "tasks.kinds.diffusion.kind:Diffusion"}, like="tasks.kinds.kind:Kind")
+KINDS = Table(
+    {
+        "diffusion": "tasks.kinds.diffusion.kind:Diffusion",
+        "tokens": "tasks.kinds.tokens.kind:Tokens",
+    },
+    like="tasks.kinds.kind:Kind",
+)

@@ -21,7 +21,7 @@ from models.rewards.base import Needs
 from storage.layout import ArtifactRef
 from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms.base import Models, Requirements
-from tasks.identities.kinds import kind_name
+from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost

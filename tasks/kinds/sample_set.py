@@ -75,6 +75,9 @@ class SampleSet(ABC):
     def changed_policy(self) -> None:  # noqa: B027 - most have nothing that depends on it
         """Hear that the policy is another than the one that made the samples."""
 
+    def begin_update(self, units: Units) -> None:  # noqa: B027 - most weigh all rows alike
+        """Hear which rows make the next update, before any batch of it is read."""
+
     @abstractmethod
     def positions(self) -> np.ndarray:
         """Return how many rows each sample has, (N,)."""

@@ -25,7 +25,7 @@ from tasks.kinds.rows import Units, micro_batches, padded, rows_among
 from tasks.kinds.sample_set import Correctable, SampleSet
 from tasks.optimize.checkpoints import Checkpoints
 from tasks.optimize.data import TrainingData
-from tasks.optimize.loop import TrainerState, dealt, run_updates
+from tasks.optimize.loop import Reading, TrainerState, dealt, run_updates
 from tasks.optimize.optimizers import make_optimizer
 from tasks.optimize.scaling import loss_scale
 from tasks.optimize.state import METRICS, Kept, read_state, write_state
@@ -72,7 +72,7 @@ class TrainingEpoch:
                 self._data.algorithm,
                 models,
                 plan,
-                batches=self._batches(samples),
+                reading=Reading(self._batches(samples), samples.begin_update),
                 micro_batch_size=self._config.execution.micro_batch_size,
                 section=self._config.optimize,
                 ranks=self._ranks,

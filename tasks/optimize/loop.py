@@ -55,13 +55,23 @@ class TrainerState:
         return self.trainable.parameters()
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the rows of an update are read."""
+
+    read: Callable[[Units], Batch]
+    """Units -> micro-batch, padded."""
+    begin: Callable[[Units], None] = lambda units: None
+    """Hears the units of an update before any batch of it is read."""
+
+
 def run_updates(
     state: TrainerState,
     algorithm: Algorithm,
     models: Models,
     plan: Sequence[Units],
     *,
-    batches: Callable[[Units], Batch],
+    reading: Reading,
     micro_batch_size: int,
     section: OptimizeSection,
     ranks: Ranks,
@@ -74,7 +84,7 @@ def run_updates(
         algorithm: gives the loss of each row.
         models: what the algorithm may call.
         plan: units of every update.
-        batches: units -> micro-batch, padded.
+        reading: gives micro-batches.
         micro_batch_size: rows per micro-batch at most.
         section: optimizer settings.
         ranks: micro-batches are dealt out to ranks in turn.
@@ -84,13 +94,14 @@ def run_updates(
         FlowmillError: a loss or gradient is not finite; nothing of it is kept.
     """
     for number in range(len(state.metrics), len(plan)):
+        reading.begin(plan[number])
         rows = len(plan[number].rows)
         chunks = micro_batches(plan[number], micro_batch_size)
         own = dealt(chunks, ranks)
         # Ranks that hold weights together compute in step: one that is short of rows takes some that do not count.
         idle = -(-len(chunks) // ranks.shares) - len(own) if state.trainable.sharded else 0
-        reading = partial(_with_idle, partial(read_ahead, batches, [*own, *[chunks[0]] * idle]), len(own))
-        means = _gradients(state, algorithm, models, reading, rows=rows, ranks=ranks)
+        ahead = partial(_with_idle, partial(read_ahead, reading.read, [*own, *[chunks[0]] * idle]), len(own))
+        means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
         means["lr"] = learning_rate(section, state.total_updates)

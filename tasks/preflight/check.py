@@ -10,9 +10,9 @@ from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms.base import Requirements
-from tasks.identities.kinds import kind_name
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model
+from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
 from tasks.kinds.cost import Cost
 from tasks.kinds.kind import make_kind

@@ -22,9 +22,10 @@ from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import GIVEN, REWARDS
 from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import algorithms_of
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
+from tasks.inputs.policy_kind import kind_name
 
 _PROMPT_FILES = (".txt", ".jsonl", ".parquet")
 
@@ -59,7 +60,7 @@ def check_stage(name: str) -> None:
 
 
 def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
-    tables = _tables()
+    tables = _tables(config)
     for setting, component in components(config):
         table = tables[setting.rstrip(".0123456789")]
         yield from _component(setting, component, table, what="reward" if table is REWARDS else setting)
@@ -67,7 +68,7 @@ def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str,
     yield from _files(config, folders)
 
 
-def _tables() -> dict[str, Mapping[str, str]]:
+def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
     """Return the tables of components by setting; of those in lists, by that of the list."""
     solvers = peek.table("models.maths.solvers:SOLVERS")
     return {
@@ -78,7 +79,7 @@ def _tables() -> dict[str, Mapping[str, str]]:
         "rollout.solver": solvers,
         "rollout.store": TRAJECTORY_STORES,
         "evaluate.solver": solvers,
-        "optimize.algorithm": ALGORITHMS,
+        "optimize.algorithm": algorithms_of(kind_name(config)),
         "optimize.optimizer": peek.table("tasks.optimize.optimizers:OPTIMIZERS"),
         "execution.launcher": LAUNCHERS,
         "execution.runner": RUNNERS,

@@ -34,6 +34,9 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_KINDS = {f"tasks.kinds.{path.parent.name}" for path in (ROOT / "tasks" / "kinds").glob("*/__init__.py")}
+
+
 @cache
 def modules() -> dict[str, Path]:
     """Return all files by the name they are imported by."""
@@ -62,10 +65,11 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def room_of(name: str) -> str:
-    """Return the room of a file: the folder below a package, or the package itself."""
+    """Return the room of a file: the folder below a package, or the package itself; each kind of policy has its own."""
     parts = name.split(".")
     inside = parts[0] in ("models", "tasks") and len(parts) > 1
-    return ".".join(parts[:2]) if inside else parts[0]
+    deep = 3 if len(parts) > 2 and ".".join(parts[:3]) in _KINDS else 2
+    return ".".join(parts[:deep]) if inside else parts[0]
 
 
 def upward() -> list[tuple[str, str]]:

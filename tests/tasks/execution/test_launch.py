@@ -454,7 +454,7 @@ def test_spread_weights_train_as_whole_ones(
     execute(two, "evaluate", 1)
     execute(two, "export", 1)
     assert execution_of(two).crew.starts == 1
-    two.close()
+    execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
     assert ours.keys() == theirs.keys()
@@ -507,7 +507,7 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
         execute(two, name, 1, slot)
     execute(two, "optimize", 1)
     assert execution_of(two).crew.starts == 1
-    two.close()
+    execution_of(two).close()
     assert_same_trajectories(one, two)
     ours, theirs = weights(one), weights(two)
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
@@ -516,7 +516,7 @@ def test_two_nodes_equal_one_process(make_config: Callable[..., RunConfig], tmp_
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> None:
     told: list[str] = []
-    two.reporter = type("Told", (), {"message": lambda _, text: told.append(text), "progress": lambda *_: None})()
+    two.reporter.message = told.append  # type: ignore[method-assign]
     killed: list[int] = []
 
     def kill_one() -> None:
@@ -538,7 +538,7 @@ def test_a_killed_rank_is_started_again_and_changes_nothing(two: RunContext) -> 
 @pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_is_named(two: RunContext) -> None:
     section = two.config.execution.model_copy(update={"stall_s": 10.0})
-    two.config = two.config.model_copy(update={"execution": section})
+    execution_of(two).crew._execution = section
     stopped: list[psutil.Process] = []
 
     def stop_one() -> None:

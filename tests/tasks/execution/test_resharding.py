@@ -59,7 +59,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
     for name in ("base", "encode", "preprocess", "policy"):
         execute(whole, name, 0)
     train(whole)
-    whole.close()
+    execution_of(whole).close()
     expected, files = {file: stored(whole, 1, file) for file in FILES}, content(whole)
 
     broken = begin_run(make_config(f"store.root={tmp_path / 'broken'}", *settings, "execution.retries=0"))
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
     with pytest.raises(LostRankError):
         train(broken)
     killer.join()
-    broken.close()
+    execution_of(broken).close()
     # In 8 bits a rounding error may lead to the next code.
     rounded = {OPTIMIZER} if optimizer == "adamw8bit" else set()
     for ranks in numbers:
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
         told: list[str] = []
         again.reporter.message = told.append  # type: ignore[method-assign]
         execute(again, "optimize", 1)
-        again.close()
+        execution_of(again).close()
         assert [line for line in told if "training resumes after update" in line], told
         for file, tensors in expected.items():
             found = stored(again, 1, file)

@@ -32,7 +32,7 @@ from tasks.algorithms.grpo import GRPO
 from tasks.hosting.ranks import Ranks
 from tasks.inputs.sources import policy_folder
 from tasks.kinds.rows import single_rows
-from tasks.optimize.loop import TrainerState, run_updates
+from tasks.optimize.loop import Reading, TrainerState, run_updates
 from tasks.optimize.optimizers import make_optimizer
 from tasks.optimize.rates import learning_rate
 from tasks.optimize.scaling import LossScale, loss_scale
@@ -99,7 +99,7 @@ def update(
         GRPO(clip_range=0.5),
         DiffusionModels(trainable=policy, kernel=FlowSDE()),
         [single_rows(np.arange(rows), np.ones(rows, np.int64))],
-        batches=lambda units: cast,
+        reading=Reading(lambda units: cast),
         micro_batch_size=rows,
         section=SECTION,
         ranks=ranks,

@@ -19,7 +19,7 @@ from tasks.algorithms.base import Requirements, RowLoss
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels
 from tasks.hosting.ranks import Ranks
 from tasks.kinds.rows import Units, plan_updates, single_rows
-from tasks.optimize.loop import TrainerState, run_updates
+from tasks.optimize.loop import Reading, TrainerState, run_updates
 from tasks.optimize.optimizers import make_optimizer
 from tests.support.toy import START, transitions, vector
 
@@ -131,7 +131,7 @@ def train(
         algorithm,
         models,
         plan(updates),
-        batches=batches_of(size, **changes),
+        reading=Reading(batches_of(size, **changes)),
         micro_batch_size=size,
         section=section,
         ranks=ranks,

@@ -212,12 +212,12 @@ def test_another_evaluation_is_stale_with_the_option_named(make_config: Make) ->
 
 
 def test_another_version_of_a_stage_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.stages.advantage import AdvantageStage
+    from tasks.identities.advantage import AdvantageIdentity
 
     context = finish(make_config("run.epochs=1"))
-    monkeypatch.setattr(AdvantageStage, "version", AdvantageStage.version + 1)
+    monkeypatch.setattr(AdvantageIdentity, "version", AdvantageIdentity.version + 1)
     opened = open_run(context.store.root.uri, "small", reads=True)
-    cause = f"stage version {AdvantageStage.version - 1} -> {AdvantageStage.version}"
+    cause = f"stage version {AdvantageIdentity.version - 1} -> {AdvantageIdentity.version}"
     assert explain(opened.chain, Node(1, "optimize"))[0] == f"root cause: advantage@1: {cause}"
 
 

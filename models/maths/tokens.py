@@ -1,0 +1,63 @@
+"""Log-probs of tokens from logits, and how a token is drawn. Pure.
+
+Legend: B rows, W positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Widths of training batches are multiples of this: a row's log-probs are then the same bits whatever its neighbors.
+WIDTH = 16
+
+
+def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """Return log p(ids[t] | ids[<t]), (B, W) float32: position t from the logits at t - 1, position 0 is 0.
+
+    Args:
+        logits: (B, W, V).
+        ids: (B, W) int64.
+        temperature: divides logits.
+    """
+    log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
+    chosen = log_p.gather(-1, ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(chosen, (1, 0))
+
+
+def token_entropy(logits: Tensor, temperature: float) -> Tensor:
+    """Return the entropy of the distribution each token was drawn from, (B, W) float32; 0 at position 0.
+
+    Args:
+        logits: (B, W, V).
+        temperature: divides logits.
+    """
+    log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
+    return torch.nn.functional.pad(-(log_p.exp() * log_p).sum(-1), (1, 0))
+
+
+def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return a token of each row, (B,) int64, and its log-prob, (B,) float32: by inverse CDF in float64.
+
+    Args:
+        logits: (B, V).
+        uniforms: (B,) float64 in [0, 1), one per row; None: the likeliest token.
+        temperature: divides logits.
+    """
+    log_p = torch.log_softmax(logits.float() / temperature, -1)
+    if uniforms is None:
+        chosen = log_p.argmax(-1)
+    else:
+        bounds = log_p.double().exp().cumsum(-1)
+        points = (uniforms.to(bounds.device) * bounds[:, -1])[:, None]
+        chosen = torch.searchsorted(bounds, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return chosen, log_p.gather(-1, chosen[:, None])[:, 0]
+
+
+def padded_width(length: int) -> int:
+    """Return the width of a batch whose longest row has so many tokens."""
+    return -(-length // WIDTH) * WIDTH

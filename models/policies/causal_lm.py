@@ -1,0 +1,226 @@
+"""Causal language models of transformers (``AutoModelForCausalLM``), full weights or adapters.
+
+Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widths of ``maths.tokens.WIDTH``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from configs.errors import ConfigError
+from configs.registry import build
+from configs.schema import RunConfig
+from models.libraries import read_json
+from models.maths.tokens import token_entropy, token_log_probs
+from models.policies.base import Part, Policy, PolicySettings
+from models.policies.trainable import Trainable
+from models.weights.stored_weights import StoredWeights, empty_model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from models.weights.lora import LoraSpec
+
+#: The trained module by its name.
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalOptions:
+    """Options of ``model.options``; there are none yet that all such models share."""
+
+
+class CausalLM(Policy):
+    """One language model with its tokenizer."""
+
+    kind = "tokens"
+    options_type = CausalOptions
+    lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
+        """Bind to a loaded model and tokenizer."""
+        super().__init__(settings)
+        self.model = model
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def settings_for(
+        cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
+    ) -> PolicySettings:
+        """Return dtype, device and how it computes; an image's size means nothing here."""
+        section = config.model
+        return PolicySettings(
+            dtype=dtype,
+            device=device,
+            gradient_checkpointing=section.gradient_checkpointing,
+            attention=section.attention,
+            empty=empty,
+        )
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
+    ) -> CausalLM:
+        """Load the model and its tokenizer from a folder that ``save_pretrained`` wrote.
+
+        Raises:
+            ConfigError: the folder holds no causal language model, no tokenizer, or no safetensors.
+        """
+        from transformers import AutoModelForCausalLM
+
+        build(cls.options_type, "causal_lm", options, what="model.options of")
+        check_folder(folder)
+        model: Any
+        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
+        if settings.empty:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            model = empty_model(lambda: AutoModelForCausalLM.from_config(config), settings.dtype)
+        else:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=settings.dtype, use_safetensors=True, **loading
+            )
+            model = loaded.to(settings.device)
+        # Dropout would make the first ratios others than 1.
+        model.eval()
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy = cls(settings, model, load_tokenizer(folder))
+        policy.stored = {MODEL: StoredWeights.of(folder, model)}
+        return policy
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The language model."""
+        return {MODEL: self.model}
+
+    def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableLM:
+        """Make it trainable, with adapters or whole."""
+        return TrainableLM(self, lora, seed=seed)
+
+    def save_lora(self, folder: Path) -> None:
+        """Write the adapter as peft's ``PeftModel.from_pretrained`` reads it."""
+        self.model.save_pretrained(folder)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Tokens that end a completion: the tokenizer's, and those of the model's own configuration files."""
+        named = [self.tokenizer.eos_token_id, self.model.config.eos_token_id]
+        own = getattr(self.model, "generation_config", None)
+        named.append(None if own is None else own.eos_token_id)
+        flat = [token for each in named for token in (each if isinstance(each, list | tuple) else [each])]
+        return frozenset(int(token) for token in flat if token is not None)
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens the model takes at most, prompt and completion; None where its config names no limit."""
+        found = getattr(self.model.config, "max_position_embeddings", None)
+        return None if found is None else int(found)
+
+    def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Return logits of the next token; see ``maths.generation.Forward``."""
+        with self._autocast():
+            out = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return out.logits[:, -1], out.past_key_values
+
+    def logits(self, ids: Tensor, lengths: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
+        """Return (B, W, V) logits of whole rows.
+
+        Args:
+            ids: (B, W) int64, padded on the right with anything.
+            lengths: (B,) int64 tokens of each row.
+            modules: what is called instead of the policy's own (a reference).
+        """
+        places = torch.arange(ids.shape[1], device=ids.device)
+        mask = (places < lengths[:, None]).long()
+        positions = places.expand_as(ids)
+        model = self.model if modules is None else modules[MODEL]
+        with self._autocast():
+            found: Tensor = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        return found
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.settings.dtype
+        return torch.autocast(self.settings.device.type, dtype, enabled=dtype != torch.float32)
+
+
+class TrainableLM(Trainable):
+    """A trained language model, with the log-probs of what it is compared with."""
+
+    policy: CausalLM
+
+    def log_probs(self, ids: Tensor, lengths: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without.
+
+        Args:
+            ids: (B, W) int64.
+            lengths: (B,) int64.
+            temperature: divides logits.
+        """
+        logits = self.policy.logits(ids, lengths)
+        return token_log_probs(logits, ids, temperature), token_entropy(logits.detach(), temperature)
+
+    @torch.no_grad()
+    def reference_log_probs(self, ids: Tensor, lengths: Tensor, temperature: float) -> Tensor:
+        """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy.
+
+        Raises:
+            RuntimeError: full weights are trained and no reference was set.
+        """
+        if self.lora is not None:
+            with self.without_adapters():
+                return token_log_probs(self.policy.logits(ids, lengths), ids, temperature)
+        reference = self.frozen["reference"]
+        if not reference:
+            raise RuntimeError("set_reference() must be called before reference log-probs are asked for")
+        return token_log_probs(self.policy.logits(ids, lengths, reference), ids, temperature)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return a model's tokenizer.
+
+    Raises:
+        ConfigError: the folder has none that can be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model.path '{folder}' has no tokenizer that can be read: {error}. Save it beside the model with "
+            "tokenizer.save_pretrained()."
+        ) from None
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder holds a causal language model.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"model.path '{folder}' holds no config.json; it is no folder of a transformers model. Write one with "
+            "model.save_pretrained() and tokenizer.save_pretrained()."
+        )
+    classes: Sequence[str] = read_json(path).get("architectures") or ()
+    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
+        raise ConfigError(
+            f"model.path '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
+            "model (...ForCausalLM). Choose another model."
+        )

@@ -1,0 +1,146 @@
+"""GRPO for language models (DeepSeekMath, arXiv 2402.03300): the clipped ratio of every token, with group advantages.
+
+All tokens of a completion have its advantage. ``normalization`` says over what a row's tokens are averaged: all tokens
+of the update (DAPO, arXiv 2503.14476), the row's own (the paper), or a constant (Dr.GRPO, arXiv 2503.20783). Shares are
+told from the masks of the whole update, so micro-batches, ranks and padding change no loss. One update per epoch is the
+on-policy case: every ratio is exactly 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from tasks.algorithms.token_objectives import (
+    Estimator,
+    cispo_tokens,
+    clipped_tokens,
+    masked_mean,
+    masked_sum,
+    sequence_log_ratio,
+    token_kl,
+)
+from tasks.algorithms.tokens import TokenBatch, TokenModels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGRPO:
+    """The published objective; variants are its options."""
+
+    clip_low: float = 0.2
+    """Ratios below 1 - clip_low are clipped."""
+    clip_high: float = 0.2
+    """Ratios above 1 + clip_high are clipped."""
+    normalization: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
+    """Mean over all tokens of the update, over each row's tokens, or sums over ``constant``."""
+    constant: int | None = None
+    """What sums over a row are divided by, with normalization 'constant': the longest completion, say."""
+    ratio: Literal["token", "sequence"] = "token"
+    """A ratio per token, or the geometric mean of a row's (GSPO)."""
+    surrogate: Literal["clip", "cispo"] = "clip"
+    """PPO's clipped surrogate, or CISPO's clipped weights."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the base model, in the loss."""
+    kl: Estimator = "k3"
+    """How that KL is estimated per token."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        choices = {
+            "normalization": ("token_mean", "sequence_mean", "constant"),
+            "ratio": ("token", "sequence"),
+            "surrogate": ("clip", "cispo"),
+            "kl": ("k1", "k2", "k3"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
+        if not (0 < self.clip_low < 1 and self.clip_high > 0):
+            raise ValueError("clip_low must lie between 0 and 1, and clip_high above 0.")
+        if (self.normalization == "constant") != (self.constant is not None):
+            raise ValueError("constant belongs to normalization 'constant', which needs it.")
+        if self.kl_coef < 0:
+            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
+
+    @property
+    def requires(self) -> Requirements:
+        """Groups of two; for a KL the base model, and samples of advantage 0 too."""
+        wanted = self.kl_coef > 0
+        return Requirements(kind="tokens", min_group_size=2, reference=wanted, zero_advantages=wanted)
+
+    def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
+        """Return the loss of every row, its tokens weighed as ``normalization`` says."""
+        rows = expect(batch, TokenBatch)
+        log_probs, entropy = models.log_probs(rows)
+        old = rows.anchored(log_probs)
+        plain = log_probs - old
+        log_ratio = sequence_log_ratio(log_probs, old, rows.mask) if self.ratio == "sequence" else plain
+        advantages = rows.advantages[:, None]
+        if self.surrogate == "cispo":
+            tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip_high)
+        else:
+            tokens = clipped_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
+        metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
+        if self.kl_coef > 0:
+            kl = token_kl(log_probs, models.reference_log_probs(rows), self.kl)
+            metrics["kl"] = masked_mean(kl.detach(), rows.mask)
+            tokens = tokens + self.kl_coef * kl
+        return RowLoss(loss=self._row(tokens, rows), metrics=metrics)
+
+    def _row(self, tokens: Tensor, rows: TokenBatch) -> Tensor:
+        if self.normalization == "token_mean":
+            return masked_sum(tokens, rows.mask) * rows.share
+        if self.normalization == "sequence_mean":
+            return masked_mean(tokens, rows.mask)
+        return masked_sum(tokens, rows.mask) / float(self.constant or 1)
+
+    def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+        ratio, mask = torch.exp(log_ratio), rows.mask
+        gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
+        sampler = torch.where(mask, (rows.sampled_log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
+        return {
+            "ratio": masked_mean(ratio, mask),
+            "ratio_squared": masked_mean(ratio.square(), mask),
+            "clip_high": masked_mean((ratio > 1 + self.clip_high).float(), mask),
+            "clip_low": masked_mean((ratio < 1 - self.clip_low).float(), mask),
+            "approx_kl": masked_mean(torch.exp(-log_ratio) - 1 + log_ratio, mask),
+            "entropy": masked_mean(entropy, mask),
+            "length": mask.sum(-1).float(),
+            "sampler_gap": sampler,
+            "gap": gap,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DAPO(TokenGRPO):
+    """GRPO with a higher upper bound and the mean over all tokens of the update (arXiv 2503.14476)."""
+
+    clip_high: float = 0.28
+    normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GSPO(TokenGRPO):
+    """GRPO with one ratio per row, the geometric mean of its tokens' (arXiv 2507.18071)."""
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    ratio: Literal["token", "sequence"] = "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CISPO(TokenGRPO):
+    """GRPO with clipped weights instead of a clipped surrogate (arXiv 2506.13585)."""
+
+    normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    surrogate: Literal["clip", "cispo"] = "cispo"

@@ -1,0 +1,74 @@
+"""Losses over tokens. Pure: tensors in, tensors out.
+
+Legend: B rows, W positions; ``mask`` (B, W) bool of tokens the policy chose. What stands elsewhere reaches no result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum over chosen tokens, (B,); with ``where``, as NaN times 0 is NaN."""
+    return torch.where(mask, values, torch.zeros_like(values)).sum(-1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over chosen tokens, (B,); 0 for a row without any."""
+    return masked_sum(values, mask) / mask.sum(-1).clamp(min=1)
+
+
+def token_kl(log_probs: Tensor, reference: Tensor, estimator: Estimator) -> Tensor:
+    """Return an estimate of KL(policy || reference) per token, (B, W).
+
+    With d = log p - log ref: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (J. Schulman, 2020).
+    """
+    difference = log_probs - reference
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    return torch.exp(-difference) - 1 + difference
+
+
+def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Return -min(r A, clip(r, 1 - low, 1 + high) A) per token, (B, W) (PPO, arXiv 1707.06347; DAPO's two bounds).
+
+    Args:
+        log_ratio: (B, W).
+        advantages: (B, W) or (B, 1).
+        low: how far below 1 a ratio still counts.
+        high: how far above.
+    """
+    ratio = torch.exp(log_ratio)
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Return GSPO's log-ratio (arXiv 2507.18071, eq. 7), (B, W): the row's mean, with each token's own gradient.
+
+    The value is the same for all tokens of a row; the gradient of token t is that of its log-prob, as in the form with
+    a stop-gradient (eq. 14), so that with one advantage per row both forms have the same total gradient.
+    """
+    mean = masked_mean(log_probs.detach() - old, mask)
+    return mean[:, None] + log_probs - log_probs.detach()
+
+
+def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high: float) -> Tensor:
+    """Return -sg(min(r, 1 + high)) A log p per token, (B, W): no token loses its gradient (arXiv 2506.13585).
+
+    Args:
+        log_ratio: (B, W).
+        advantages: (B, W) or (B, 1).
+        log_probs: (B, W) with gradient.
+        high: how far above 1 a weight may be.
+    """
+    return -torch.exp(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs

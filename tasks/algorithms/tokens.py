@@ -1,0 +1,67 @@
+"""Rows of causal language models, and what an algorithm may ask of such a policy.
+
+Legend: B rows of a micro-batch, W positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tasks.algorithms.base import Batch, Models
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.causal_lm import TrainableLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch(Batch):
+    """Texts: prompt and completion of each row, padded on the right."""
+
+    ids: Tensor
+    """(B, W) int64."""
+    lengths: Tensor
+    """(B,) int64 tokens of each row."""
+    mask: Tensor
+    """(B, W) bool: tokens the policy chose; there may be gaps."""
+    old_log_probs: Tensor
+    """(B, W) float32 log-probs of the behavior policy, 0 elsewhere."""
+    sampled_log_probs: Tensor
+    """(B, W) float32 log-probs as the sampler computed them, 0 elsewhere."""
+    share: Tensor
+    """(B,) float32: rows of the update over tokens that the policy chose in all of it."""
+    own: Tensor
+    """(B,) bool: old log-probs are those of the policy as it is now."""
+
+    def anchored(self, log_probs: Tensor) -> Tensor:
+        """Return the (B, W) old log-probs; where they are the policy's own, exactly those it has now."""
+        return torch.where(self.own[:, None], log_probs.detach(), self.old_log_probs)
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenModels(Models):
+    """Log-probs of the policy, and of what it is compared with."""
+
+    trainable: TrainableLM
+    """The policy being trained."""
+    temperature: float
+    """Divides logits, as in the rollout."""
+
+    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Return the policy's (B, W) log-probs, with gradient, and entropies."""
+        return self.trainable.log_probs(batch.ids, batch.lengths, self.temperature)
+
+    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+        """Return the base model's (B, W) log-probs; computed once per row and epoch."""
+        known = self.remembered
+        if known is not None and all(key in known for key in batch.keys):
+            rows = [known[key][: batch.ids.shape[1]] for key in batch.keys]
+            return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.ids.device)
+        found = self.trainable.reference_log_probs(batch.ids, batch.lengths, self.temperature)
+        if known is not None:
+            known.update(zip(batch.keys, found.cpu(), strict=True))
+        return found

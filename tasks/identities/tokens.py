@@ -1,0 +1,46 @@
+"""What samples, training and exports of causal language models depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.schema import RunConfig
+from configs.tokens import TokensSection
+from tasks.identities.kinds import KindIdentity
+from tasks.inputs.components import tokens_of
+
+
+class TokensIdentity(KindIdentity):
+    """How texts are sampled."""
+
+    def encoding_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Nothing: prompts are taken as they are."""
+        return {"policy": config.model.policy}
+
+    def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Groups, store, dtype and how tokens are drawn; how evaluations draw them is not part of it."""
+        names = ("prompts_per_epoch", "group_size", "store")
+        rollout = {name: getattr(config.rollout, name) for name in names}
+        return {"rollout": rollout, "tokens": _drawn(tokens_of(config)), **_called(config)}
+
+    def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """How tokens are drawn, or that the likeliest are taken."""
+        section = tokens_of(config)
+        return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(config)}
+
+    def training_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """The temperature that log-probs belong to."""
+        return {"temperature": tokens_of(config).temperature}
+
+    def export_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """How the card says the model is called."""
+        return {"tokens": tokens_of(config).model_dump(mode="json"), **_called(config)}
+
+
+def _drawn(section: TokensSection) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude={"evaluate"})
+
+
+def _called(config: RunConfig) -> dict[str, Any]:
+    return {"dtype": config.model.dtype, "options": config.model.options, "attention": config.model.attention}

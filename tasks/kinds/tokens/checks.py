@@ -1,0 +1,106 @@
+"""What a config of a causal language model must fit, and what a run of it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from configs.errors import ConfigError
+from configs.rewards import RewardSection
+from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
+from configs.section import Section
+from models.rewards.base import Needs
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import check_advantage
+from tasks.identities.nodes import is_evaluated
+from tasks.inputs.components import tokens_of
+from tasks.kinds.cost import Cost
+
+#: Settings that mean nothing for texts, by section; each must be at its default.
+_FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
+    "model": (
+        ModelSection,
+        ("height", "width", "frames", "guidance_scale", "negative_prompt", "vae_tiling", "device_map", "compile"),
+    ),
+    "rollout": (
+        RolloutSection,
+        ("steps", "sampler", "solver", "plan", "same_noise", "latents_dtype", "unconditional", "media"),
+    ),
+    "optimize": (OptimizeSection, ("replay", "guidance_gradient")),
+    "evaluate": (EvaluateSection, ("steps", "solver")),
+}
+
+
+def check_tokens(config: RunConfig, requires: Requirements) -> None:
+    """Check that what only texts have is there, and that nothing else is set.
+
+    Raises:
+        ConfigError: something cannot work.
+    """
+    for name, (section, fields) in _FOREIGN.items():
+        for field in fields:
+            value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
+            if value != default:
+                raise ConfigError(
+                    f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes texts, for which it "
+                    f"means nothing. Remove it; rollout.tokens says how texts are sampled."
+                )
+    if config.execution.ahead:
+        raise ConfigError(
+            "execution.ahead is above 0, but rows of older policies are not corrected for texts yet. Set it to 0."
+        )
+    if config.execution.context_parallel > 1 or config.execution.sampling == "spread":
+        raise ConfigError("execution.context_parallel and execution.sampling 'spread' split denoisers. Remove them.")
+    if config.advantage.kl_coef > 0:
+        raise ConfigError(
+            "advantage.kl_coef is for KLs that rollouts store, which texts' do not. Use the algorithm's kl_coef."
+        )
+    if config.rollout.group_size < requires.min_group_size:
+        raise ConfigError(
+            f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
+            f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
+        )
+    check_advantage(config)
+
+
+def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
+    """Check that a reward scores texts.
+
+    Raises:
+        ConfigError: it scores something else.
+    """
+    if needs.media != "texts":
+        raise ConfigError(
+            f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
+            "Choose a reward that reads those; one of your own declares needs = Needs(media='texts')."
+        )
+
+
+def trial_text() -> np.ndarray:
+    """Return one made-up completion, (1,) objects."""
+    return np.array(["a text that was made up for the trial"], object)
+
+
+def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+    """Return what a run takes, in rows: samples through the model."""
+    rollout = config.rollout
+    samples = rollout.prompts_per_epoch * rollout.group_size
+    rows = samples * config.optimize.inner_epochs
+    splits = sum(1 for split in ("train", "heldout") if prompts[split])
+    return Cost(
+        prompts=prompts,
+        samples_per_epoch=samples,
+        rollout_forwards=samples * (tokens_of(config).max_new + 1),
+        optimize_rows=rows,
+        optimize_forwards=rows,
+        reference_forwards=samples if requires.reference else 0,
+        evaluate_forwards=splits * config.evaluate.samples * (tokens_of(config).max_new + 1),
+        updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
+        shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
+        latent_bytes_per_epoch=None,
+        latent_bytes=None,
+        evaluations=1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch)),
+        reference=requires.reference,
+    )

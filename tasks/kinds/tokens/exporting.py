@@ -1,0 +1,107 @@
+"""Exports of language models: what ``from_pretrained`` of transformers, or of peft, loads with its plainest call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from models.policies.causal_lm import CausalLM
+from tasks.figures.evaluations import evaluation_figures
+from tasks.inputs.base_model import BaseModel, describe_base, license_files
+from tasks.inputs.components import tokens_of
+from tasks.inputs.sources import PIPELINE, Weights
+
+if TYPE_CHECKING:
+    from tasks.kinds.kind import Exporting
+
+
+_MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")"""
+_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}), ".")"""
+_CARD = """---
+{front}
+---
+
+# {title}
+
+Trained from `{base}` with `{algorithm}`.
+
+```python
+{load}
+tokenizer = AutoTokenizer.from_pretrained(".")
+inputs = tokenizer("...", return_tensors="pt")
+drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
+ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn)
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
+| reward | prompts | before | after |
+|---|---|--:|--:|
+{figures}
+"""
+
+
+class LanguageModelExport:
+    """A model folder, or an adapter beside the base model's name; card and settings."""
+
+    def __init__(self, exporting: Exporting) -> None:
+        """Bind to what is exported."""
+        self._exporting, self._context, self._config = exporting, exporting.context, exporting.config
+
+    def write(self, folder: Path) -> None:
+        """Write model, tokenizer, settings and card."""
+        held = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
+        policy, target, base = cast(CausalLM, held.policy), folder / PIPELINE, self._base()
+        target.mkdir(parents=True)
+        if self._exporting.identity.format == "lora":
+            policy.save_lora(target)
+        else:
+            policy.model.save_pretrained(target)
+        policy.tokenizer.save_pretrained(target)
+        for path in license_files(self._context.base_folder):
+            (target / path.name).write_bytes(path.read_bytes())
+        settings = tokens_of(self._config).model_dump(mode="json")
+        (target / "generation.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (target / "README.md").write_text(self._card(base))
+
+    def _base(self) -> BaseModel:
+        section = self._config.model
+        identity = {} if section.path is None else self._context.model_identity
+        return describe_base(section, identity, self._context.base_folder)
+
+    def _card(self, base: BaseModel) -> str:
+        """Return the card: front matter, how to call the model, and what came of training."""
+        identity, config = self._exporting.identity, self._config
+        lora, section = identity.format == "lora", tokens_of(config)
+        head = {
+            "library_name": "peft" if lora else "transformers",
+            "pipeline_tag": "text-generation",
+            "license": base.license.id,
+        }
+        values = {
+            "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
+            "title": f"{self._context.run.name}, epoch {identity.epoch}",
+            "base": base.name,
+            "algorithm": config.optimize.algorithm.name,
+            "load": _ADAPTER.format(base=json.dumps(base.name)) if lora else _MODEL,
+            "max_new": section.max_new,
+            "temperature": section.temperature,
+            "figures": "\n".join(self._figures()),
+        }
+        return _CARD.format(**values)
+
+    def _figures(self) -> list[str]:
+        chain, epoch = self._context.chain, self._exporting.identity.epoch
+        before, after = evaluation_figures(chain, 0), evaluation_figures(chain, epoch)
+        found = []
+        for split, rewards in after.items():
+            for slot, figures in rewards.items():
+                was = before.get(split, {}).get(slot, {}).get("mean")
+                start = "" if was is None else f"{was:.3f}"
+                found.append(f"| {slot} | {split} | {start} | {figures['mean']:.3f} |")
+        return found

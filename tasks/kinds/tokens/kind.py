@@ -1,0 +1,102 @@
+"""The tokens kind: each method leads to the file that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.policies.base import Part
+from models.policies.causal_lm import TrainableLM
+from models.rewards.base import Batch as Scored
+from models.rewards.base import Needs
+from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Requirements
+from tasks.algorithms.tokens import TokenModels
+from tasks.inputs.components import tokens_of
+from tasks.inputs.prompts import Prompt
+from tasks.kinds.cost import Cost
+from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
+from tasks.kinds.sample_set import SampleSet
+from tasks.kinds.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
+from tasks.kinds.tokens.exporting import LanguageModelExport
+from tasks.kinds.tokens.making import evaluation_maker, rollout_maker
+from tasks.kinds.tokens.sets import TextSet
+from tasks.kinds.tokens.text import stored_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.trainable import Trainable
+    from tasks.hosting.host import ModelHost
+
+#: Texts of an evaluation as people read them, one JSON object a line.
+EXAMPLES = "texts.jsonl"
+
+
+class Tokens(Kind):
+    """Language models: samples are texts."""
+
+    encodes = False
+    sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
+    saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
+
+    def check(self, config: RunConfig, requires: Requirements) -> None:
+        """Refuse settings of images."""
+        check_tokens(config, requires)
+
+    def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
+        """Count rows."""
+        return cost_of_tokens(config, requires, prompts)
+
+    def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
+        """Never asked: prompts are taken as they are."""
+        raise AssertionError("prompts of language models are not encoded ahead")
+
+    def rollout(self, making: Making) -> Maker:
+        """Texts drawn with a seed per token."""
+        return rollout_maker(making)
+
+    def evaluation(self, making: Making) -> Maker:
+        """The likeliest texts, or draws that are always the same."""
+        return evaluation_maker(making)
+
+    def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
+        """Rewards get texts."""
+        check_scored(section, needs, config)
+
+    def trial(self, config: RunConfig) -> np.ndarray:
+        """Return a made-up text."""
+        return trial_text()
+
+    def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
+        """Return completions, (B,) objects."""
+        return np.array([stored_text(shard, row) for row in range(shard.table.num_rows)], object)
+
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
+        """Write the first texts with prompt and verdict."""
+        import json
+
+        shown = zip(batch.prompts, batch.media, verdicts, strict=False)
+        lines = [json.dumps({"prompt": prompt, "text": text, "verdict": verdict}) for prompt, text, verdict in shown]
+        if lines:
+            (folder / EXAMPLES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def training_set(
+        self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
+    ) -> SampleSet:
+        """Return texts as rows."""
+        return TextSet(shards, advantages, device=None if training.host is None else training.host.device)
+
+    def models(self, config: RunConfig, trainable: Trainable) -> TokenModels:
+        """Return log-probs."""
+        return TokenModels(trainable=cast(TrainableLM, trainable), temperature=tokens_of(config).temperature)
+
+    def export(self, exporting: Exporting, folder: Path) -> None:
+        """Write a model folder or an adapter."""
+        LanguageModelExport(exporting).write(folder)

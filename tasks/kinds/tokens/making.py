@@ -1,0 +1,167 @@
+"""Makes texts: one generation loop, then one forward over whole rows whose log-probs are the behavior's.
+
+A KV cache computes other bits than a forward over the whole row, so what the loop drew with is kept beside, for the gap
+and for samplers of other programs; what training compares with is computed as training computes it.
+
+Legend: B rows, W positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from models.maths.generation import Completion, Sampling, generate
+from models.maths.tokens import padded_width
+from models.policies.causal_lm import TrainableLM
+from storage.trajectories.base import Sample
+from tasks.hosting.devices import moved
+from tasks.inputs.components import tokens_of
+from tasks.inputs.sources import Weights
+from tasks.kinds.kind import Job, Making
+from tasks.kinds.tokens.prompts import Prompts
+from tasks.kinds.tokens.text import FINISHES, completed_text
+from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Draws are 63-bit seeds, as fractions of this.
+_RANGE = float(1 << 63)
+
+
+class TextMaker:
+    """Completes prompts with a policy, under some of its weights."""
+
+    def __init__(self, making: Making, weights: Weights, *, seed: Callable[[Job, int], int] | None) -> None:
+        """Bind to what samples are made with.
+
+        Args:
+            making: run and policy.
+            weights: which of its weights.
+            seed: (job, position) -> what a token is drawn with; None: the likeliest token.
+        """
+        self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
+        self._section = tokens_of(making.config)
+
+    def load(self) -> None:
+        """The policy; all ranks ask together."""
+        self._host.assemble(self._making.policy, self._weights)
+
+    def rest(self) -> None:
+        """Nothing: weights are whole while ranks sample."""
+
+    def make(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Complete the prompts of some jobs; the batch is filled up to its size, so that kernels are the same."""
+        size = self._making.config.execution.rollout_batch_size
+        padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
+        held = self._held()
+        prompts = [self._prompts.ids(job.prompt.text) for job in padded]
+        found = generate(
+            held.policy.next_logits,
+            prompts,
+            self._sampling,
+            width=self._width,
+            uniforms=None if self._seed is None else self._uniforms(padded),
+            device=self._host.device,
+        )
+        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
+        log_probs = _rescored(held, rows, self._section.temperature, self._host.device)
+        return [
+            self._sample(job, prompts[row], found[row], log_probs[row, len(prompts[row]) : len(rows[row])])
+            for row, job in enumerate(jobs)
+        ]
+
+    def _held(self) -> TrainableLM:
+        return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
+
+    @cached_property
+    def _prompts(self) -> Prompts:
+        policy = self._held().policy
+        return Prompts(policy.tokenizer, self._section, policy.context_length)
+
+    @cached_property
+    def _width(self) -> int:
+        """One for all batches of the run: what a row's left padding is would change its bits."""
+        everything = (prompt for split in ("train", "heldout") for prompt in self._making.context.prompts[split])
+        return padded_width(max(len(self._prompts.ids(prompt.text)) for prompt in everything))
+
+    @cached_property
+    def _sampling(self) -> Sampling:
+        policy, stop = self._held().policy, self._section.stop
+        decode = policy.tokenizer.decode
+
+        def stopped(ids: Sequence[int]) -> bool:
+            text = decode(list(ids), skip_special_tokens=True) if stop else ""
+            return any(each in text for each in stop)
+
+        return Sampling(
+            max_new=self._section.max_new, temperature=self._section.temperature, eos=policy.eos, stopped=stopped
+        )
+
+    def _uniforms(self, jobs: Sequence[Job]) -> Callable[[int], Tensor]:
+        seed = self._seed
+        assert seed is not None
+        return lambda position: torch.tensor([seed(job, position) / _RANGE for job in jobs], dtype=torch.float64)
+
+    def _sample(self, job: Job, prompt: Sequence[int], found: Completion, log_probs: Tensor) -> Sample:
+        mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
+        mask[len(prompt) :] = 1
+        text = completed_text(self._held().policy.tokenizer, found.ids)
+        return Sample(
+            sample_id=job.name,
+            prompt_id=job.prompt.id,
+            group_id=job.prompt.id,
+            prompt=job.prompt.text,
+            metadata=job.prompt.metadata,
+            epoch=self._making.epoch,
+            replica=job.replica,
+            seed=0 if self._seed is None else self._seed(job, 0),
+            policy=str(self._making.policy),
+            sigmas=(),
+            log_probs=log_probs.cpu().numpy(),
+            tokens=np.array([*prompt, *found.ids], np.int32),
+            token_mask=mask,
+            sampled_log_probs=np.array(found.log_probs, np.float32),
+            finish=np.array([FINISHES.index(found.finish)], np.uint8),
+            text=np.frombuffer(text.encode(), np.uint8),
+        )
+
+
+def rollout_maker(making: Making) -> TextMaker:
+    """Return what makes the texts that are trained on: a draw per run seed, epoch, prompt, replica and position."""
+    run, epoch = making.config.run.seed, making.epoch
+    return TextMaker(
+        making,
+        Weights.BEHAVIOR,
+        seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
+    )
+
+
+def evaluation_maker(making: Making) -> TextMaker:
+    """Return what makes the texts a policy is evaluated on: the likeliest tokens, or draws that are always the same."""
+    seed = making.config.evaluate.seed
+    greedy = tokens_of(making.config).evaluate == "greedy"
+    drawn = lambda job, position: derive(seed, "evaluate", job.prompt.id, job.replica, position)  # noqa: E731
+    return TextMaker(making, Weights.AVERAGE, seed=None if greedy else drawn)
+
+
+@torch.no_grad()
+def _rescored(held: TrainableLM, rows: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Tensor:
+    """Return (B, W) log-probs of whole rows, as training computes them."""
+    ids, lengths = padded_rows(rows, device)
+    log_probs, _ = held.log_probs(ids, lengths, temperature)
+    return log_probs
+
+
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return rows of token ids padded on the right, (B, W) int64, and their lengths, (B,) int64, on a device."""
+    width = padded_width(max(map(len, rows)))
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.as_tensor(np.asarray(row, np.int64))
+    return moved(ids, device), moved(torch.tensor([len(row) for row in rows]), device)

@@ -1,0 +1,77 @@
+"""Prompts as token ids: never rendered to text and tokenized again, so that no special token appears twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.tokens import TokensSection
+
+
+class Prompts:
+    """Token ids of prompts, cut or refused where they are too long."""
+
+    def __init__(self, tokenizer: Any, section: TokensSection, context_length: int | None) -> None:
+        """Bind to a tokenizer.
+
+        Args:
+            tokenizer: of transformers.
+            section: how texts are sampled.
+            context_length: tokens the model takes, prompt and completion; None: no limit is known.
+
+        Raises:
+            ConfigError: a template is asked for that the tokenizer does not have, or nothing is left for a prompt.
+        """
+        self._tokenizer, self._section = tokenizer, section
+        self._chat = section.template == "chat" or (
+            section.template == "auto" and getattr(tokenizer, "chat_template", None) is not None
+        )
+        if section.system is not None and not self._chat:
+            raise ConfigError(
+                "rollout.tokens.system is set, but prompts go through no chat template. Set rollout.tokens.template to "
+                "'chat', or remove it."
+            )
+        room = None if context_length is None else context_length - section.max_new
+        if room is not None and room < 1:
+            raise ConfigError(
+                f"rollout.tokens.max_new is {section.max_new}, but the model takes {context_length} tokens in all, so "
+                "no prompt fits. Lower it."
+            )
+        limits = [limit for limit in (section.max_prompt, room) if limit is not None]
+        self.limit = min(limits) if limits else None
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a prompt, at least one.
+
+        Raises:
+            ConfigError: it is too long and may not be cut, it is empty, or the template fails.
+        """
+        found = self._rendered(text)
+        if not found:
+            raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
+        if self.limit is None or len(found) <= self.limit:
+            return found
+        if self._section.on_overlong == "cut_left":
+            return found[-self.limit :]
+        raise ConfigError(
+            f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
+            "and what the model takes less rollout.tokens.max_new). Shorten it, lower max_new, or set "
+            "rollout.tokens.on_overlong to 'cut_left'."
+        )
+
+    def _rendered(self, text: str) -> list[int]:
+        if not self._chat:
+            return [int(token) for token in self._tokenizer(text).input_ids]
+        messages = [{"role": "user", "content": text}]
+        if self._section.system is not None:
+            messages.insert(0, {"role": "system", "content": self._section.system})
+        try:
+            found = self._tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"the tokenizer's chat template fails for prompt {text[:60]!r}: {error}. Set rollout.tokens.template "
+                "to 'none', or mend the template."
+            ) from error
+        return [int(token) for token in found]
