@@ -43,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden-dir", default=None, help="folder of golden vectors; tests/golden/data when absent")
+    parser.addoption("--golden-tokens", default=None, help="the same of tokens; tests/golden/tokens/data when absent")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -102,7 +102,7 @@ def images(count: int = 6) -> np.ndarray:
 
 
 ABOUT = {"tag": "counting", "include": [{"class": "cat", "count": 1}], "vqa_list": [["Is it red?", "Yes"]]}
-METADATA = [{"image": "wanted.png", **ABOUT}] * 6
+METADATA = [{"image": "wanted.png", "answer": "46", **ABOUT}] * 6
 PROMPTS = [f'"{n}{n}"' for n in range(6)]
 
 

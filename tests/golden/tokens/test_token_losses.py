@@ -1,0 +1,193 @@
+"""Losses and gradients over tokens equal those of the public trainers, through the classes that training uses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.maths.tokens import token_entropy, token_log_probs
+from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, TokenGRPO
+from tasks.algorithms.token_objectives import clipped_tokens, masked_mean, masked_sum, token_kl
+from tasks.algorithms.tokens import TokenBatch
+
+DATA = Path(__file__).parent / "data"
+#: Of TRL: loss type -> how rows are normalized.
+NORMALIZATIONS = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "constant"}
+
+
+@dataclass
+class Case:
+    """One case of a file."""
+
+    about: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    def tensor(self, name: str) -> Tensor:
+        found = torch.from_numpy(self.arrays[name])
+        return found.double() if found.is_floating_point() else found
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.getoption("--golden-tokens") or DATA)
+
+
+def cases(folder: Path, file: str, *beginnings: str) -> dict[str, Case]:
+    with np.load(folder / f"{file}.npz") as content:
+        arrays = {key: content[key] for key in content.files}
+    meta = json.loads(str(arrays.pop("meta")))
+    found = {}
+    for name, about in meta.items():
+        if name.startswith(beginnings):
+            own = {key.removeprefix(f"{name}."): value for key, value in arrays.items() if key.startswith(f"{name}.")}
+            found[name] = Case(about, own)
+    assert found
+    return found
+
+
+class Given:
+    """What an algorithm asks of a model: log-probs of given logits, position by position."""
+
+    def __init__(self, case: Case) -> None:
+        self.logits = case.tensor("logits").requires_grad_()
+        self._ids, self._reference = case.tensor("ids"), case.arrays.get("ref")
+
+    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(self.logits, -1)
+        return log_p.gather(-1, self._ids[..., None])[..., 0], torch.zeros_like(log_p[..., 0].detach())
+
+    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+        assert self._reference is not None
+        return torch.from_numpy(self._reference).double()
+
+
+def batch_of(case: Case) -> TokenBatch:
+    mask = case.tensor("mask").bool()
+    rows = len(mask)
+    return TokenBatch(
+        ids=case.tensor("ids"),
+        lengths=torch.full((rows,), mask.shape[1]),
+        mask=mask,
+        old_log_probs=case.tensor("old"),
+        sampled_log_probs=case.tensor("old"),
+        share=torch.full((rows,), rows / float(mask.sum()), dtype=torch.float64),
+        own=torch.zeros(rows, dtype=torch.bool),
+        advantages=case.tensor("advantages")[:, 0],
+        weights=torch.ones(rows),
+        units=torch.arange(rows),
+        importance=torch.ones(rows),
+        count=rows,
+        age=torch.zeros(rows, dtype=torch.int64),
+        step=torch.zeros(rows, dtype=torch.int64),
+        keys=tuple((row, 0) for row in range(rows)),
+    )
+
+
+def expect_equal(algorithm: TokenGRPO, case: Case, name: str) -> None:
+    models: Any = Given(case)
+    loss = algorithm.loss(batch_of(case), models).loss.mean()
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), case.tensor("loss"), rtol=2e-6, atol=2e-6, msg=name)
+    torch.testing.assert_close(models.logits.grad, case.tensor("grad_logits"), rtol=2e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_trl_grpo_and_its_normalizations(folder: Path, kind: str, level: str) -> None:
+    for name, case in cases(folder, "policy_losses", f"trl_{kind}_{level}_").items():
+        params = case.about["params"]
+        constant = params["max_completion_length"] if kind == "dr_grpo" else None
+        expect_equal(
+            TokenGRPO(
+                clip_low=params["low"],
+                clip_high=params["high"],
+                normalization=NORMALIZATIONS[kind],  # type: ignore[arg-type]
+                constant=constant,
+                ratio=level,  # type: ignore[arg-type]
+                kl_coef=params["beta"],
+            ),
+            case,
+            name,
+        )
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_trl_cispo(folder: Path, level: str) -> None:
+    for name, case in cases(folder, "policy_losses", f"trl_cispo_{level}_").items():
+        params = case.about["params"]
+        # Theirs names the bound itself.
+        high = params["high"] - 1
+        expect_equal(CISPO(clip_high=high, ratio=level, kl_coef=params["beta"]), case, name)  # type: ignore[arg-type]
+
+
+def test_a_row_without_tokens_counts_as_a_row_of_loss_0(folder: Path) -> None:
+    for name, case in cases(folder, "policy_losses", "trl_maskedrow_").items():
+        params = case.about["params"]
+        kind = params["loss_type"]
+        constant = params["max_completion_length"] if kind == "dr_grpo" else None
+        expect_equal(TokenGRPO(normalization=NORMALIZATIONS[kind], constant=constant), case, name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("peer", ["verl_gspo", "openrlhf_gspo"])
+def test_gspo_has_the_same_gradient_in_both_forms(folder: Path, peer: str) -> None:
+    for name, case in cases(folder, "policy_losses", peer).items():
+        advantages = case.tensor("advantages")
+        if not bool((advantages == advantages[:, :1]).all()):
+            continue
+        params = case.about["params"]
+        expect_equal(GSPO(clip_low=params["low"], clip_high=params["high"]), case, name)
+
+
+def test_ppo_tokens_with_an_advantage_each(folder: Path) -> None:
+    for name, case in cases(folder, "policy_losses", "openrlhf_ppo_").items():
+        params = case.about["params"]
+        if params["dual_clip"] is not None:
+            continue
+        given, mask = Given(case), case.tensor("mask").bool()
+        log_probs, _ = given.log_probs(batch_of(case))
+        tokens = clipped_tokens(
+            log_probs - case.tensor("old"), case.tensor("advantages"), params["low"], params["high"]
+        )
+        over_rows = params["aggregation"] == "seq-mean-token-mean"
+        loss = masked_mean(tokens, mask).mean() if over_rows else masked_sum(tokens, mask).sum() / mask.sum()
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), case.tensor("loss"), rtol=2e-6, atol=2e-6, msg=name)
+        torch.testing.assert_close(given.logits.grad, case.tensor("grad_logits"), rtol=2e-5, atol=2e-6, msg=name)
+
+
+def test_kl_estimators(folder: Path) -> None:
+    for name, case in cases(folder, "kl", "verl_k1_", "verl_k2_", "verl_k3_", "trl_k3_", "openrlhf_k").items():
+        estimator: Any = name.split("_")[1]
+        found = token_kl(case.tensor("logp"), case.tensor("ref"), estimator)
+        wanted = case.tensor("kl")
+        # Peers clamp values to +-10, which ours does not.
+        inside = wanted.abs() < 10 - 1e-6
+        torch.testing.assert_close(found[inside], wanted[inside], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_log_probs_at_a_temperature_and_entropy(folder: Path) -> None:
+    for name, case in cases(folder, "misc", "logp_temperature_").items():
+        logits, ids = case.tensor("logits"), case.tensor("ids")
+        # Ours are asked for a row's own tokens: position t from the logits before it.
+        shifted = torch.nn.functional.pad(ids, (1, 0))
+        padded = torch.nn.functional.pad(logits, (0, 0, 0, 1))
+        found = token_log_probs(padded, shifted, case.about["params"]["temperature"])[:, 1:]
+        outputs = case.about["outputs"]
+        wanted = case.tensor(next(each for each in outputs if not each.startswith("grad")))
+        torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5, msg=name)
+    for name, case in cases(folder, "misc", "entropy_").items():
+        padded = torch.nn.functional.pad(case.tensor("logits"), (0, 0, 0, 1))
+        found = token_entropy(padded, 1.0)[:, 1:]
+        mask = case.tensor("mask").bool()
+        torch.testing.assert_close(found.double()[mask], case.tensor("entropy")[mask], rtol=2e-5, atol=2e-5, msg=name)
+
+
+def test_dapo_is_grpo_with_a_higher_bound_and_one_mean_over_all_tokens() -> None:
+    assert DAPO() == DAPO(clip_low=0.2, clip_high=0.28, normalization="token_mean", ratio="token", surrogate="clip")

@@ -1,0 +1,45 @@
+"""A tiny language model that was never trained, as a run's base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from models.quickstart.addition import character_tokenizer, tiny_model
+from models.rewards.base import declare
+
+
+def write_language_model(folder: Path, *, seed: int = 0) -> None:
+    tiny_model(seed).save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+
+
+def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
+    """Return a config of two epochs of sums, with base model and prompts in a folder."""
+    write_language_model(folder / "lm")
+    rows = [f'{{"prompt": "{a}+{b}=", "answer": "{a + b}"}}' for a in range(1, 4) for b in range(8, 12)]
+    (folder / "train.jsonl").write_text("\n".join(rows[:10]) + "\n")
+    (folder / "heldout.jsonl").write_text("\n".join(rows[10:]) + "\n")
+    return {
+        "run": {"name": "texts", "epochs": 2},
+        "store": {"root": str(folder / "store")},
+        "model": {"policy": "causal_lm", "path": str(folder / "lm")},
+        "prompts": {"train": str(folder / "train.jsonl"), "heldout": str(folder / "heldout.jsonl")},
+        "rollout": {
+            "prompts_per_epoch": 4,
+            "group_size": 4,
+            "groups_per_shard": 2,
+            "tokens": {"max_new": 4},
+            **rollout,
+        },
+        "rewards": [{"name": "tests.support.language_models:digits_in"}],
+        "optimize": {"learning_rate": 1e-3, "updates_per_epoch": 2},
+        "evaluate": {"every": 1, "samples": 4, "images": 2},
+        "execution": {"rollout_batch_size": 8, "micro_batch_size": 8},
+    }
+
+
+@declare(media="texts")
+def digits_in(media: Any, prompts: Any, metadata: Any) -> list[float]:
+    """Return the share of digits in completions: a random model makes some, and can make more."""
+    return [sum(each.isdigit() for each in text) / max(1, len(text)) for text in media]

@@ -1,0 +1,239 @@
+"""Language models through the stages: what is stored replays exactly, and depends on neither shards nor batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from configs.tokens import TokensSection
+from models.maths.generation import Sampling, generate
+from models.maths.tokens import draw, padded_width, token_log_probs
+from models.policies.base import Part, PolicySettings
+from models.policies.causal_lm import CausalLM
+from models.quickstart.addition import character_tokenizer
+from tasks.figures.evaluations import evaluation_figures
+from tasks.identities.nodes import Node
+from tasks.inputs.sources import exported_folder
+from tasks.kinds.tokens.prompts import Prompts
+from tasks.kinds.tokens.text import stored_finish, stored_text
+from tasks.preflight.check import check_config
+from tasks.review.reading import shards_of
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.language_models import texts_data, write_language_model
+
+
+def config_of(folder: Path, *overrides: str, **rollout: Any) -> RunConfig:
+    path = folder / "texts.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(texts_data(folder, **rollout)))
+    return load_config(path, overrides)
+
+
+def samples_of(context: RunContext, epoch: int) -> dict[str, tuple[str, str, list[int], list[float]]]:
+    found = {}
+    for shard in shards_of(context.store, context.chain.require(epoch, "rollout").ref):
+        for row in range(shard.table.num_rows):
+            about = shard.table.slice(row, 1).to_pylist()[0]
+            tokens = shard.array("tokens", row).tolist()
+            found[about["sample_id"]] = (
+                stored_text(shard, row),
+                stored_finish(shard, row),
+                tokens,
+                about["log_probs"],
+            )
+    return found
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    folder = tmp_path_factory.mktemp("lm") / "lm"
+    write_language_model(folder)
+    return CausalLM.load(folder, PolicySettings(), frozenset({Part.DENOISER}), {})
+
+
+def test_the_loop_is_greedy_generate_token_for_token(policy: CausalLM) -> None:
+    prompts = [policy.tokenizer(text).input_ids for text in ("1+2=", "12+34=", "7+")]
+    sampling = Sampling(max_new=6, temperature=1.0, eos=policy.eos)
+    ours = generate(policy.next_logits, prompts, sampling, width=16, uniforms=None, device=torch.device("cpu"))
+    for prompt, found in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt])
+        theirs = policy.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, pad_token_id=0
+        )
+        assert theirs[0, len(prompt) :].tolist()[: len(found.ids)] == found.ids
+
+
+def test_a_row_depends_on_neither_its_neighbors_nor_its_place(policy: CausalLM) -> None:
+    prompts = [policy.tokenizer(text).input_ids for text in ("1+2=", "12+34=", "7+5=", "9+9=")]
+    sampling = Sampling(max_new=5, temperature=1.0, eos=policy.eos)
+    uniforms = torch.linspace(0.05, 0.95, 20, dtype=torch.float64).reshape(4, 5)
+
+    def drawn(order: list[int]) -> list[list[int]]:
+        made = generate(
+            policy.next_logits,
+            [prompts[i] for i in order],
+            sampling,
+            width=16,
+            uniforms=lambda position: uniforms[order, position],
+            device=torch.device("cpu"),
+        )
+        return [made[order.index(i)].ids for i in range(4)]
+
+    assert drawn([0, 1, 2, 3]) == drawn([3, 1, 0, 2])
+
+
+def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(policy: CausalLM) -> None:
+    prompts = [policy.tokenizer("1+2=").input_ids] * 2
+    free = Sampling(max_new=8, temperature=1.0, eos=frozenset())
+    uniforms = torch.rand(2, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    arguments: dict[str, Any] = {"width": 16, "uniforms": lambda at: uniforms[:, at], "device": torch.device("cpu")}
+    whole = generate(policy.next_logits, prompts, free, **arguments)
+    end = whole[0].ids[3]
+    stopping = Sampling(max_new=8, temperature=1.0, eos=frozenset(), stopped=lambda ids: end in ids)
+    (first, _) = generate(policy.next_logits, prompts, stopping, **arguments)
+    assert first.ids == whole[0].ids[: whole[0].ids.index(end) + 1]
+    assert first.finish == "stop"
+    assert whole[0].finish == "length"
+
+
+def test_draws_are_the_inverse_of_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.7]])).expand(4, 3)
+    tokens, log_probs = draw(logits, torch.tensor([0.05, 0.15, 0.35, 0.999], dtype=torch.float64), 1.0)
+    assert tokens.tolist() == [0, 1, 2, 2]
+    torch.testing.assert_close(log_probs.exp(), torch.tensor([0.1, 0.2, 0.7, 0.7]))
+    assert draw(logits, None, 1.0)[0].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
+def test_log_probs_of_a_row_are_the_same_bits_at_any_width(policy: CausalLM, length: int) -> None:
+    ids = torch.randint(3, 15, (1, length), generator=torch.Generator().manual_seed(length))
+    found = []
+    for width in (padded_width(length), padded_width(length) + 16):
+        rows = torch.nn.functional.pad(ids, (0, width - length)).repeat(3, 1)
+        logits = policy.logits(rows, torch.tensor([length, 3, width]))
+        found.append(token_log_probs(logits, rows, 1.0)[0, :length].detach())
+    assert torch.equal(*found)
+
+
+def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    check_config(config)
+    context = prepare(config)
+    evaluate(context, 0)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+        updates = context.store.require(context.policy_ref(epoch)).summary["updates"]
+        assert updates[0]["ratio_mean"] == 1.0
+        assert updates[0]["replay_gap_max"] == 0.0, "stored log-probs are those that training computes"
+        assert updates[0]["sampler_gap"] < 1e-5
+    evaluate(context, 2)
+    assert evaluation_figures(context.chain, 2)["heldout"].keys() == {config.rewards[0].slot}
+    StageRun(make_stage(context, "export", 2)).execute()
+    folder = exported_folder(context.store, context.chain.target(Node(2, "export")))
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    held = execution_of(context).host.trainable(context.policy_ref(2))
+    for name, parameter in held.policy.model.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+    assert AutoTokenizer.from_pretrained(folder)("1+2=").input_ids == character_tokenizer()("1+2=").input_ids
+    for text, finish, tokens, log_probs in samples_of(context, 1).values():
+        assert finish in ("eos", "length")
+        assert 1 <= len(log_probs) <= 4
+        ended = tokens[-len(log_probs) :]
+        assert text == character_tokenizer().decode(ended, skip_special_tokens=True)
+        assert (finish == "eos") == (ended[-1] == 2)
+
+
+def test_texts_depend_on_neither_shards_nor_micro_batches(tmp_path: Path) -> None:
+    found, weights = [], []
+    for name, settings in (
+        ("one", ("rollout.groups_per_shard=1", "execution.micro_batch_size=16")),
+        ("two", ("rollout.groups_per_shard=4", "execution.micro_batch_size=4")),
+    ):
+        context = prepare(config_of(tmp_path, f"store.root={tmp_path / name}", *settings))
+        run_epoch(context, 1)
+        found.append(samples_of(context, 1))
+        record = context.store.shards(context.policy_ref(1))[0]
+        weights.append(load_file(context.store.folder(context.policy_ref(1), record) / "policy.safetensors"))
+    assert found[0] == found[1]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("normalization", ["token_mean", "sequence_mean"])
+def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, normalization: str) -> None:
+    options = f"{{name: grpo, options: {{normalization: {normalization}, kl_coef: 0.1}}}}"
+    lora = "model.lora={rank: 2, alpha: 4}"
+    context = prepare(config_of(tmp_path, lora, f"optimize.algorithm={options}", "optimize.learning_rate=1e-2"))
+    run_epoch(context, 1)
+    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    assert updates[0]["kl"] == pytest.approx(0, abs=1e-6), "fresh adapters change nothing yet"
+    assert updates[1]["kl"] > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.steps=4", "rollout.steps is 4, but model.policy 'causal_lm' makes texts"),
+        ("model.height=64", "model.height is 64, but"),
+        ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
+        ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
+        ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
+        ("execution.ahead=1", "execution.ahead is above 0"),
+    ],
+)
+def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_config(config_of(tmp_path, override))
+
+
+def test_prompts_are_cut_on_the_left_or_refused() -> None:
+    tokenizer = character_tokenizer()
+    refusing = Prompts(tokenizer, TokensSection(max_prompt=4), 128)
+    assert refusing.ids("1+2") == [1, *tokenizer.convert_tokens_to_ids(list("1+2"))]
+    with pytest.raises(ConfigError, match=r"prompt '12\+34=' has 7 tokens, but at most 4 fit"):
+        refusing.ids("12+34=")
+    cutting = Prompts(tokenizer, TokensSection(max_prompt=4, on_overlong="cut_left"), None)
+    assert cutting.ids("12+34=") == tokenizer.convert_tokens_to_ids(list("+34="))
+    with pytest.raises(ConfigError, match="the model takes 8 tokens in all, so no prompt fits"):
+        Prompts(tokenizer, TokensSection(max_new=8), 8)
+    with pytest.raises(ConfigError, match=r"rollout\.tokens\.system is set"):
+        Prompts(tokenizer, TokensSection(system="Add."), None)
+
+
+def test_a_template_is_rendered_to_ids_and_one_that_fails_is_named() -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = "{{ messages[-1].content }}={% if fail is defined %}{{ fail() }}{% endif %}"
+    assert Prompts(tokenizer, TokensSection(), None).ids("1+2") == tokenizer.convert_tokens_to_ids(list("1+2="))
+    tokenizer.chat_template = "{{ raise_exception('no user here') }}"
+    with pytest.raises(ConfigError, match="chat template fails for prompt '1\\+2': no user here"):
+        Prompts(tokenizer, TokensSection(), None).ids("1+2")
+
+
+def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: Path) -> None:
+    from tasks.kinds.rows import Units
+    from tasks.optimize.data import TrainingData
+
+    context = prepare(config_of(tmp_path))
+    for name, slot in (("rollout", ""), ("score", context.config.rewards[0].slot), ("advantage", "")):
+        StageRun(make_stage(context, name, 1, slot)).execute()
+    stage = make_stage(context, "optimize", 1)
+    samples = TrainingData(context, stage.policy_kind, 1, stage.inputs()).samples(stage.host)
+    rows = np.stack([np.arange(6), np.zeros(6, np.int64)], 1)
+    samples.begin_update(Units(rows, np.arange(7)))
+    counts = samples.reader.log_probs.sizes[:6]
+    batch: Any = samples.batch(Units(rows[:2], np.arange(3)), 4)
+    assert batch.share.tolist() == pytest.approx([6 / counts.sum()] * 4)
+    assert batch.mask[:2].sum(-1).tolist() == counts[:2].tolist()
