@@ -14,6 +14,7 @@ def start(
     root: str | None = None,
     name: str | None = None,
     overrides: Collection[str] = (),
+    rewind: bool = False,
 ) -> Run:
     """Return a run, made or found, to run stages of; nothing is computed yet.
 
@@ -22,6 +23,7 @@ def start(
         root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
         name: name of the run; the config's, else the file's, when absent.
         overrides: settings laid over the config, 'section.key=value' each.
+        rewind: end a run that has more epochs than the config asks for where that says; else it keeps what it has.
 
     Raises:
         FlowmillError: something in the config cannot work, or a run of this name has other settings.
@@ -29,12 +31,14 @@ def start(
     from configs.load import load_config
     from flows.environment import as_overrides, prepare_environment
 
-    given = load_config(config, [*overrides, *as_overrides(root, name)])
-    prepare_environment(given.execution.threads)
+    asked = load_config(config, [*overrides, *as_overrides(root, name)])
+    prepare_environment(asked.execution.threads)
     from flows.runtime import begin
     from tasks.inputs.trust import remember
     from tasks.preflight.check import check_config
+    from tasks.runs.length import kept_length
 
+    given = kept_length(asked, rewind=rewind)
     check_config(given, rewards=False)
     remember(given)
     return Run(begin(given))

@@ -30,8 +30,7 @@ from tasks.tracking.tracker import Tracker
 @scheduled
 def pipeline(request: PipelineRequest) -> Any:
     """Run or continue a training run."""
-    config = runtime.configured(request.config, request.root, request.name, request.overrides)
-    return carry_out(runtime.begin(config), request)
+    return carry_out(runtime.begin(runtime.configured(request, says=True)), request)
 
 
 @flow(name="continue", flow_run_name=runtime.flow_run_name, persist_result=False)

@@ -77,7 +77,7 @@ class Bars:
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Move a bar."""
-        if stage == "pipeline":
+        if stage in ("pipeline", "found"):
             self._progress.update(self._epochs, completed=done)
         elif stage == "score":
             self._progress.update(self._epochs, detail=f"reward {detail}")
@@ -94,7 +94,7 @@ class Bars:
 
 
 class Lines:
-    """One line per epoch and per long stage, for logs."""
+    """One line per epoch and per long stage, for logs; epochs that are only found share one."""
 
     def __init__(self, epochs: int) -> None:
         """Begin to count time."""
@@ -102,6 +102,7 @@ class Lines:
         self._begun = time.monotonic()
         self._first_epoch: tuple[int, float] | None = None
         self._said: set[tuple[str, int, str]] = set()
+        self._found: list[int] = []
 
     def __enter__(self) -> Lines:
         """Begin."""
@@ -109,9 +110,13 @@ class Lines:
 
     def __exit__(self, *error: object) -> None:
         """End."""
+        self._say_found()
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Print a line when an epoch, the base model or an evaluation is done."""
+        if stage == "found":
+            self._found.append(done)
+            return
         if stage == "pipeline":
             self.message(f"epoch {done}/{total}  reward {detail}  {self._left(done, total)}")
         elif stage in ("base", "evaluate") and done == total and (stage, epoch, detail) not in self._said:
@@ -120,6 +125,17 @@ class Lines:
 
     def message(self, text: str) -> None:
         """Print a line with the time since the start."""
+        self._say_found()
+        self._print(text)
+
+    def _say_found(self) -> None:
+        if self._found:
+            first, last = self._found[0], self._found[-1]
+            self._found = []
+            which = f"epoch {first} was" if first == last else f"epochs {first} to {last} were"
+            self._print(f"{which} found committed: not trained again")
+
+    def _print(self, text: str) -> None:
         console.print(f"{time.monotonic() - self._begun:8.1f} s  {text}", markup=False)
 
     def _left(self, done: int, total: int) -> str:

@@ -59,6 +59,8 @@ class PipelineRequest(Request):
     """Settings laid over the config, 'section.key=value' each."""
     advance: int | None = Field(default=None, ge=1)
     """Train so many epochs more than the run has, whatever the config says; absent: as many as it says."""
+    rewind: bool = False
+    """End a run that has more epochs than the config says where that says; else it keeps what it has."""
 
     def arguments(self) -> list[str]:
         """Return the arguments of flowmill that ask for the same."""
@@ -68,6 +70,7 @@ class PipelineRequest(Request):
             *_option("--root", self.root),
             *_option("--name", self.name),
             *_option("--advance", self.advance),
+            *(["--rewind"] if self.rewind else []),
             *_sets(self.overrides),
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
 from configs.registry import imported
 from configs.schema import RunConfig
+from flows.requests import PipelineRequest
 from tasks.execution.execution import Execution
 from tasks.execution.ordered import OrderedExecution
 from tasks.execution.orders import Order, own_code
 from tasks.execution.runners import make_runner
 from tasks.inputs.trust import remember
 from tasks.runs.context import RunContext
+from tasks.runs.length import kept_length, length_note
 from tasks.runs.opening import begin_run
 from tasks.runs.progress import Reporter
 
@@ -115,18 +117,28 @@ def is_called() -> bool:
     return bool(_reporter)
 
 
-def configured(config: str, root: str | None, name: str | None, overrides: Sequence[str]) -> RunConfig:
+def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     """Return the config a run is started with: file, overrides, then root and name; it is trusted from now on.
+
+    A run that has more epochs than that asks for keeps them, unless it is to be rewound.
+
+    Args:
+        request: what is asked for.
+        says: tell the reporter where the run keeps its length.
 
     Raises:
         ConfigError: something in it cannot work.
     """
-    extra = [*overrides]
-    if root is not None:
-        extra.append(f"store.root={root}")
-    if name is not None:
-        extra.append(f"run.name={name}")
-    given = load_config(config, extra)
+    extra = [*request.overrides]
+    if request.root is not None:
+        extra.append(f"store.root={request.root}")
+    if request.name is not None:
+        extra.append(f"run.name={request.name}")
+    asked = load_config(request.config, extra)
+    given = kept_length(asked, rewind=request.rewind)
+    note = length_note(asked, given)
+    if says and note is not None and request.advance is None:
+        reporter().message(note)
     remember(given)
     return given
 

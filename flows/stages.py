@@ -27,9 +27,10 @@ from tasks.execution.execution import Execution
 from tasks.execution.ordered import ordered_stage
 from tasks.execution.orders import Order
 from tasks.execution.runners import make_runner
-from tasks.figures.describe import describe_made
+from tasks.figures.describe import Made, describe_made
 from tasks.identities.nodes import Node
 from tasks.runs.advance import chosen_epoch, extend
+from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.runs.plans import named_stages
 from tasks.stages import STAGES
@@ -249,15 +250,19 @@ def stage_flow(name: str) -> Flow[..., Any]:
             with runtime.opened(context) as execution:
                 nodes = named_stages(context, Node(epoch, name, request.slot), evaluation=request.evaluation)
                 carried = RunStages(execution)
-                made = {node: _made(carried, node, force=request.force and node.stage == name) for node in nodes}
+                made = [_made(carried, context, node, force=request.force and node.stage == name) for node in nodes]
         log_side_evaluations(context)
-        return [describe_made(context, node, ref) for node, ref in made.items()]
+        return made
 
     return stage_of_run
 
 
-def _made(stages: RunStages, node: Node, *, force: bool) -> ArtifactRef:
-    return stages.run(node.stage, node.epoch, node.slot, force=force)
+def _made(stages: RunStages, context: RunContext, node: Node, *, force: bool) -> Made:
+    run = StageRun(stages.stage(node.stage, node.epoch, node.slot), force=force)
+    due = run.pending()
+    stages.work(run, due)
+    finish(run)
+    return describe_made(context, node, run.ref, found=not due)
 
 
 base = stage_flow("base")

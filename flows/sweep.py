@@ -76,7 +76,7 @@ def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
 
 
 def _config(asked: PipelineRequest) -> RunConfig:
-    return runtime.configured(asked.config, asked.root, asked.name, asked.overrides)
+    return runtime.configured(asked)
 
 
 def _in_turn(asked: Mapping[str, PipelineRequest]) -> dict[str, str]:

@@ -29,6 +29,7 @@ class Telling:
         """Bind to a run and to its MLflow run."""
         self._context, self._tracker = context, tracker
         self._run, self._epochs = context.run.name, context.config.run.epochs
+        self._times = context.ledger.times("optimize")
         self._progress, self._table = Progress(), EpochTable(context.run.name, context.chain)
 
     def evaluated(self, epoch: int) -> None:
@@ -51,8 +52,9 @@ class Telling:
         """Say how far the run is."""
         self._progress.update(epoch, self._epochs)
         self._table.update(epoch, last=epoch == self._epochs)
-        said = earned(self._context.chain, epoch)
-        self._context.reporter.progress("pipeline", epoch, epoch, self._epochs, said)
+        said, times = earned(self._context.chain, epoch), self._context.ledger.times("optimize")
+        how, self._times = "pipeline" if times > self._times else "found", times
+        self._context.reporter.progress(how, epoch, epoch, self._epochs, said)
 
     def exported(self, epoch: int) -> None:
         """Register the exported model."""

@@ -32,19 +32,32 @@ def run(
     advance: Annotated[
         int | None, typer.Option("--advance", help="Train so many epochs more than the run has.", min=1, metavar="N")
     ] = None,
+    rewind: Annotated[
+        bool, typer.Option("--rewind", help="End a run that has more epochs than the config says where that says.")
+    ] = False,
     dry: Annotated[bool, typer.Option("--dry", help="List what would be computed, why, and what it costs.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a training run, or continue it where it stopped: what is committed is never computed again."""
     say(f"reading {config}", quiet=quiet)
-    from flows.cli.dry import dry_command
-    from flows.cli.run import advanced, run_command
+    from flows.cli.asking import understood
+    from flows.requests import PipelineRequest
 
-    given = advanced(config, overrides or [], root=root, name=name, advance=advance)
+    if rewind and advance is not None:
+        raise ConfigError("--advance trains more epochs and --rewind ends a run earlier. Leave one of them out.")
+    request = PipelineRequest(
+        config=str(config), root=root, name=name, overrides=overrides or [], advance=advance, rewind=rewind
+    )
+    asked = understood(request)
+    say(asked.note or "", quiet=quiet or asked.note is None)
     if dry:
-        dry_command(config, root=root, name=name, overrides=given)
+        from flows.cli.dry import dry_command
+
+        dry_command(asked)
     else:
-        run_command(config, root=root, name=name, overrides=given, quiet=quiet)
+        from flows.cli.run import run_command
+
+        run_command(asked, quiet=quiet)
 
 
 @app.command()

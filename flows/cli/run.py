@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from configs.garbage import collect_as_usual, starting
-from configs.load import load_config
-from configs.schema import RunConfig
+from flows.cli.asking import Asked
 from flows.cli.opening import say
 from flows.cli.stopping import terminable
-from flows.environment import as_overrides, prepare_environment
 from flows.progress import display
 from flows.server import LocalApi, local_api
 
@@ -23,30 +20,16 @@ if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
 
-def advanced(
-    config: Path, overrides: Sequence[str], *, root: str | None, name: str | None, advance: int | None
-) -> list[str]:
-    """Return overrides with which a run has some epochs more than it has now; None: as many as they say."""
-    if advance is None:
-        return [*overrides]
-    from tasks.runs.advance import trained
-    from tasks.runs.opening import find_run
+def run_command(asked: Asked, *, quiet: bool) -> None:
+    """Start or continue a run and print what came of it.
 
-    found = find_run(load_config(config, [*overrides, *as_overrides(root, name)]))
-    return [*overrides, f"run.epochs={(0 if found is None else trained(found)) + advance}"]
+    Raises:
+        RunConflictError: a run of this name exists with other settings, or another process executes it.
+    """
+    from tasks.runs.opening import finished_result, refuse_other_settings
 
-
-def run_command(config: Path, *, root: str | None, name: str | None, overrides: Sequence[str], quiet: bool) -> None:
-    """Start or continue a run and print what came of it."""
-    extra = [*overrides, *as_overrides(root, name)]
-    checked = load_config(config, extra)
-    prepare_environment(checked.execution.threads)
-    from tasks.preflight.names import check_names
-
-    check_names(checked, source=config, overrides=overrides)
-    from tasks.runs.opening import find_run, finished_result
-
-    found = find_run(checked)
+    config, found = asked.config, asked.found
+    refuse_other_settings(config, asked.conflicts)
     result = None if found is None else finished_result(found)
     if found is not None and result is not None:
         from flows.cli.summary import print_summary
@@ -57,30 +40,33 @@ def run_command(config: Path, *, root: str | None, name: str | None, overrides: 
         # Says so before anything heavy starts; the flow holds the lock while it works.
         with found.store.root.lock(found.run.lock_path, f"Run '{found.run.name}'"):
             pass
-    say(f"{checked.run.name}: loading torch and Prefect", quiet=quiet)
+    say(f"{config.run.name}: loading torch and Prefect", quiet=quiet)
     with local_api() as api:
-        _train(str(config), checked, extra, api, quiet=quiet)
+        _train(asked, api, quiet=quiet)
 
 
-def _train(config: str, checked: RunConfig, overrides: Sequence[str], api: LocalApi | None, *, quiet: bool) -> None:
+def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
     with starting():
         from tasks.preflight.check import check_config
         from tasks.preflight.try_rewards import try_rewards
 
-        check_config(checked, rewards=False)
-        rewards = try_rewards(checked)
+        check_config(asked.config, rewards=False)
+        rewards = try_rewards(asked.config)
         from flows import runtime
         from flows.cli.summary import print_summary
         from flows.pipeline import pipeline
-        from flows.requests import PipelineRequest
         from tasks.figures.describe import describe_result
+        from tasks.runs.length import remember_length
 
-    with display(quiet=quiet, epochs=checked.run.epochs) as shown:
+    with display(quiet=quiet, epochs=asked.config.run.epochs) as shown:
         runtime.use_reporter(shown)
-        context = runtime.begin(checked)
+        context = runtime.begin(asked.config)
+        if asked.request.advance is not None:
+            remember_length(context.run, asked.config.run.epochs)
         with runtime.opened(context) as execution, _progress_noted(context):
             execution.host.use_rewards(rewards)
-            run_flow(pipeline, api, PipelineRequest(config=config, name=checked.run.name, overrides=list(overrides)))
+            # How long the run is to be is in its overrides by now.
+            run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
     print_summary(context, describe_result(context), quiet=quiet)
 
 

@@ -65,16 +65,19 @@ class Made:
     """``kind/id``."""
     means: Mapping[str, float]
     """Of rewards their mean by prompt list, '' where there are none."""
+    found: bool = False
+    """Whether it was committed already, so that nothing was computed."""
 
     def __str__(self) -> str:
         means = [f"{split} mean {mean:.3f}".strip() for split, mean in self.means.items()]
-        return " ".join([str(self.node), self.artifact, *([f"({', '.join(means)})"] if means else [])])
+        shown = [f"({', '.join(means)})"] if means else []
+        return " ".join([str(self.node), self.artifact, *shown, *(["found, not computed again"] if self.found else [])])
 
 
-def describe_made(context: RunContext, node: Node, ref: ArtifactRef) -> Made:
-    """Return what a stage made, with the mean scores of rewards."""
+def describe_made(context: RunContext, node: Node, ref: ArtifactRef, *, found: bool = False) -> Made:
+    """Return what a stage made, or found, with the mean scores of rewards."""
     means = {split: values["mean"] for split, values in _scores(context.store, ref).items()}
-    return Made(node, str(ref), means)
+    return Made(node, str(ref), means, found)
 
 
 def _scores(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:

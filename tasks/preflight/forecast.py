@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
-from tasks.kinds.cost import Cost
-from tasks.preflight.check import check_config
+from tasks.identities.nodes import run_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
-from tasks.runs.opening import conflicts, run_name
+from tasks.runs.opening import finished_result, run_name
 from tasks.runs.staleness import Standing, State, standings
+
+if TYPE_CHECKING:
+    from tasks.kinds.cost import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,6 @@ class Forecast:
 
     stages: tuple[StageForecast, ...]
     """By stage, in the order of the work."""
-    conflicts: tuple[str, ...]
-    """Settings in which the existing run of this name differs: it would be refused."""
 
     @property
     def due(self) -> int:
@@ -51,22 +53,37 @@ class Forecast:
         return sum(stage.due for stage in self.stages)
 
 
-def forecast(config: RunConfig) -> Forecast:
+def forecast(config: RunConfig, found: RunContext | None = None) -> Forecast:
     """Return what ``flowmill run`` would do.
+
+    Args:
+        config: what is asked for.
+        found: the run, if it exists with these settings.
 
     Raises:
         ConfigError: something in the config cannot work.
         PromptError: a prompt source cannot be used.
     """
+    if found is not None and finished_result(found) is not None:
+        # As the run itself would end here: nothing is checked or loaded for it.
+        return Forecast(stages=_finished(config))
+    from tasks.preflight.check import check_config
+
     cost = check_config(config, rewards=False)
     store = ArtifactStore(config.store)
-    run = RunFolder(store, run_name(config))
-    chain = Chain(RunContext(store, config, run))
-    found = standings(chain)
-    names = list(dict.fromkeys(each.node.stage for each in found))
-    of_stage = {name: [each for each in found if each.node.stage == name] for name in names}
-    stages = tuple(_stage(chain, name, of_stage[name], cost) for name in names)
-    return Forecast(stages=stages, conflicts=tuple(conflicts(run, config) or ()))
+    chain = Chain(RunContext(store, config, RunFolder(store, run_name(config))))
+    standing = standings(chain)
+    names = list(dict.fromkeys(each.node.stage for each in standing))
+    of_stage = {name: [each for each in standing if each.node.stage == name] for name in names}
+    return Forecast(stages=tuple(_stage(chain, name, of_stage[name], cost) for name in names))
+
+
+def _finished(config: RunConfig) -> tuple[StageForecast, ...]:
+    counts = Counter(node.stage for node in run_nodes(config))
+    return tuple(
+        StageForecast(stage=name, fresh=count, reused=0, due=0, rows=None, seconds=None, reason="")
+        for name, count in counts.items()
+    )
 
 
 def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> StageForecast:
@@ -82,7 +99,7 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
         fresh=sum(each.state is State.FRESH for each in found),
         reused=sum(each.state is not State.FRESH and each.reusable for each in found),
         due=len(due),
-        rows=None if per_artifact is None else per_artifact * len(due),
+        rows=None if per_artifact is None or not due else per_artifact * len(due),
         seconds=sum(spent) / len(spent) * len(due) if spent and due else None,
         reason=_reason(due[0]) if due else "",
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from configs.load import override_config
 from tasks.identities.nodes import Node, policy_after
 from tasks.runs.context import RunContext
+from tasks.runs.length import remember_length
 from tasks.runs.opening import recorded
 
 #: Stages that come before all epochs, and those that every epoch has.
@@ -56,6 +57,7 @@ def extend(context: RunContext, epochs: int) -> None:
 def _with_epochs(context: RunContext, epochs: int) -> RunContext:
     config = override_config(context.config, [f"run.epochs={epochs}"])
     context.run.add("configs", recorded(config))
+    remember_length(context.run, epochs)
     return RunContext(context.store, config, context.run, reporter=context.reporter)
 
 

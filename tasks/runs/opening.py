@@ -57,13 +57,22 @@ def find_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunConte
     changed = conflicts(run, config)
     if changed is None:
         return None
+    refuse_other_settings(config, changed)
+    return RunContext(store, config, run, reporter=reporter)
+
+
+def refuse_other_settings(config: RunConfig, changed: Sequence[str]) -> None:
+    """Refuse to go on with a run under settings that make it another.
+
+    Raises:
+        RunConflictError: there are some.
+    """
     if changed:
         raise RunConflictError(
-            f"Run '{run.name}' exists in '{store.root.uri}' with other settings:\n  "
+            f"Run '{run_name(config)}' exists in '{ArtifactStore(config.store).root.uri}' with other settings:\n  "
             + "\n  ".join(changed)
             + "\nGive this one another name with --name; what the two have in common is not computed again."
         )
-    return RunContext(store, config, run, reporter=reporter)
 
 
 def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:

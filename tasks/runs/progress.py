@@ -19,7 +19,10 @@ class Reporter(Protocol):
     """Shows progress to a person or a log."""
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
-        """Say how far a stage of an epoch is; ``detail`` is a short figure such as the current reward."""
+        """Say how far a stage of an epoch is; ``detail`` is a short figure such as the current reward.
+
+        Of whole epochs ``stage`` is "pipeline", or "found" where the training of one was committed already.
+        """
         ...
 
     def message(self, text: str) -> None:
@@ -59,6 +62,10 @@ class Ledger:
     def seconds(self, stage: str) -> float:
         """Return the seconds a stage worked."""
         return sum(end - start for name, start, end in self._spans if name == stage)
+
+    def times(self, stage: str) -> int:
+        """Return how often a stage worked."""
+        return sum(name == stage for name, _, _ in self._spans)
 
     def typical(self, stage: str) -> float:
         """Return the seconds a stage worked at a time lately, on average; endless where it has not."""

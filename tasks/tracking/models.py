@@ -19,6 +19,10 @@ SUPERSEDED = "flowmill.superseded"
 """Tag of what is no part of its run any more."""
 
 
+#: At the end of the names of runs that are not current and stay for what was published from them.
+_PAST = " (superseded)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """Whose models these are."""
@@ -57,10 +61,27 @@ def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationConte
     return client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
 
-def forget_models(client: MlflowClient, experiment_id: str, run_id: str) -> None:
-    """Move the logged models of a run that was superseded out of sight, so that they rank no more."""
+def put_away(client: MlflowClient, experiment_id: str, run_id: str) -> bool:
+    """Move a run that was superseded, and its logged models, to the trash; return whether it is there.
+
+    One that a version of a registered model is from stays, with the models of versions, and says what it is: what is
+    published leads to something that is there.
+    """
+    client.set_tag(run_id, SUPERSEDED, "true")
+    versions = list(client.search_model_versions(f"run_id = '{run_id}'"))
+    published = {version.tags.get("flowmill.logged_model") for version in versions}
     for model in _of_run(client, experiment_id, run_id):
-        client.delete_logged_model(model.model_id)
+        # What is in the trash ranks no more.
+        if model.model_id not in published:
+            client.delete_logged_model(model.model_id)
+    if not versions:
+        client.delete_run(run_id)
+        return True
+    run = client.get_run(run_id)
+    status = "KILLED" if run.info.status == "RUNNING" else None
+    name = f"{(run.info.run_name or run_id).removesuffix(_PAST)}{_PAST}"
+    client.update_run(run_id, status=status, name=name)
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +102,21 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
     """Make an exported model a version of a registered one, and let the alias ``champion`` be at the best version.
 
     Of each run that shares the registered model, the version counts that it ends with, the others are tagged as
-    superseded: the alias is where it would be had the run never been longer or shorter.
+    superseded: the alias is where it would be had the run never been longer or shorter. It never is at a version from
+    an MLflow run that somebody deleted.
     """
     _ensure_model(client, name)
     versions = list(client.search_model_versions(f"name = '{name}'"))
     own = [version for version in versions if version.tags.get("flowmill.run") == owner.run]
-    if all(version.tags.get("flowmill.digest") != export.digest for version in own):
-        own.append(_new_version(client, owner, name, evaluation, export))
-    current = [version for version in own if version.tags.get("flowmill.policy") == export.policy]
+    made = [version for version in own if version.run_id == owner.run_id]
+    if all(version.tags.get("flowmill.digest") != export.digest for version in made):
+        made.append(_new_version(client, owner, name, evaluation, export))
+        own.append(made[-1])
+    current = [version for version in made if version.tags.get("flowmill.policy") == export.policy]
     for version in own:
         _supersede(client, version, version not in current)
     others = [version for version in versions if version not in own and SUPERSEDED not in version.tags]
+    others = [version for version in others if _is_there(client, version.run_id)]
     # Of equal ones the first.
     ranked = [
         (float(each.tags.get("flowmill.heldout_reward", "-inf")), -int(each.version)) for each in current + others
@@ -151,6 +176,13 @@ def _of_run(client: MlflowClient, experiment_id: str, run_id: str) -> Sequence[A
         token = page.token
         if not token:
             return found
+
+
+def _is_there(client: MlflowClient, run_id: str) -> bool:
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException:
+        return False
 
 
 def _ensure_model(client: MlflowClient, name: str) -> None:

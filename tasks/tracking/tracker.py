@@ -2,7 +2,8 @@
 
 A killed run continues its own curves without a gap or a double point. What MLflow has is written down in its own run,
 in the same call as the points; when any of it is not part of the run any more (an epoch was done again, the number of
-epochs was lowered), a new MLflow run is begun and the old one goes to the trash, so no curve ever mixes two. An
+epochs was lowered), a new MLflow run is begun and the old one goes to the trash, or is marked as superseded where
+models were registered from it, so no curve ever mixes two. An
 unreachable tracker never stops training; it says so once, and the next ``flowmill run`` logs what is missing.
 """
 
@@ -198,16 +199,15 @@ class Tracker:
         return str(run.info.run_id)
 
     def _begin_anew(self, old: str | None) -> None:
-        """Begin an MLflow run; one that holds what is not part of the run any more goes to the trash."""
-        from tasks.tracking.models import SUPERSEDED, forget_models
+        """Begin an MLflow run; one that holds what is not part of the run any more is put away."""
+        from tasks.tracking.models import put_away
 
         if old is not None:
-            self._client.set_tag(old, SUPERSEDED, "true")
-            forget_models(self._client, str(self.experiment_id), old)
-            self._client.delete_run(old)
+            gone = put_away(self._client, str(self.experiment_id), old)
+            where = "is in MLflow's trash" if gone else "stays for the models registered from it, as superseded"
             self.context.reporter.message(
-                f"MLflow run {old} holds epochs that are not part of the run any more; it is in MLflow's trash, and "
-                "the run is logged anew."
+                f"MLflow run {old} holds epochs that are not part of the run any more; it {where}, and the run is "
+                "logged anew."
             )
         self._logged = {}
         self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.context.run.name).info.run_id

@@ -15,6 +15,7 @@ from flows.requests import StageRequest
 from tasks.runs.advance import chosen_epoch, extend, grown, trained
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
+from tasks.tracking.client import open_client
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
 
@@ -69,6 +70,15 @@ def test_the_command_line_trains_on(flowmill: FlowmillCommand, config_file: Path
         done = flowmill("run", str(config_file), "--advance", str(1 if epochs == 1 else 2), *given)
         assert done.returncode == 0, done.stderr
         assert trained(open_run(str(tmp_path / "store"), "small", reads=True)) == epochs
+    plain = flowmill("run", str(config_file), *given[:4])
+    assert "it keeps what it has" in plain.stdout, plain.stderr
+    assert "No model was run" in plain.stdout
+    client = open_client(str(tmp_path / "store"), None)
+    champion = client.get_model_version_by_alias("flowmill-small", "champion")
+    assert champion.tags["flowmill.epoch"] == "3"
+    again = flowmill("run", str(config_file), "--dry", *given[:4])
+    assert "it keeps what it has" in again.stdout
+    assert "Nothing to do" in again.stdout
     dry = flowmill("run", str(config_file), "--advance", "1", "--dry", *given[:4])
     assert "optimize" in dry.stdout, dry.stderr
     made = flowmill("stage", "rollout", "--run", "small", "--epoch", "next", "--root", str(tmp_path / "store"))

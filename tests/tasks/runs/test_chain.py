@@ -323,7 +323,6 @@ def test_a_forecast_says_what_would_be_computed_and_why(make_config: Make) -> No
     assert half["rollout"].rows == 4 * 4 * 3
     assert half["rollout"].seconds is not None
     other = forecast(make_config("optimize.learning_rate=0.5"))
-    assert other.conflicts == ("optimize.learning_rate: 0.001 -> 0.5",)
     by_name = {stage.stage: stage for stage in other.stages}
     assert by_name["rollout"].fresh == 1
     assert "learning_rate 0.001 -> 0.5" in by_name["optimize"].reason

@@ -228,6 +228,7 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
         tracker = Tracker(context, orchestrator={})
         for epoch in range(1, epochs + 1):
             run_epoch(context, epoch)
+            tracker.log_epoch(epoch)
         evaluate(context, epochs)
         exported(context, epochs)
         tracker.log_export(epochs)
@@ -236,10 +237,20 @@ def test_the_champion_is_what_the_run_ends_with_or_a_better_runs(
 
     monkeypatch.setattr(tracked_content, "evaluation_content", scored)
     # Longer and worse, longer and better, shorter again: always what the run is now.
-    assert [finished("small", epochs) for epochs in (1, 2, 3, 2)] == ["1", "2", "3", "2"]
+    assert [finished("small", epochs) for epochs in (1, 2, 3, 2)] == ["1", "2", "3", "4"]
     # The third version is better than both, and nothing a run ends with.
     # Another run takes the alias if it is better.
-    assert [finished("other", 1), finished("third", 1)] == ["2", "5"]
+    assert [finished("other", 1), finished("third", 1)] == ["4", "6"]
+    client = open_client(make_config().store.root, None)
+    versions = client.search_model_versions("name = 'flowmill-small'")
+    runs = {version.version: client.get_run(version.run_id).info for version in versions}
+    assert {info.lifecycle_stage for info in runs.values()} == {"active"}
+    assert [number for number, info in runs.items() if info.run_name == "small (superseded)"] == [3, 2, 1]
+    for version in versions:
+        client.get_logged_model(version.tags["flowmill.logged_model"])
+    # One whose run a person deletes counts for nothing any more.
+    client.delete_run(runs[6].run_id)
+    assert finished("other", 1) == "4"
 
 
 def champion(context: RunContext) -> str:

@@ -1,0 +1,65 @@
+"""What a person asks of a run, understood once, so that ``run`` and ``run --dry`` speak of the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.load import load_config, override_config
+from configs.schema import RunConfig
+from flows.environment import as_overrides, prepare_environment
+from flows.requests import PipelineRequest
+from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A run that is to be made or gone on with."""
+
+    config: RunConfig
+    """With the epochs the run will have."""
+    request: PipelineRequest
+    """The same for the flow."""
+    found: RunContext | None
+    """The run, if it exists with the same settings."""
+    conflicts: tuple[str, ...]
+    """Settings in which the run of that name differs: it is another."""
+    note: str | None
+    """What is to be said about its length."""
+
+
+def understood(request: PipelineRequest) -> Asked:
+    """Return what is asked for; nothing is made, and no heavy library is loaded.
+
+    Raises:
+        ConfigError: something in the config cannot work.
+        PromptError: a prompt source cannot be used.
+    """
+    extra = [*request.overrides, *as_overrides(request.root, request.name)]
+    given = load_config(request.config, extra)
+    prepare_environment(given.execution.threads)
+    from storage.commit import ArtifactStore
+    from storage.lineage import RunFolder
+    from tasks.preflight.names import check_names
+    from tasks.runs.advance import trained
+    from tasks.runs.length import kept_length, length_note
+    from tasks.runs.opening import conflicts, run_name
+
+    check_names(given, source=Path(request.config), overrides=request.overrides)
+    store = ArtifactStore(given.store)
+    run = RunFolder(store, run_name(given))
+    changed = conflicts(run, given)
+    found = RunContext(store, given, run) if changed == [] else None
+    if request.advance is not None:
+        config = override_config(given, [f"run.epochs={(trained(found) if found else 0) + request.advance}"])
+    else:
+        config = given if changed else kept_length(given, rewind=request.rewind)
+    if config is not given:
+        extra.append(f"run.epochs={config.run.epochs}")
+    return Asked(
+        config=config,
+        request=request.model_copy(update={"overrides": extra, "root": None, "name": config.run.name}),
+        found=RunContext(store, config, run) if found else None,
+        conflicts=tuple(changed or ()),
+        note=length_note(given, config) if request.advance is None else None,
+    )

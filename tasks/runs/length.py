@@ -1,0 +1,51 @@
+"""How many epochs a run has: what a config asks for, but never fewer than a person was shown, unless they say so."""
+
+from __future__ import annotations
+
+from configs.load import override_config
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+
+#: Series of records of lengths that were asked for beside the config: by ``--advance``, or a stage of a next epoch.
+_SERIES = "lengths"
+
+
+def kept_length(config: RunConfig, *, rewind: bool = False) -> RunConfig:
+    """Return a config with as many epochs as the run that it describes has by now, where it asks for fewer.
+
+    Args:
+        config: what is asked for; of a run that does not exist it stays as it is.
+        rewind: it stays as it is whatever the run has.
+    """
+    run = None if rewind or not config.run.name else RunFolder(ArtifactStore(config.store), config.run.name)
+    has = 0 if run is None else length(run)
+    return config if has <= config.run.epochs else override_config(config, [f"run.epochs={has}"])
+
+
+def length(run: RunFolder) -> int:
+    """Return how many epochs a run has: those it was last to have, as far as they were trained or asked for by name."""
+    config = run.config()
+    if config is None:
+        return 0
+    last = int(config["run"]["epochs"])
+    if (run.newest(_SERIES) or {}).get("epochs") == last:
+        return last
+    trained = max((entry.epoch for entry in run.entries() if entry.stage == "optimize"), default=0)
+    return min(last, trained)
+
+
+def remember_length(run: RunFolder, epochs: int) -> None:
+    """Write down that a run is to have so many epochs, whatever a config file says."""
+    run.add(_SERIES, {"epochs": epochs})
+
+
+def length_note(asked: RunConfig, kept: RunConfig) -> str | None:
+    """Return what there is to say where a run keeps its length, else None."""
+    if asked.run.epochs == kept.run.epochs:
+        return None
+    return (
+        f"Run '{kept.run.name}' has {kept.run.epochs} epochs and the config asks for {asked.run.epochs}: it keeps what "
+        f"it has. With --rewind it would end after epoch {asked.run.epochs}: later epochs would stand beside the run, "
+        "and MLflow's curves and the alias 'champion' would go back."
+    )
