@@ -1,36 +1,37 @@
-"""Deployments on a Prefect server: ``prefect.yaml`` beside this file, with a person's settings laid over it."""
+"""Deployments on a Prefect server: ``prefect.yaml`` beside this file, with a person's settings laid over it.
+
+A deployment that is there keeps all it was not told to change: what somebody set in Prefect's UI is theirs.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from prefect import Flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
-from prefect.client.schemas.schedules import construct_schedule
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
 from prefect.runner.storage import LocalStorage
-from prefect.schedules import Cron, Interval, RRule, Schedule
-from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
+from flows.api import named_server
+from flows.changes import SLUG, Change, Found, Told, change, changes
+from flows.listing import Listed, listed, tags
 from flows.requests import GPU_SLOTS
+from flows.ticks import Rule, read_schedule
 
 _FILE = Path(__file__).parent / "prefect.yaml"
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-_EVERY = re.compile(r"every (\d+) ?(s|min|h|d)")
+_POOL, _KIND = "flowmill", "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +39,41 @@ class DeployRequest:
     """What a person wants deployed."""
 
     only: Sequence[str] = ()
-    """Names of deployments; all when empty."""
+    """Names of flows; all when empty."""
+    name: str | None = None
+    """Name of the deployments; the flows' when absent. Those of other names stay as they are."""
     parameters: Mapping[str, Any]
     """Fields of the flows' requests; each flow takes those it has."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The same for deployments that are made; those that are there keep theirs."""
     schedule: str | None = None
-    """Cron, 'every 30 s', or an RRULE; None: those of the file, which rest until they are switched on."""
+    """Cron, 'every 30 s', or an RRULE; None: those that are there, or of the file, which rest until switched on."""
     timezone: str = "UTC"
     """Of the schedule."""
-    pool: str = "flowmill"
-    """Work pool; made if there is none."""
-    kind: str = "process"
-    """Type of a pool that is made: process, docker or kubernetes."""
+    pool: str | None = None
+    """Work pool; made if there is none. None: that of each deployment, of new ones 'flowmill'."""
+    kind: str | None = None
+    """Type of the pool, process, docker or kubernetes; None: what it is, process if it is made."""
     image: str | None = None
     """Image of containers."""
     gpu_slots: int | None = None
     """Size to give the limit that all flow runs share."""
 
 
-def deploy(request: DeployRequest) -> list[str]:
-    """Make or change deployments, and their pool; return their names, as ``flow/deployment``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a request comes to on a server."""
+
+    request: DeployRequest
+    schedule: Rule | None
+    entries: Sequence[tuple[Mapping[str, Any], Found | None]]
+    """Entries of the file, each with the deployment that is there."""
+    changes: Sequence[Change]
+    """What would be other than it is."""
+
+
+def plan(request: DeployRequest) -> Plan:
+    """Look at what is on the server, and return what a request would change there; change nothing.
 
     Raises:
         ConfigError: no lasting server is named or it does not answer; there is no such deployment, or none that takes
@@ -64,42 +81,42 @@ def deploy(request: DeployRequest) -> list[str]:
     """
     entries = _chosen(request.only)
     _check_used(request, entries)
-    schedules = None if request.schedule is None else [read_schedule(request.schedule, request.timezone)]
-    if not get_current_settings().api.url:
-        raise ConfigError(
-            "Deployments live on a Prefect server, and PREFECT_API_URL names none. Start one with 'prefect server "
-            "start', or 'flowmill ui', and set PREFECT_API_URL=http://127.0.0.1:4200/api."
-        )
-    try:
-        _make_pool(request)
-        return [_apply(entry, request, schedules) for entry in entries]
-    except httpx.TransportError as error:
-        url = get_current_settings().api.url
-        raise ConfigError(f"Prefect's server at PREFECT_API_URL={url} does not answer ({error}).") from None
+    schedule = None if request.schedule is None else read_schedule(request.schedule, request.timezone)
+    with named_server() as client:
+        _check_pool(client, request)
+        found = [(entry, _found(client, entry, request)) for entry in entries]
+        differ = [each for entry, there in found if there for each in changes(there, _told(entry, request, schedule))]
+        return Plan(request=request, schedule=schedule, entries=found, changes=[*differ, *_slots(client, request)])
 
 
-def read_schedule(text: str, timezone: str) -> Schedule:
-    """Return a schedule: five cron fields, 'every 30 s' (s, min, h, d), or an RRULE.
+def carry_out(planned: Plan) -> list[Listed]:
+    """Make or change deployments, and their pool; return them as they are then.
 
     Raises:
-        ConfigError: it is none of them, or the time zone is not known.
+        ConfigError: the server does not answer, or refuses something.
     """
-    every = _EVERY.fullmatch(text.strip())
-    try:
-        if every:
-            seconds = int(every[1]) * _UNITS[every[2]]
-            # Anchored now: the first tick is one interval away, on every server alike.
-            return Interval(timedelta(seconds=seconds), anchor_date=datetime.now(UTC), timezone=timezone)
-        kind = RRule if text.startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
-        found: Schedule = kind(text, timezone=timezone)
-        # What the server would refuse is refused here.
-        construct_schedule(cron=found.cron, rrule=found.rrule, timezone=found.timezone)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"--schedule '{text}' cannot be read ({error}). Write five cron fields ('0 2 * * *'), 'every 30 s' (s, "
-            "min, h, d) or an RRULE ('FREQ=WEEKLY;BYDAY=SU')."
-        ) from None
-    return found
+    request = planned.request
+    with named_server() as client:
+        if request.pool is not None or any(there is None for _, there in planned.entries):
+            _make_pool(client, request)
+        if request.gpu_slots is not None:
+            client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, request.gpu_slots)
+        for entry, there in planned.entries:
+            if there is None:
+                _make(entry, request, planned.schedule)
+            else:
+                change(client, there, _told(entry, request, planned.schedule))
+        return listed(client, [_full_name(entry, request) for entry, _ in planned.entries])
+
+
+def every_deployment() -> list[Listed]:
+    """Return all deployments of flowmill's flows on the server.
+
+    Raises:
+        ConfigError: no lasting server is named, or it does not answer.
+    """
+    with named_server() as client:
+        return listed(client, None)
 
 
 def _chosen(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -112,44 +129,109 @@ def _chosen(names: Sequence[str]) -> list[dict[str, Any]]:
     return [entry for name, entry in entries.items() if not names or name in names]
 
 
-def _make_pool(request: DeployRequest) -> None:
-    with get_client(sync_client=True) as client:
-        try:
-            found = client.read_work_pool(request.pool)
-        except ObjectNotFound:
-            client.create_work_pool(WorkPoolCreate(name=request.pool, type=request.kind))
-        else:
-            if found.type != request.kind:
-                raise ConfigError(
-                    f"Work pool '{request.pool}' is of type '{found.type}', not '{request.kind}'. Name another with "
-                    f"--pool, or say --type {found.type}."
-                )
-        if request.gpu_slots is not None:
-            client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, request.gpu_slots)
+def _full_name(entry: Mapping[str, Any], request: DeployRequest) -> str:
+    # A flow has the name of its entry.
+    return f"{entry['name']}/{request.name or entry['name']}"
 
 
-def _apply(entry: Mapping[str, Any], request: DeployRequest, schedules: list[Schedule] | None) -> str:
+def _found(client: SyncPrefectClient, entry: Mapping[str, Any], request: DeployRequest) -> Found | None:
+    name = _full_name(entry, request)
+    try:
+        there: DeploymentResponse = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+    return Found(name=name, there=there, entry=entry)
+
+
+def _told(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> Told:
+    """Return what a deployment that is there was told, and what is the product's alone."""
     taken = _fields(entry)
-    given = {name: value for name, value in request.parameters.items() if name in taken}
+    return Told(
+        parameters={name: value for name, value in request.parameters.items() if name in taken},
+        schedule=schedule,
+        pool=request.pool,
+        image=request.image,
+        folder=str(Path.cwd()) if request.kind in (None, "process") else None,
+        form=parameter_schema(_flow(entry)).model_dump(exclude_unset=True),
+    )
+
+
+def _slots(client: SyncPrefectClient, request: DeployRequest) -> list[Change]:
+    if request.gpu_slots is None:
+        return []
+    try:
+        before = client.read_global_concurrency_limit_by_name(GPU_SLOTS).limit
+    except ObjectNotFound:
+        return []
+    after = request.gpu_slots
+    return [] if before == after else [Change("limit", GPU_SLOTS, str(before), str(after), asks=True)]
+
+
+def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
+    """Check that a pool that is there is of the type that was given.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    pool = request.pool or _POOL
+    try:
+        found = client.read_work_pool(pool)
+    except ObjectNotFound:
+        return
+    if request.kind not in (None, found.type):
+        raise ConfigError(
+            f"Work pool '{pool}' is of type '{found.type}', not '{request.kind}'. Name another with --pool, or say "
+            f"--type {found.type}."
+        )
+
+
+def _make_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
+    pool = request.pool or _POOL
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        client.create_work_pool(WorkPoolCreate(name=pool, type=request.kind or _KIND))
+
+
+def _make(entry: Mapping[str, Any], request: DeployRequest, schedule: Rule | None) -> None:
+    """Make a deployment that is not there."""
+    taken = _fields(entry)
+    given = {name: value for name, value in {**request.defaults, **request.parameters}.items() if name in taken}
+    asked = {**entry["parameters"]["request"], **given}
+    common = entry["work_pool"]["job_variables"]
     deployment = RunnerDeployment.from_entrypoint(
         entry["entrypoint"],
-        name=entry["name"],
+        name=request.name or entry["name"],
         description=entry["description"],
-        parameters={"request": {**entry["parameters"]["request"], **given}},
-        schedules=[_of_file(each) for each in entry.get("schedules", ())] if schedules is None else schedules,
+        tags=tags(asked),
+        parameters={"request": asked},
         concurrency_limit=ConcurrencyLimitConfig.model_validate(entry["concurrency_limit"]),
-        job_variables=_job_variables(entry["work_pool"]["job_variables"], request),
+        job_variables=dict(common) if request.image is None else {**common, "image": request.image},
     )
+    own = [DeploymentScheduleCreate(schedule=schedule, slug=SLUG)] if schedule else _of_file(entry)
     # Else a worker would copy its whole working directory, and the store in it, for every flow run.
-    deployment.storage = LocalStorage("/" if request.kind != "process" else str(Path.cwd()))
-    deployment.apply(work_pool_name=request.pool)
-    return f"{deployment.flow_name}/{entry['name']}"
+    deployment.storage = LocalStorage(str(Path.cwd()) if request.kind in (None, "process") else "/")
+    deployment.apply(
+        schedules=[each.model_dump(exclude_unset=True) for each in own], work_pool_name=request.pool or _POOL
+    )
+
+
+def _of_file(entry: Mapping[str, Any]) -> list[DeploymentScheduleCreate]:
+    return [
+        DeploymentScheduleCreate(
+            schedule=read_schedule(about["cron"], about["timezone"]), active=about["active"], slug=about["slug"]
+        )
+        for about in entry.get("schedules", ())
+    ]
+
+
+def _flow(entry: Mapping[str, Any]) -> Flow[..., Any]:
+    return load_flow_from_entrypoint(entry["entrypoint"])
 
 
 def _fields(entry: Mapping[str, Any]) -> Collection[str]:
     """Return what can be asked of a deployment's flow."""
-    flow: Flow[..., Any] = load_flow_from_entrypoint(entry["entrypoint"])
-    (form,) = (parameter_schema(flow).definitions or {}).values()
+    (form,) = (parameter_schema(_flow(entry)).definitions or {}).values()
     return form["properties"]  # type: ignore[no-any-return]
 
 
@@ -164,14 +246,9 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
             raise ConfigError(f"--{name} is for none of the deployments {', '.join(each['name'] for each in entries)}.")
     if request.schedule is not None and not request.only:
         raise ConfigError("--schedule is for deployments named with --only: all at once would be in each other's way.")
-    if request.image is not None and request.kind == "process":
+    if request.image is not None and request.kind in (None, "process"):
         raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
-
-
-def _of_file(about: Mapping[str, Any]) -> Schedule:
-    found = read_schedule(about["cron"], about["timezone"])
-    return replace(found, active=about["active"], slug=about["slug"])
-
-
-def _job_variables(common: Mapping[str, Any], request: DeployRequest) -> dict[str, Any]:
-    return dict(common) if request.image is None else {**common, "image": request.image}
+    if request.name is not None and (not request.name.strip() or set(request.name) & set("/%&<>")):
+        raise ConfigError(
+            f"--name '{request.name}' is no name of a deployment: it must have letters, and no / % & < >."
+        )

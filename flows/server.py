@@ -16,7 +16,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from configs.errors import FlowmillError
@@ -56,6 +55,25 @@ _UVICORN = (
 _STARTS = 4
 
 
+def prefect_command(port: int) -> list[str]:
+    """Return what starts Prefect's server on the loopback interface, such that it answers no foreign page."""
+    command = [sys.executable, "-c", _UVICORN, "--factory", "flows.guard:prefect_app"]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--lifespan", "on"]
+
+
+def prefect_environment(port: int) -> dict[str, str]:
+    """Return the environment of ``prefect_command``."""
+    pages = ",".join(f"http://{name}:{port}" for name in ("127.0.0.1", "localhost"))
+    return own_environment() | {"PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": pages}
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment of a process that imports flowmill's packages, wherever it is started."""
+    tree, others = str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")
+    # Safe path: the working directory is the user's, and what lies there must not hide the server's libraries.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([tree, *([others] if others else [])]), "PYTHONSAFEPATH": "1"}
+
+
 class LocalApi:
     """A Prefect API server on a free port of the loopback interface."""
 
@@ -70,15 +88,8 @@ class LocalApi:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/api"
-        spec = find_spec("prefect")
-        folder = Path(str(spec.origin)).parent.parent if spec else Path()
-        command = [sys.executable, "-c", _UVICORN, "--app-dir", str(folder), "--factory"]
-        command += ["prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--log-level", "error", "--lifespan", "on"]
-        # Safe path: the working directory is the user's, and what lies there must not hide the server's libraries.
-        environment = {"PYTHONSAFEPATH": "1", "PREFECT_UI_ENABLED": "0"}
-        environment |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        self._command, self._environment = command, {**os.environ, **environment}
+        self._command = [*prefect_command(port), "--log-level", "error"]
+        self._environment = prefect_environment(port) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}
         self._stopping, self._begun = threading.Event(), threading.Event()
         self._failure: OSError | None = None
         # The parent-death signal is that of the thread that forks, which must live as long as the server.

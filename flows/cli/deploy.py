@@ -5,34 +5,93 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-from configs.errors import ConfigError
-from flows.console import console
-from flows.deployments import DeployRequest, deploy
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from configs.errors import CancelledError, ConfigError
+from flows.api import named_server
+from flows.changes import Change
+from flows.console import console, print_table
+from flows.deployments import DeployRequest, carry_out, every_deployment, plan
+from flows.listing import Listed
 
 
-def deploy_command(request: DeployRequest) -> None:
-    """Make deployments and say how they go on.
+def deploy_command(request: DeployRequest, *, sure: bool) -> None:
+    """Make or change deployments, after asking where somebody's choice would be lost, and say how they go on.
+
+    Args:
+        request: What is wanted.
+        sure: Ask nothing.
 
     Raises:
-        ConfigError: see ``deploy``.
+        ConfigError: see ``plan`` and ``carry_out``; or something would have to be asked, and nobody is there.
+        CancelledError: the answer was no.
     """
-    for name in deploy(request):
-        console.print(name, markup=False)
-    console.print(f"carried out by: flowmill worker --pool {request.pool} --type {request.kind}", markup=False)
+    planned = plan(request)
+    for each in planned.changes:
+        console.print(str(each), markup=False)
+    if not sure:
+        _ask([each for each in planned.changes if each.asks])
+    rows = carry_out(planned)
+    _print(rows)
+    for pool in sorted({row.pool for row in rows}):
+        kind = f" --type {request.kind}" if request.kind else ""
+        console.print(f"carried out by: flowmill worker --pool {pool}{kind}", markup=False)
+
+
+def list_command() -> None:
+    """Print all deployments of flowmill's flows on the server.
+
+    Raises:
+        ConfigError: no server is named, or it does not answer.
+    """
+    rows = every_deployment()
+    if rows:
+        _print(rows)
+    else:
+        console.print("There are no deployments. Make some with: flowmill deploy --all", markup=False)
+
+
+def _ask(lost: Sequence[Change]) -> None:
+    """Ask whether what somebody chose may be replaced.
+
+    Raises:
+        ConfigError: nobody is there to answer.
+        CancelledError: the answer was no.
+    """
+    if not lost:
+        return
+    if not sys.stdin.isatty():
+        told = "; ".join(map(str, lost))
+        raise ConfigError(
+            f"This would replace what is set on the server, and nothing is changed yet: {told}. Give --yes to have it "
+            "so, or --name NAME for a deployment beside it."
+        )
+    if not typer.confirm("Replace what is set there?"):
+        raise CancelledError("Nothing was changed. --name NAME makes a deployment beside the one that is there.")
+
+
+def _print(rows: Sequence[Listed]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("deployment", "run", "config", "schedule", "next start"):
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.run, row.config, row.schedule, row.next_start)))
+    print_table(table)
 
 
 def worker_command(pool: str, *, kind: str, limit: int | None) -> NoReturn:
     """Become a worker of Prefect's.
 
     Raises:
-        ConfigError: no server is named.
+        ConfigError: no server is named, or it does not answer.
     """
-    from prefect.settings import get_current_settings
-
-    if not get_current_settings().api.url:
-        raise ConfigError("A worker asks a Prefect server for work, and PREFECT_API_URL names none. Set it.")
+    with named_server() as client:
+        client.read_work_pools(limit=1)
     # What a shell starts in the background has Ctrl-C ignored, and a worker that inherits this does not end by SIGTERM.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # On a terminal warnings are enough; here the UI shows what is logged.

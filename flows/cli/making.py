@@ -11,7 +11,7 @@ import typer
 from configs.errors import ConfigError
 from flows.cli.app import app
 from flows.cli.opening import say
-from flows.cli.options import Config, Kind, Overrides, Pool, Quiet, Root, TrustStore
+from flows.cli.options import Config, Kind, Kinds, Overrides, Pool, Quiet, Root, TrustStore
 from flows.environment import existing_root
 
 
@@ -190,7 +190,11 @@ def serve_reward(
 def deploy(
     everything: Annotated[bool, typer.Option("--all", help="All deployments.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="This one: pipeline, continue or a stage.", metavar="NAME")
+        list[str] | None, typer.Option("--only", help="This flow: pipeline, continue or a stage.", metavar="FLOW")
+    ] = None,
+    shown: Annotated[bool, typer.Option("--list", help="List what is deployed, and change nothing.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the deployment; those of other names stay.", metavar="NAME")
     ] = None,
     config: Annotated[str | None, typer.Option("--config", help="Config or preset, of pipeline.")] = None,
     run: Annotated[str | None, typer.Option("--run", help="Run, of all others.", metavar="RUN")] = None,
@@ -202,24 +206,35 @@ def deploy(
         str | None, typer.Option("--schedule", help="'0 2 * * *', 'every 30 s' (s, min, h, d), or an RRULE.")
     ] = None,
     timezone: Annotated[str, typer.Option("--timezone", help="Of the schedule.")] = "UTC",
-    pool: Pool = "flowmill",
-    kind: Kind = "process",
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Work pool; of new ones 'flowmill'.", metavar="NAME")
+    ] = None,
+    kind: Annotated[Kinds | None, typer.Option("--type", help="Type of the pool, if it is made.")] = None,
     image: Annotated[str | None, typer.Option("--image", help="Image of containers.")] = None,
     gpu_slots: Annotated[
         int | None, typer.Option("--gpu-slots", help="GPUs that all flow runs share.", min=1, metavar="N")
     ] = None,
+    sure: Annotated[bool, typer.Option("--yes", help="Replace what is set on the server without asking.")] = False,
 ) -> None:
-    """Make Prefect deployments of the pipeline and the stages, with a schedule if you like."""
-    if everything == bool(only):
-        raise ConfigError("Say which deployments: --all, or --only NAME, which may be given more than once.")
-    say("deploying")
-    from flows.cli.deploy import deploy_command
+    """Make Prefect deployments of the pipeline and the stages; what is not given stays as it is on the server."""
+    if everything + bool(only) + shown != 1:
+        raise ConfigError(
+            "Say which deployments: --all, or --only FLOW, which may be given again; --list says what is there."
+        )
+    say("listing" if shown else "deploying")
+    from flows.cli.deploy import deploy_command, list_command
     from flows.deployments import DeployRequest
 
-    given = {"config": config, "run": run, "root": root or os.environ.get("FLOWMILL_ROOT"), "advance": advance}
+    if shown:
+        list_command()
+        return
+    given = {"config": config, "run": run, "root": root, "advance": advance}
+    usual = os.environ.get("FLOWMILL_ROOT")
     request = DeployRequest(
         only=only or (),
-        parameters={name: value for name, value in given.items() if value is not None},
+        name=name,
+        parameters={field: value for field, value in given.items() if value is not None},
+        defaults={"root": usual} if usual else {},
         schedule=schedule,
         timezone=timezone,
         pool=pool,
@@ -227,7 +242,7 @@ def deploy(
         image=image,
         gpu_slots=gpu_slots,
     )
-    deploy_command(request)
+    deploy_command(request, sure=sure)
 
 
 @app.command()

@@ -14,9 +14,8 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Pool = Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")]
-Kind = Annotated[
-    Literal["process", "docker", "kubernetes"], typer.Option("--type", help="Type of the pool, if it is made.")
-]
+Kinds = Literal["process", "docker", "kubernetes"]
+Kind = Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is made.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 TrustStore = Annotated[
     bool, typer.Option("--trust-store", help="Carry out code and commands that only the store's record names.")

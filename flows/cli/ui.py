@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import time
 from configs.errors import FlowmillError
 from flows.console import console
 from flows.environment import default_root
+from flows.server import prefect_command, prefect_environment
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
@@ -21,7 +21,7 @@ _HOST = "127.0.0.1"
 def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None:
     """Start both servers, print their addresses, and stop both on Ctrl-C."""
     uri = ArtifactStore(default_root(root)).root.uri
-    mlflow = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(mlflow_port), "--workers", "1"]
+    mlflow = [sys.executable, "-m", "flows.guard", "--host", _HOST, "--port", str(mlflow_port), "--workers", "1"]
     mlflow += [
         "--backend-store-uri",
         tracking_uri(uri, None),
@@ -31,13 +31,11 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         "--default-artifact-root",
         "mlflow-artifacts:/",
     ]
-    prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", _HOST, "--port", str(prefect_port)]
-    environment = {
-        **os.environ,
-        # The working directory is the user's: what lies there must not hide the servers' libraries.
-        "PYTHONSAFEPATH": "1",
+    prefect = [*prefect_command(prefect_port), "--log-level", "warning"]
+    environment = prefect_environment(prefect_port) | {
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:*" for name in ("127.0.0.1", "localhost", "[[]::1]")),
         # On any port but 4200 the UI would call the wrong API.
         "PREFECT_SERVER_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
     }

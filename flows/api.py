@@ -1,0 +1,87 @@
+"""What a Prefect server that somebody named answers, as messages: errors of HTTP are for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import PrefectException
+from prefect.settings import get_current_settings
+from pydantic import ValidationError
+
+from configs.errors import ConfigError
+
+_MOST = 600
+_UNAUTHORIZED = (401, 403)
+
+
+@contextlib.contextmanager
+def named_server() -> Iterator[SyncPrefectClient]:
+    """Give a client of the server that PREFECT_API_URL or the profile names.
+
+    Raises:
+        ConfigError: none is named, it does not answer, or what it answers is a refusal.
+    """
+    url = get_current_settings().api.url
+    if not url:
+        raise ConfigError(
+            "Deployments live on a Prefect server, and PREFECT_API_URL names none. Start one with 'flowmill ui', and "
+            "set PREFECT_API_URL=http://127.0.0.1:4200/api."
+        )
+    with answers(url), get_client(sync_client=True) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def answers(url: str) -> Iterator[None]:
+    """Turn what goes wrong with a server inside into messages.
+
+    Raises:
+        ConfigError: it does.
+    """
+    where = f"Prefect's server at PREFECT_API_URL={url}"
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(f"{where} {_refusal(error.response)}") from None
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{where} does not answer ({error or type(error).__name__}). Is it running, and is the address right?"
+        ) from None
+    except PrefectException as error:
+        raise ConfigError(f"{where} refuses this: {_short(str(error))}") from None
+    except (json.JSONDecodeError, ValidationError, httpx.DecodingError):
+        raise ConfigError(
+            f"{where} does not answer as Prefect's API does. The address ends in /api, and the server should be of "
+            "Prefect 3."
+        ) from None
+
+
+def _refusal(response: httpx.Response) -> str:
+    """Return what a server said instead of doing what it was asked."""
+    asked = f"{response.request.method} {response.request.url.path}"
+    if response.status_code in _UNAUTHORIZED:
+        return f"lets nobody in who has no password ({response.status_code}). Set PREFECT_API_AUTH_STRING."
+    return f"refuses {asked} ({response.status_code}): {_short(_detail(response))}"
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        found = response.json()
+    except ValueError:
+        return response.text or response.reason_phrase
+    details = (
+        [found[key] for key in ("detail", "exception_detail", "exception_message") if found.get(key)]
+        if (isinstance(found, dict))
+        else []
+    )
+    return str(details[0] if details else found)
+
+
+def _short(text: str) -> str:
+    """Return a text on one line, cut where a server quotes all it was sent."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST else f"{line[:_MOST]} ..."
