@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.load import load_config, override_config
 from configs.schema import RunConfig
 from flows.environment import as_overrides, prepare_environment
 from flows.requests import PipelineRequest
-from tasks.runs.context import RunContext
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ def understood(request: PipelineRequest) -> Asked:
     from storage.lineage import RunFolder
     from tasks.preflight.names import check_names
     from tasks.runs.advance import trained
+    from tasks.runs.context import RunContext
     from tasks.runs.length import kept_length, length_note
     from tasks.runs.opening import conflicts, run_name
 
