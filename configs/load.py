@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError
 from configs.explain import explain, place, relevant
 from configs.overrides import apply_overrides, blamed, read_yaml
+from configs.plans import without_default_plan
 from configs.presets import config_file
 from configs.schema import RunConfig
 from configs.suggest import near_path
@@ -60,7 +61,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     source = config_file(path)
     data = _read(source)
     own = _mistakes(data)
-    data = apply_overrides(_with_defaults(data) if overrides else data, overrides)
+    if overrides:
+        given, data = data, _with_defaults(data)
+        without_default_plan(data, given, overrides)
+    data = apply_overrides(data, overrides)
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:
         run["name"] = source.stem

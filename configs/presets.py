@@ -10,12 +10,45 @@ from configs.suggest import did_you_mean
 
 _FOLDER = Path(__file__).parent
 _EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)
+#: The smallest GPU that each preset of a published model fits, as docs/gpus.md estimates; the others run on a CPU.
+_GPUS = {
+    "flux1_dance": "48 GB",
+    "flux1_dev": "48 GB",
+    "flux1_kontext": "48 GB",
+    "flux1_tempflow": "48 GB",
+    "flux2_dev": "141 GB",
+    "flux2_klein": "48 GB",
+    "qwen_image": "80 GB",
+    "qwen_image_edit": "80 GB",
+    "qwen_image_tempflow": "80 GB",
+    "sd15_ddpo": "48 GB",
+    "sd35_medium": "48 GB",
+    "wan21_1_3b": "24 GB",
+    "wan22_a14b": "141 GB",
+    "wan22_first_frame": "141 GB",
+    "z_image_turbo": "24 GB",
+}
 _PROMPTS = re.compile(r"prompts/[\w.-]+")
 
 
 def presets() -> tuple[str, ...]:
     """Return the names of all presets, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def preset_gpu(name: str) -> str:
+    """Return the memory of the smallest GPU a preset fits, or 'CPU'."""
+    return _GPUS.get(name, "CPU")
+
+
+def preset_line(name: str) -> str:
+    """Return in a sentence what a preset is: the first of the comment at its head."""
+    comment: list[str] = []
+    for line in (_FOLDER / f"{name}.yaml").read_text().splitlines():
+        if not line.startswith("# ") or line.startswith(("#   ", "# source:", "# deviates:")):
+            break
+        comment.append(line.removeprefix("# "))
+    return re.split(r"(?<=[a-z)])\. ", " ".join(comment))[0].rstrip(".")
 
 
 def config_file(given: str | Path) -> Path:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from configs.execution import ExecutionSection
 from configs.learning import AdvantageSection, ReplaySection
 from configs.optimizer import EmaSection, ScheduleSection
+from configs.plans import with_plan
 from configs.rewards import RewardSection
 from configs.section import Component, Section
 from configs.tokens import TokensSection
@@ -169,7 +170,7 @@ class RolloutSection(Section):
     solver: str = "euler"
     """Deterministic solver of the steps without noise."""
     plan: Component = Component(name="all")
-    """Which steps are stochastic and stored for training."""
+    """Which steps are stochastic and stored for training; 'final' when absent with an algorithm that needs no steps."""
     same_noise: bool = False
     """All samples of a group start from the same initial noise."""
     groups_per_shard: int = Field(4, ge=1)
@@ -287,6 +288,11 @@ class RunConfig(Section):
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()
     """How the work is carried out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plan_of_the_algorithm(cls, data: Any) -> Any:
+        return with_plan(data)
 
     @property
     def scored(self) -> tuple[RewardSection, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -18,12 +18,17 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """A table entry (or ``"package.module:Class"`` of your own) and its options."""
+    """A table entry (or ``"package.module:Class"`` of your own) and its options; the name alone will do."""
 
     name: str
     """A name from the component's table, or an import string "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the component; its own class says which exist."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("options")
     @classmethod

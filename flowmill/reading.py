@@ -93,9 +93,9 @@ class Store:
         return _pictures(self._store, self._ref(artifact), samples)
 
     def _ref(self, artifact: str) -> ArtifactRef:
-        from storage.verify import find_ref
+        from tasks.runs.addresses import find_artifact
 
-        return find_ref(self._store, artifact)
+        return find_artifact(self._store, artifact)
 
 
 class Run:

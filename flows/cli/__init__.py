@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from configs.garbage import collect_rarely
 from configs.packages import user_folder_last
 from flows.cli import making, showing
 from flows.cli.app import app
-from flows.cli.opening import last_words
+from flows.cli.opening import last_words, refuse_bare_settings
 from flows.environment import prepare_environment
 
 __all__ = ["app", "main", "making", "showing"]
@@ -19,4 +21,5 @@ def main() -> None:
     # Rewards and models of your own are found in the folder you work in, after all else.
     user_folder_last()
     with last_words():
+        refuse_bare_settings(sys.argv[1:])
         app(prog_name="flowmill")

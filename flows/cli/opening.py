@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from configs.deferred import deferred
-from configs.errors import FlowmillError
+from configs.errors import ConfigError, FlowmillError
 from configs.garbage import without_collecting
 from flows.cli.stopping import STOPPED, terminable
 from flows.environment import wants_traceback
+
+_SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
+_SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 
 
 def say(text: str, *, quiet: bool = False) -> None:
@@ -32,6 +37,18 @@ def brief() -> Iterator[None]:
     """
     with without_collecting(), deferred("torch"), deferred("pyarrow"), deferred("numpy"):
         yield
+
+
+def refuse_bare_settings(arguments: Sequence[str]) -> None:
+    """Refuse ``section.key=value`` without ``--set``, as other programs take it.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for before, given in pairwise(["", *arguments]):
+        if _SETTING.match(given) and not before.startswith("-"):
+            setting = given.lstrip("+")
+            raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {shlex.quote(setting)}")
 
 
 @contextlib.contextmanager

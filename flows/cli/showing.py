@@ -175,6 +175,27 @@ def publish(
 
 
 @app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to make.", metavar="DIR")],
+    root: Root = None,
+) -> None:
+    """Copy the exported model of a run into a folder, for diffusers and others to load."""
+    uri = existing_root(root)
+    from flows.cli.export import export_command
+
+    export_command(model, to, root=uri)
+
+
+@app.command()
+def presets(as_json: AsJson = False) -> None:
+    """List the configs that come with flowmill: name, model, algorithm, memory, and what each is."""
+    from flows.cli.presets import presets_command
+
+    presets_command(as_json=as_json)
+
+
+@app.command()
 def ui(
     root: Root = None,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow UI.")] = 5000,

@@ -40,7 +40,7 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
 
 @store_app.command()
 def show(
-    artifact: Annotated[str, typer.Argument(help="Artifact, kind/id; the id may be shortened.", metavar="ARTIFACT")],
+    artifact: Annotated[str, typer.Argument(help="Artifact: RUN/stage@epoch, or kind/id, which may be shortened.", metavar="ARTIFACT")],
     sample: Annotated[
         str | None, typer.Option("--sample", help="Follow one sample of trajectories instead.", metavar="ID")
     ] = None,
@@ -52,15 +52,16 @@ def show(
     With --sample: prompt, seed, policy, rewards, advantage, and the optimizer updates one sample entered.
     """
     from flows.console import console, print_json
-    from storage.verify import describe_artifact, find_ref, users_of
+    from storage.verify import describe_artifact, users_of
+    from tasks.runs.addresses import find_artifact
 
     store = _open(root)
+    ref = find_artifact(store, artifact)
     if sample is None:
-        described = describe_artifact(store, artifact)
+        described = describe_artifact(store, str(ref))
     else:
         from tasks.review.trace import trace_sample
 
-        ref = find_ref(store, artifact)
         described = trace_sample(store, ref, sample, sorted(users_of(store).get(str(ref), ())))
     if as_json:
         print_json(described)

@@ -1,0 +1,47 @@
+"""An export copied to a folder of a person's own: what its record names, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from configs.errors import ConfigError
+from tasks.inputs.sources import PIPELINE
+from tasks.runs.context import RunContext
+
+
+def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
+    """Copy the model a run exported, and return the number of its files.
+
+    Args:
+        context: the run.
+        epoch: after which epoch; the run's last when None.
+        to: a folder that is not there yet, or is empty.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written.
+        NotCommittedError: the epoch was not exported.
+    """
+    wanted = context.config.run.epochs if epoch is None else epoch
+    ref = context.chain.require(wanted, "export").ref
+    record = context.store.shards(ref)[0]
+    folder = context.store.folder(ref, record)
+    names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
+    target = to.expanduser().absolute()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"--to '{to}' is there already and is not empty. Name a folder that is to be made.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".flowmill-", dir=target.parent) as aside:
+            whole = Path(aside) / "model"
+            for name in names:
+                file = whole / name.removeprefix(f"{PIPELINE}/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, file)
+            if target.exists():
+                target.rmdir()
+            whole.rename(target)
+    except OSError as error:
+        raise ConfigError(f"--to '{to}' cannot be written: {error.strerror}. Name another folder.") from None
+    return len(names)

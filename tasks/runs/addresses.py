@@ -1,0 +1,36 @@
+"""Artifacts as a person names them: ``RUN/stage@epoch``, or ``kind/id`` as the store does."""
+
+from __future__ import annotations
+
+import re
+
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.verify import find_ref
+from tasks.identities.nodes import Node
+from tasks.runs.opening import open_run
+
+_ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
+
+
+def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:
+    """Return an artifact by ``RUN/stage@epoch``, ``RUN/stage[slot]@epoch``, or ``kind/id``, which may be shortened.
+
+    Without a slot it is the first reward's.
+
+    Raises:
+        StoreError: there is no such run or artifact.
+        ConfigError: a run has no such stage.
+        NotCommittedError: it was not made yet.
+    """
+    found = _ADDRESS.fullmatch(name)
+    if found is None or RunFolder(store, found["run"]).describe() is None:
+        return find_ref(store, name)
+    chain = open_run(store.root.uri, found["run"], reads=True).chain
+    epoch, stage = int(found["epoch"]), found["stage"]
+    node = Node(epoch, stage, found["slot"] or "")
+    if not node.slot and stage in ("score", "judge"):
+        node = next((each for each in chain.nodes() if each[:2] == (epoch, stage)), node)
+    chain.identity(node)
+    return chain.require(*node).ref
