@@ -48,7 +48,7 @@ def preset_line(name: str) -> str:
         if not line.startswith("# ") or line.startswith(("#   ", "# source:", "# deviates:")):
             break
         comment.append(line.removeprefix("# "))
-    return re.split(r"(?<=[a-z)])\. ", " ".join(comment))[0].rstrip(".")
+    return re.split(r"(?<=[\w)])\. ", " ".join(comment))[0].rstrip(".")
 
 
 def config_file(given: str | Path) -> Path:

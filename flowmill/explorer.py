@@ -43,7 +43,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         elif view == "Sample":
             _sample(run, epoch, everything, shown)
         elif view == "Table":
-            st.dataframe(shown, hide_index=True)
+            st.dataframe(shown[_in_order(shown.columns)], hide_index=True)
         else:
             _gallery(run, epoch, shown)
     except flowmill.FlowmillError as error:
@@ -98,6 +98,13 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
 
 def _numbers(columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name in ("reward", "advantage") or name.startswith("reward.")]
+
+
+def _in_order(columns: Iterable[str]) -> list[str]:
+    """Return columns as a person reads them: what a sample earned and its prompt, then what it is."""
+    known = list(columns)
+    first = [name for name in ("reward", "advantage", "prompt") if name in known]
+    return list(dict.fromkeys([*first, *_numbers(known), *known]))
 
 
 def _gallery(run: flowmill.Run, epoch: int, shown: pd.DataFrame) -> None:

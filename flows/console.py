@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
@@ -13,12 +14,21 @@ console = Console(highlight=False, soft_wrap=True)
 _UNLIMITED = 100_000
 
 
-def print_table(table: Table) -> None:
-    """Print a table with no cell cut or folded: where it is wider than the terminal, its lines are too."""
-    wide = console.options.update(max_width=_UNLIMITED)
-    width = max(console.width, Measurement.get(console, wide, table).maximum)
+def print_table(table: Table, *, folding: Collection[str] = ()) -> None:
+    """Print a table with no cell cut, and none folded but those of prose.
+
+    Where it is wider than the terminal nevertheless, its lines are too.
+
+    Args:
+        table: the table.
+        folding: headers of columns whose cells may take several lines.
+    """
     for column in table.columns:
-        column.no_wrap = True
+        column.no_wrap = column.header not in folding
+        column.overflow = "fold"
+    wide = console.options.update(max_width=_UNLIMITED)
+    needed = Measurement.get(console, wide, table)
+    width = max(console.width, needed.minimum if folding else needed.maximum)
     # A console of its own: rich cuts what is wider than the terminal, whatever it is told.
     Console(highlight=False, soft_wrap=True, width=width, file=console.file).print(table, width=None, crop=False)
 

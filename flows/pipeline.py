@@ -23,6 +23,7 @@ from tasks.preflight.check import check_config
 from tasks.runs.advance import grown
 from tasks.runs.context import RunContext
 from tasks.runs.opening import executing, mark_finished, open_run
+from tasks.runs.state import note_state
 from tasks.tracking.tracker import Tracker
 
 
@@ -51,16 +52,19 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
         execution = stack.enter_context(runtime.opened(context))
         tracker = Tracker(context, orchestrator=flow_run_tags())
         telling, status = Telling(context, tracker), "FAILED"
+        note_state(context, "running")
         try:
             train(RunStages(execution), telling, context.config)
             status = "FINISHED"
         except BaseException as error:
             if isinstance(error, CancelledError) or signal_behind(error) is not None:
                 status = "KILLED"
+            note_state(context, "stopped" if status == "KILLED" else "failed", error)
             raise
         finally:
             tracker.close(status)
         mark_finished(context, describe_result(context))
+        note_state(context, "done")
         telling.report()
     return context.chain.digest()
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
-from flows.console import console
+from flows.console import console, print_table
 from flows.environment import default_root
 from flows.progress import display
 
@@ -74,5 +74,5 @@ def _print(results: Sequence[object]) -> None:
                 change = compared.difference
                 cells[2:] = [f"{change.mean:+.4f}", f"{change.low:+.4f} to {change.high:+.4f}", f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
-    console.print(table)
+    print_table(table)
     console.print(f"{len(first.prompts)} prompts; intervals by bootstrap, p by flipping signs, both over prompts.")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from configs.amounts import size
 from configs.load import dump_yaml, load_config
-from flows.console import console, print_json
+from flows.console import console, print_json, print_table
 
 if TYPE_CHECKING:
     from configs.schema import RunConfig
@@ -81,7 +81,7 @@ def _print_cost(cost: Cost, epochs: int) -> None:
     table.add_row("optimizer updates", "", f"{cost.updates:,}")
     table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
     table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
-    console.print(table)
+    print_table(table)
 
 
 def _print_changed(changed: list[str] | None) -> None:
@@ -111,7 +111,7 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     table.add_row("gradients, moments, averages", "", "", "", size(memory.training_state))
     table.add_row("activations", "", *map(size, (memory.rollout_activations, memory.decode_activations, at_work)))
     table.add_row("together", *map(size, memory.phases.values()))
-    console.print(table)
+    print_table(table)
     if gpu_memory is None:
         return
     changes = advice(config, memory, int(gpu_memory * 1e9))

@@ -26,7 +26,7 @@ def dry_command(asked: Asked) -> None:
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
         table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, escape(stage.reason))
-    print_table(table)
+    print_table(table, folding=("first reason",))
     if asked.conflicts:
         console.print(
             f"Run '{name}' exists with other settings, so this would be refused; with --name NAME it is "

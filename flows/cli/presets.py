@@ -25,4 +25,4 @@ def presets_command(*, as_json: bool) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for row in found:
         table.add_row(*row)
-    print_table(table)
+    print_table(table, folding=("what it is",))

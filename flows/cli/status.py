@@ -51,7 +51,7 @@ def status_command(name: str | None, *, root: str | None, why: str | None, check
 
 def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, as_json: bool) -> None:
     if as_json:
-        keys = ("run", "epochs", "finished_epochs")
+        keys = ("run", "state", "epochs", "finished_epochs")
         short = [{**{key: run[key] for key in keys}, "states": _counts(run["stages"])} for run in runs]
         print_json(runs[0] if one else short)
     elif one:
@@ -65,8 +65,8 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
                 table.add_row(run["run"], "", "benchmark", run["benchmark"])
                 continue
             epochs = f"{run['finished_epochs']} of {run['epochs']}"
-            table.add_row(run["run"], epochs, _state(_counts(run["stages"])), _last_figures(run))
-        console.print(table)
+            table.add_row(run["run"], epochs, _state(run), _last_figures(run))
+        print_table(table, folding=("state", "last evaluation"))
 
 
 def _explain(root: str, name: str, why: str) -> None:
@@ -92,7 +92,10 @@ def _explain(root: str, name: str, why: str) -> None:
 
 def _print_run(run: dict[str, Any]) -> None:
     counts = _counts(run["stages"])
-    console.print(f"run [bold]{run['run']}[/bold] in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs")
+    console.print(
+        f"run [bold]{escape(run['run'])}[/bold] in {escape(run['root'])}: {run['finished_epochs']} of {run['epochs']} "
+        f"epochs, {escape(run['state'])}"
+    )
     print_table(_grid(run["stages"]))
     for stage in _roots(run["stages"]):
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
@@ -158,7 +161,7 @@ def _print_evaluations(run: dict[str, Any]) -> None:
         _add_figures(table, epoch, "", splits)
     for named in run["named_evaluations"]:
         _add_figures(table, str(named["epoch"]), named["name"], named["figures"])
-    console.print(table)
+    print_table(table)
 
 
 def _add_figures(table: Table, epoch: str, name: str, splits: Mapping[str, Any]) -> None:
@@ -176,7 +179,7 @@ def _print_side_results(run: dict[str, Any]) -> None:
     for made in run["side_results"]:
         mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
         table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], escape(made["label"]))
-    console.print(table)
+    print_table(table, folding=("beside the run because",))
 
 
 def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -184,8 +187,9 @@ def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {state: states.count(state) for state in _WORST if state in states}
 
 
-def _state(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if state != "fresh" or len(counts) == 1)
+def _state(run: Mapping[str, Any]) -> str:
+    stale = _counts(run["stages"]).get("stale")
+    return escape(run["state"]) + (f", {stale} stale" if stale else "")
 
 
 def _last_figures(run: dict[str, Any]) -> str:

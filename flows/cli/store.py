@@ -40,7 +40,9 @@ def ls(root: Root = None, as_json: AsJson = False) -> None:
 
 @store_app.command()
 def show(
-    artifact: Annotated[str, typer.Argument(help="Artifact: RUN/stage@epoch, or kind/id, which may be shortened.", metavar="ARTIFACT")],
+    artifact: Annotated[
+        str, typer.Argument(help="Artifact: RUN/stage@epoch, or kind/id, which may be shortened.", metavar="ARTIFACT")
+    ],
     sample: Annotated[
         str | None, typer.Option("--sample", help="Follow one sample of trajectories instead.", metavar="ID")
     ] = None,

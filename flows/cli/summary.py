@@ -10,7 +10,7 @@ from rich.table import Table
 
 from configs.amounts import duration
 from configs.errors import NotCommittedError
-from flows.console import console
+from flows.console import console, print_table
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Ledger
 
@@ -37,7 +37,7 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
             before = first.get(split, {}).get(slot)
             figures = ["mean", *(["exact"] if exact else [])]
             table.add_row(slot, split, *(_change(before, after, figure) for figure in figures))
-    console.print(table)
+    print_table(table)
     # Of runs that finished before there were monitors nothing was noted.
     for warning in result.get("warnings", ()):
         console.print(f"warning: {warning}", markup=False, style="yellow")

@@ -26,15 +26,18 @@ BENCHMARK = "benchmark"
 
 def describe_run(context: RunContext) -> dict[str, Any]:
     """Return config, figures, artifacts and state of a run."""
-    from tasks.runs.staleness import standings
+    from tasks.runs.staleness import State, standings
+    from tasks.runs.state import state_of
 
     chain, run = context.chain, context.run
     context.store.remember(map(chain.ref, chain.nodes()))
     entries = chain.entries()
     finished = max((entry.epoch for entry in entries if entry.stage == "optimize"), default=0)
+    standing = standings(chain)
     return {
         "run": run.name,
         "root": run.store.root.uri,
+        "state": state_of(context, complete=all(each.state is State.FRESH for each in standing)),
         "epochs": context.config.run.epochs,
         "finished_epochs": finished,
         "tracking": run.newest("tracking"),
@@ -49,7 +52,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
             {"epoch": e.epoch, "stage": e.stage, "slot": e.slot, "artifact": e.artifact, "forced": e.forced}
             for e in entries
         ],
-        "stages": [each.as_dict() for each in standings(chain)],
+        "stages": [each.as_dict() for each in standing],
         "side_results": _side_results(chain),
         "config": context.config.model_dump(mode="json"),
     }

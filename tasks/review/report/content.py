@@ -159,9 +159,10 @@ def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[
     """Return the samples of an epoch with the best and the worst rewards, where images are stored."""
     rows = [row for row in table.to_pylist() if row["reward"] is not None]
     rows.sort(key=lambda row: (row["reward"], row["sample_id"]))
-    # One of each prompt: an easy or a hard one would take all places.
-    worst = _first_of_each(rows)
-    best = _first_of_each(rows[::-1])
+    middle = sum(row["reward"] for row in rows) / max(1, len(rows))
+    # One of each prompt: an easy or a hard one would take all places. The worst of an easy prompt may be a good sample.
+    worst = _first_of_each([row for row in rows if row["reward"] < middle])
+    best = _first_of_each([row for row in rows[::-1] if row["reward"] > middle])
     rollout, wanted = chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
     found = rows_of(chain.store, rollout, wanted)
     places = {sample: (shard, row) for sample, shard, row in found if shard.media_format(row)}

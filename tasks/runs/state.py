@@ -1,0 +1,45 @@
+"""Whether a run is being executed, was stopped, failed, or is done; written down by who executes it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from configs.errors import FlowmillError, RunConflictError
+from tasks.runs.context import RunContext
+from tasks.runs.opening import refuse_while_executing
+
+_SERIES = "states"
+#: Of an error, what a table shows.
+_MOST = 120
+
+
+def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:
+    """Write down that a run is 'running', 'done', 'stopped' or 'failed'; what cannot be written hides no other error."""
+    said = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
+    with contextlib.suppress(FlowmillError, OSError):
+        context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": said})
+
+
+def state_of(context: RunContext, *, complete: bool) -> str:
+    """Return how a run stands: done, running, stopped, failed and why, or not executed yet.
+
+    Args:
+        context: the run.
+        complete: whether everything its config asks for is there.
+    """
+    note = context.run.newest(_SERIES)
+    state = None if note is None else str(note["state"])
+    if state == "running":
+        with contextlib.suppress(FlowmillError, OSError):
+            try:
+                refuse_while_executing(context)
+            except RunConflictError:
+                return "running"
+        # Whoever wrote it is gone without a word.
+        state = "stopped"
+    if complete:
+        return "done"
+    if state == "failed" and note is not None:
+        return f"failed: {note['error']}"
+    return "stopped" if state is not None or context.run.entries() else "not started"

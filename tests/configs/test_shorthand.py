@@ -1,0 +1,59 @@
+"""Names without options, and what follows from them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.plans import FORWARD
+from configs.presets import preset_gpu, preset_line, presets
+from configs.registry import create
+from flows.cli.opening import refuse_bare_settings
+from tasks.algorithms import ALGORITHMS
+from tests.conftest import ROOT
+
+
+def test_a_name_alone_is_a_component() -> None:
+    whole = load_config("digits", ["optimize.algorithm={name: grpo}", "rollout.plan={name: all}"])
+    assert load_config("digits", ["optimize.algorithm=grpo", "rollout.plan=all"]) == whole
+    assert load_config("digits", ["rewards=[digits]"]).rewards == load_config("digits").rewards
+
+
+def test_the_plan_follows_the_algorithm_where_it_is_left_out(tmp_path: Path) -> None:
+    assert load_config("digits", ["optimize.algorithm=nft"]).rollout.plan.name == "final"
+    assert load_config("digits", ["optimize.algorithm=tempflow"]).rollout.plan.name == "all"
+    assert load_config("digits", ["run.epochs=1"]) == load_config("digits").model_copy(
+        update={"run": load_config("digits").run.model_copy(update={"epochs": 1})}
+    )
+    given = load_config("digits", ["optimize.algorithm=nft", "rollout.plan=all"])
+    assert given.rollout.plan.name == "all"
+    assert load_config("digits", ["rollout.plan.options.last=sde"]).rollout.plan.options == {"last": "sde"}
+    # A plan that a file names is never another's.
+    window = load_config("digits_window", ["optimize.algorithm=nft"])
+    assert window.rollout.plan.name == "window"
+
+
+def test_algorithms_that_need_final_latents_are_known() -> None:
+    given = {"opd": {"teacher": "somewhere"}}
+    made = {name: create(ALGORITHMS, name, given.get(name, {}), what="algorithm") for name in ALGORITHMS}
+    needs = {name for name, algorithm in made.items() if algorithm.requires.data == "forward"}
+    assert needs == FORWARD
+
+
+def test_every_preset_has_a_line_and_the_memory_of_the_page() -> None:
+    page = (ROOT / "docs" / "gpus.md").read_text().partition("<!-- memory -->")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]+\|){5}([^|]+)\|", page.partition("<!-- end")[0], re.M))
+    for name in presets():
+        assert preset_gpu(name) == rows.get(name, "CPU").strip()
+        assert 10 < len(preset_line(name)) < 200
+
+
+@pytest.mark.parametrize("given", ["optimize.algorithm=nft", "+run.epochs=3"])
+def test_settings_of_other_programs_get_a_hint(given: str) -> None:
+    with pytest.raises(ConfigError, match="--set "):
+        refuse_bare_settings(["run", "digits", given])
+    refuse_bare_settings(["run", "digits", "--set", given])
