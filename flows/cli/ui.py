@@ -13,7 +13,7 @@ from flows.server import prefect_command, prefect_environment
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
-from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
+from tasks.tracking.places import ARTIFACTS, runs_page, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
 
@@ -40,7 +40,7 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         "PREFECT_SERVER_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
     }
     servers = {
-        f"MLflow   http://{_HOST}:{mlflow_port}/#/experiments?workflowType=machine_learning": mlflow,
+        f"MLflow   http://{_HOST}:{mlflow_port}{runs_page(uri)}": mlflow,
         f"Prefect  http://{_HOST}:{prefect_port}": prefect,
     }
     processes = [

@@ -15,7 +15,7 @@ _MOST = 120
 
 
 def note_state(context: RunContext, state: str, error: BaseException | None = None) -> None:
-    """Write down that a run is 'running', 'done', 'stopped' or 'failed'; what cannot be written hides no other error."""
+    """Write down that a run is 'running', 'done', 'stopped' or 'failed'; a failure to do so hides no other error."""
     said = "" if error is None else str(error).strip().partition("\n")[0][:_MOST]
     with contextlib.suppress(FlowmillError, OSError):
         context.run.add(_SERIES, {"state": state, "at": round(time.time(), 3), "error": said})

@@ -3,8 +3,8 @@
 A killed run continues its own curves without a gap or a double point. What MLflow has is written down in its own run,
 in the same call as the points; when any of it is not part of the run any more (an epoch was done again, the number of
 epochs was lowered), a new MLflow run is begun and the old one goes to the trash, or is marked as superseded where
-models were registered from it, so no curve ever mixes two. An
-unreachable tracker never stops training; it says so once, and the next ``flowmill run`` logs what is missing.
+models were registered from it, so no curve ever mixes two. An unreachable tracker never stops training; it says so
+once, and the next ``flowmill run`` logs what is missing.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ class Tracker:
     def _log_evaluation(self, made: EvaluationContent) -> None:
         from tasks.tracking.images import log_picture
         from tasks.tracking.models import logged_model
+        from tasks.tracking.views import show_scores
 
         if _key(made) in self._logged:
             return
@@ -233,6 +234,8 @@ class Tracker:
         named = {point: sets[point.split] for point in made.points if point.split in sets}
         points = [_metric(point, model=model, dataset=named.get(point)) for point in made.points]
         self._batch(made, points)
+        if not made.name:
+            show_scores(self._client, str(self.experiment_id), made)
 
     def _batch(self, made: EpochContent | EvaluationContent, metrics: Sequence[Any]) -> None:
         """Log points, and in the call of the last of them that they are logged."""

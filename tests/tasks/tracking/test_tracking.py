@@ -27,6 +27,7 @@ from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tasks.tracking import client as mlflow_client
 from tasks.tracking.client import open_client
+from tasks.tracking.places import VIEW_TAG, runs_page
 from tasks.tracking.tracker import Tracker
 from tests.conftest import FlowmillCommand
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
@@ -150,6 +151,24 @@ def test_evaluated_policies_are_models_that_can_be_ranked(tracked: RunContext) -
     assert json.loads(of_version.tags["mlflow.modelVersions"]) == [{"name": "flowmill-small", "version": 1}]
     files = Path(tracked.store.root.uri, "mlflow-artifacts", champion.source.removeprefix("mlflow-artifacts:/"))
     assert (files / "model_index.json").exists()
+
+
+def test_the_list_of_runs_shows_their_scores(tracked: RunContext) -> None:
+    client, run = client_of(tracked)
+    view = json.loads(client.get_experiment(run.info.experiment_id).tags[VIEW_TAG])
+    assert view["selectedColumns"] == [
+        "attributes.`Created`",
+        "attributes.`Duration`",
+        "metrics.`eval/heldout/jpeg_compressibility_mean`",
+        "metrics.`eval/train/jpeg_compressibility_mean`",
+        "metrics.`reward/mean`",
+        "params.`algorithm`",
+    ]
+    page = runs_page(tracked.store.root.uri)
+    assert page.startswith(
+        f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey"
+    )
+    assert runs_page("/nowhere") == "/#/experiments?workflowType=machine_learning"
 
 
 def test_nothing_new_changes_nothing(tracked: RunContext) -> None:

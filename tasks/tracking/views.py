@@ -1,0 +1,46 @@
+"""How MLflow shows the list of runs: with their scores as columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tasks.figures.tracked import EvaluationContent
+from tasks.tracking.places import VIEW_TAG
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_ATTRIBUTES = ("attributes.`Created`", "attributes.`Duration`")
+_FIRST = ("metrics.`reward/mean`", "params.`algorithm`")
+#: Columns of scores; more than a window shows are no table.
+_MOST = 6
+
+
+def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationContent) -> None:
+    """Have the experiment's list of runs show the scores of an evaluation, beside those it shows already."""
+    tags = client.get_experiment(experiment_id).tags
+    before = tags.get(VIEW_TAG)
+    known = _columns(before)
+    means = [point.key for point in made.points if point.split and point.key.endswith("_mean")]
+    # Held-out prompts say more.
+    scores = [f"metrics.`{key}`" for key in sorted(means, key=lambda key: "/heldout/" not in key)]
+    shown = list(dict.fromkeys([*known, *scores]))[:_MOST]
+    state = {
+        "selectedColumns": [*_ATTRIBUTES, *shown, *_FIRST],
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+    }
+    text = json.dumps(state)
+    if text != before:
+        client.set_experiment_tag(experiment_id, VIEW_TAG, text)
+
+
+def _columns(text: str | None) -> Sequence[str]:
+    """Return the scores that a view shows; none of one that a person put in its place in another form."""
+    try:
+        found = json.loads(text or "{}")["selectedColumns"]
+    except (ValueError, KeyError, TypeError):
+        return ()
+    return [name for name in found if name not in (*_ATTRIBUTES, *_FIRST)]

@@ -1,0 +1,33 @@
+"""How a run stands, as it was written down by who executed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from configs.schema import RunConfig
+from tasks.runs.addresses import find_artifact
+from tasks.runs.opening import executing
+from tasks.runs.state import note_state, state_of
+from tests.support.inside import prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def test_running_stopped_failed_and_done(make_config: Make) -> None:
+    context = prepare(make_config())
+    note_state(context, "running")
+    with executing(context):
+        assert state_of(context, complete=False) == "running"
+    assert state_of(context, complete=False) == "stopped", "killed"
+    note_state(context, "failed", ValueError("no reward\nmore"))
+    assert state_of(context, complete=False) == "failed: no reward"
+    assert state_of(context, complete=True) == "done"
+
+
+def test_an_artifact_has_an_address_in_its_run(make_config: Make) -> None:
+    context = prepare(make_config())
+    run_epoch(context, 1)
+    ref = context.chain.require(1, "score", "jpeg_compressibility").ref
+    for name in ("small/score@1", "small/score[jpeg_compressibility]@1", str(ref), ref.id[:9]):
+        assert find_artifact(context.store, name) == ref
+    assert find_artifact(context.store, "small/policy@0") == context.policy_ref(0)
