@@ -157,3 +157,10 @@ def answers(port: int) -> bool:
 
 def updates(run: flowmill.Run, sample: str) -> list[dict[str, Any]]:
     return run.trace(1, sample)["runs"]["small"]["updates"]  # type: ignore[no-any-return]
+
+
+def test_the_table_begins_with_what_a_sample_earned() -> None:
+    from flowmill.explorer import _in_order
+
+    columns = ["sample_id", "seed", "prompt", "reward.digits", "advantage", "reward"]
+    assert _in_order(columns) == ["reward", "advantage", "prompt", "reward.digits", "sample_id", "seed"]
