@@ -43,7 +43,7 @@ def explain(item: Mapping[str, Any]) -> str:
     message = _REMEDIES.get(item["type"], f"{item['msg'][:1].lower()}{item['msg'][1:]}")
     section = _section_at(item["loc"])
     if item["type"] in ("model_type", "dict_type") and section is not None and issubclass(section, Component):
-        message = f"it must be a name with options; give the name alone, or {{name: ..., options: {{...}}}}"
+        message = "it must be a name with options; give the name alone, or {name: ..., options: {...}}"
     return f"'{location or 'config'}' is {item['input']!r}; {message}."
 
 
