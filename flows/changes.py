@@ -110,7 +110,7 @@ def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
     if rule is None or _is_due_by(found, rule):
         return
     own = found.own_schedule
-    if own is None:
+    if own is None or not isinstance(own.schedule, Rule):
         yield Change(found.name, "schedule", _MISSING, told(rule), asks=False)
     else:
         now = told(own.schedule) + ("" if own.active else " (off)")
@@ -119,7 +119,10 @@ def _schedule_changes(found: Found, rule: Rule | None) -> Iterator[Change]:
 
 def _is_due_by(found: Found, rule: Rule) -> bool:
     """Return whether a deployment starts by a rule already, whoever gave it that."""
-    return any(each.active and told(each.schedule) == told(rule) for each in found.there.schedules)
+    return any(
+        each.active and isinstance(each.schedule, Rule) and told(each.schedule) == told(rule)
+        for each in found.there.schedules
+    )
 
 
 def change(client: SyncPrefectClient, found: Found, wanted: Told) -> None:

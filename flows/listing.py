@@ -13,7 +13,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from flows.ticks import next_start, told
+from flows.ticks import Rule, next_start, told
 
 #: Tags that say what a deployment is for begin so; all others are somebody's.
 OWN_TAGS = ("run:", "config:")
@@ -72,7 +72,11 @@ def _run(asked: Mapping[str, Any]) -> str:
 def _row(name: str, there: DeploymentResponse) -> Listed:
     asked = (there.parameters or {}).get("request")
     asked = asked if isinstance(asked, dict) else {}
-    schedules = [f"{told(each.schedule)}{'' if each.active else ' (off)'}" for each in there.schedules]
+    schedules = [
+        f"{told(each.schedule)}{'' if each.active else ' (off)'}"
+        for each in there.schedules
+        if isinstance(each.schedule, Rule)
+    ]
     return Listed(
         name=name,
         run=_run(asked) or "-",
@@ -84,5 +88,5 @@ def _row(name: str, there: DeploymentResponse) -> Listed:
 
 
 def _next(schedules: Sequence[DeploymentSchedule]) -> str:
-    due = next_start(*(each.schedule for each in schedules if each.active))
+    due = next_start(*(each.schedule for each in schedules if each.active and isinstance(each.schedule, Rule)))
     return "-" if due is None else due.strftime(_MINUTE)
