@@ -5,6 +5,7 @@ A deployment that is there keeps all it was not told to change: what somebody se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ from flows.ticks import Rule, read_schedule
 
 _FILE = Path(__file__).parent / "prefect.yaml"
 _POOL, _KIND = "flowmill", "process"
+_LONGEST = 100
+_NAME = re.compile(rf"(?!\s)[^\x00-\x1f/%&<>]{{1,{_LONGEST}}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +251,8 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
         raise ConfigError("--schedule is for deployments named with --only: all at once would be in each other's way.")
     if request.image is not None and request.kind in (None, "process"):
         raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
-    if request.name is not None and (not request.name.strip() or set(request.name) & set("/%&<>")):
+    if request.name is not None and not _NAME.fullmatch(request.name):
         raise ConfigError(
-            f"--name '{request.name}' is no name of a deployment: it must have letters, and no / % & < >."
+            f"--name '{request.name[:_LONGEST]}' is no name of a deployment: it has up to {_LONGEST} characters, none of "
+            "them / % & < > or a line break."
         )
