@@ -253,6 +253,6 @@ def _check_used(request: DeployRequest, entries: Sequence[Mapping[str, Any]]) ->
         raise ConfigError("--image is for containers; give --type docker or kubernetes too.")
     if request.name is not None and not _NAME.fullmatch(request.name):
         raise ConfigError(
-            f"--name '{request.name[:_LONGEST]}' is no name of a deployment: it has up to {_LONGEST} characters, none of "
-            "them / % & < > or a line break."
+            f"--name '{request.name[:_LONGEST]}' is no name of a deployment: it has up to {_LONGEST} characters, none "
+            "of them / % & < > or a line break."
         )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, NoSchedule, RRuleSchedule
 from pydantic import ValidationError
 
 from configs.errors import ConfigError
@@ -49,8 +49,10 @@ def read_schedule(text: str, timezone: str) -> Rule:
     return found
 
 
-def told(rule: Rule) -> str:
+def told(rule: Rule | NoSchedule) -> str:
     """Return a schedule as a person would write it, with its time zone where that matters."""
+    if isinstance(rule, NoSchedule):
+        return "never"
     if isinstance(rule, IntervalSchedule):
         seconds = rule.interval.total_seconds()
         unit = next((name for name in reversed(_UNITS) if seconds % _UNITS[name] == 0), "s")
@@ -58,9 +60,9 @@ def told(rule: Rule) -> str:
     return f"{rule.cron if isinstance(rule, CronSchedule) else rule.rrule} {rule.timezone or 'UTC'}"
 
 
-def next_start(*rules: Rule) -> datetime | None:
+def next_start(*rules: Rule | NoSchedule) -> datetime | None:
     """Return when the first of some schedules is due next, in its own time zone; None if none ever is."""
-    starts = [(due, rule.timezone) for rule in rules for due in _dates(rule)]
+    starts = [(due, rule.timezone) for rule in rules if not isinstance(rule, NoSchedule) for due in _dates(rule)]
     if not starts:
         return None
     due, timezone = min(starts, key=lambda each: each[0])

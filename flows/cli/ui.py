@@ -21,7 +21,17 @@ _HOST = "127.0.0.1"
 def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None:
     """Start both servers, print their addresses, and stop both on Ctrl-C."""
     uri = ArtifactStore(default_root(root)).root.uri
-    mlflow = [sys.executable, "-m", "flows.guard", "--host", _HOST, "--port", str(mlflow_port), "--workers", "1"]
+    mlflow = [
+        sys.executable,
+        "-m",
+        "tasks.tracking.server",
+        "--host",
+        _HOST,
+        "--port",
+        str(mlflow_port),
+        "--workers",
+        "1",
+    ]
     mlflow += [
         "--backend-store-uri",
         tracking_uri(uri, None),
