@@ -41,15 +41,16 @@ def understood(request: PipelineRequest) -> Asked:
     extra = [*request.overrides, *as_overrides(request.root, request.name)]
     given = load_config(request.config, extra)
     prepare_environment(given.execution.threads)
+    from tasks.preflight.names import check_names
+
+    check_names(given, source=Path(request.config), overrides=request.overrides)
     from storage.commit import ArtifactStore
     from storage.lineage import RunFolder
-    from tasks.preflight.names import check_names
     from tasks.runs.advance import trained
     from tasks.runs.context import RunContext
     from tasks.runs.length import kept_length, length_note
     from tasks.runs.opening import conflicts, run_name
 
-    check_names(given, source=Path(request.config), overrides=request.overrides)
     store = ArtifactStore(given.store)
     run = RunFolder(store, run_name(given))
     changed = conflicts(run, given)

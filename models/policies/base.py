@@ -54,6 +54,8 @@ class Policy(ABC):
 
     kind: ClassVar[str] = "diffusion"
     """What its policies are: a name of the table of kinds, or "package.module:Class"."""
+    pipeline_name: ClassVar[str | None] = None
+    """Class of the diffusers pipeline it loads; none where its models are no pipelines."""
     blocks: ClassVar[tuple[str, ...]]
     """Attribute names of the trained modules' block lists, for sharding, compiling and checkpointing."""
     encoding_parts: ClassVar[frozenset[Part]] = frozenset({Part.TEXT})

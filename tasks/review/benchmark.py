@@ -284,7 +284,10 @@ def _family_of(folder: Path) -> str:
     """
     index = folder / "model_index.json"
     if not index.is_file():
-        raise ConfigError(f"--model '{folder}' is no pipeline of diffusers: it has no model_index.json.")
+        raise ConfigError(
+            f"--model '{folder}' is no pipeline of diffusers: it has no model_index.json. Of another model, say with "
+            "--config which policy loads it."
+        )
     kind = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
     found = [name for name in POLICIES if resolve(POLICIES, name, what="model.policy").pipeline_name == kind]
     if len(found) != 1:

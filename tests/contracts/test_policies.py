@@ -34,6 +34,7 @@ from models.policies.sd15 import _length as flow_length
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.merging import Merged
+from tests.support.families import PIPELINES
 
 ALL = frozenset(Part)
 PROMPTS = ["a red cube", "two cats and a dog in the photo", "a sign", "a blue circle on a green cube"]
@@ -92,8 +93,8 @@ TINY: Mapping[str, Tiny] = {
 }
 
 
-def test_every_family_has_a_tiny_pipeline() -> None:
-    assert set(TINY) == set(POLICIES)
+def test_every_family_of_pipelines_has_a_tiny_one() -> None:
+    assert set(TINY) == set(PIPELINES)
 
 
 @pytest.fixture(scope="session")
@@ -103,9 +104,7 @@ def tiny_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # What one test of a family has loaded others need not.
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in sorted(POLICIES)]
-)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in PIPELINES])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -99,6 +99,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     from flows import pipeline
 
     told: list[str] = []
+    noted: list[str] = []
 
     def stumbles(stages: object, telling: object, config: object) -> None:
         raise behind(cause)
@@ -108,6 +109,7 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     monkeypatch.setattr(pipeline, "RunStages", lambda execution: None)
     monkeypatch.setattr(pipeline, "turn", lambda context, request: nullcontext())
     monkeypatch.setattr(pipeline, "check_config", lambda config, rewards: None)
+    monkeypatch.setattr(pipeline, "note_state", lambda context, state, error=None: noted.append(state))
     monkeypatch.setattr(pipeline, "executing", lambda context: nullcontext())
     monkeypatch.setattr(pipeline.runtime, "opened", lambda context: nullcontext())
     monkeypatch.setattr(pipeline, "flow_run_tags", dict)
@@ -115,3 +117,4 @@ def test_a_run_that_a_signal_ends_is_told_as_killed_whatever_came_of_it(
     with pytest.raises(type(behind(cause))):
         pipeline.carry_out(SimpleNamespace(config=None), PipelineRequest(config="digits"))  # type: ignore[arg-type]
     assert told == [expected]
+    assert noted == ["running", {"KILLED": "stopped", "FAILED": "failed"}[expected]]

@@ -45,6 +45,7 @@ from tasks.runs.staleness import standings
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
 from tests.contracts.test_policies import TINY
+from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 #: Follows the card's snippet in a process of its own: draws every sample of an evaluation with the snippet's own call.
@@ -161,7 +162,7 @@ def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: P
     assert np.abs(made - ours).max() <= 1
 
 
-@pytest.mark.parametrize("family", sorted(POLICIES))
+@pytest.mark.parametrize("family", PIPELINES)
 def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path: Path) -> None:
     quiet_libraries()
     build_tiny(family).save_pretrained(tmp_path / "base")

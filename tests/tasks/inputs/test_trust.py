@@ -10,6 +10,7 @@ from configs.errors import TrustError
 from configs.load import override_config
 from flows import runtime
 from flows.cli.track import track_command
+from flows.requests import PipelineRequest
 from tasks.inputs.trust import carried_out, check_trusted, remember
 from tasks.runs.opening import begin_run, open_run
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
@@ -120,7 +121,9 @@ def test_a_config_that_is_run_is_remembered(
     make_config: ConfigFactory, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    given = runtime.configured(str(config_file), None, "small", ["monitors=[{name: 'mine:watched'}]"])
+    given = runtime.configured(
+        PipelineRequest(config=str(config_file), name="small", overrides=["monitors=[{name: 'mine:watched'}]"])
+    )
     check_trusted(given, given, run="small")
 
 

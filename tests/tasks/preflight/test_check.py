@@ -57,7 +57,6 @@ def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Pat
         ("optimize.algorithm.name=gpro", "Did you mean 'grpo'"),
         ("rollout.sampler.name=flow_sd", "Did you mean 'flow_sde'"),
         ("rollout.store=webdatset", "Did you mean 'webdataset'"),
-        ("optimize.algorithm={name: nft}", "needs the final latents of a rollout, but rollout.plan 'all'"),
         ("rollout.plan={name: final}", "trains none"),
         ("rollout.solver=dpm2", "remembers earlier steps"),
         ("rollout.plan={name: window, options: {size: 5}}", "does not fit into"),
@@ -105,6 +104,7 @@ FINAL = "rollout.plan={name: final}"
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (["optimize.algorithm={name: nft}", "rollout.plan=all"], "final latents of a rollout, but rollout.plan 'all'"),
         (["optimize.algorithm={name: dpo}", FINAL, "execution.micro_batch_size=1"], "micro_batch_size to 2 or more"),
         (["optimize.algorithm={name: crd}", FINAL, "execution.micro_batch_size=3"], "micro_batch_size to 4 or more"),
         (

@@ -29,12 +29,13 @@ from tasks.runs.context import RunContext
 from tasks.runs.seeds import generator
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
+from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(family, marks=pytest.mark.xdist_group(f"preset {family}")) for family in sorted(POLICIES)],
+    params=[pytest.param(family, marks=pytest.mark.xdist_group(f"preset {family}")) for family in PIPELINES],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """One trained, evaluated and exported epoch of a family's tiny preset, which tests only look at."""
