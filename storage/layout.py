@@ -4,6 +4,7 @@
 <root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
 <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
+<root>/runs/<run>/copies/...              the same records once more, to put back what is lost
 <root>/quarantine/<kind>/<id>/...         what was found damaged, kept for a look
 """
 
@@ -30,6 +31,7 @@ RUNS = "runs"
 LINEAGE = "lineage"
 QUARANTINE = "quarantine"
 PARTS = "parts"
+COPIES = "copies"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -134,3 +136,26 @@ def lineage(name: str) -> str:
 def lineage_entry(name: str, epoch: int, stage: str, slot: str, number: int) -> str:
     """Path of one lineage record."""
     return f"{lineage(name)}/{epoch:05d}.{stage}.{slot or '-'}.{number:03d}.json"
+
+
+def copies(name: str) -> str:
+    """Folder of the copies of a run's records."""
+    return f"{run(name)}/{COPIES}"
+
+
+def copy_of(path: str) -> str:
+    """Path of the copy of a run's record."""
+    runs, name, rest = path.split("/", 2)
+    return f"{runs}/{name}/{COPIES}/{rest}"
+
+
+def record_of(path: str) -> str:
+    """Path of the record that a path is of, be it that of its copy or its own."""
+    runs, name, rest = path.split("/", 2)
+    return f"{runs}/{name}/{rest.removeprefix(f'{COPIES}/')}"
+
+
+def is_record(path: str, top: str) -> bool:
+    """Return whether a path below the folder of a run, or of its copies, is one that records have."""
+    first, *more = path.removeprefix(f"{top}/").removesuffix(".json").split("/")
+    return path.endswith(".json") and first != COPIES and ((not more and first == "run") or len(more) == 1)

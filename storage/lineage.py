@@ -5,17 +5,20 @@ Lineage records are small create-once objects, a log: which of them make up the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
 from storage.commit import ArtifactStore
+from storage.copies import Loss, content, losses, number_of, write
 from storage.layout import ArtifactRef
 from storage.names import part
-from storage.sealed import seal, unseal
+
+#: Numbers that other processes may take before one gives up.
+_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,41 +70,64 @@ class RunFolder:
         return f"{layout.run(self.name)}/.lock"
 
     def describe(self) -> dict[str, Any] | None:
-        """Return the run's first record (config and identity), or None when the run does not exist."""
-        return self._read(layout.run_record(self.name))
+        """Return the run's first record (config and identity), or None when there is none, nor a copy of it."""
+        path = layout.run_record(self.name)
+        data = self.store.root.read(path) or self.store.root.read(layout.copy_of(path))
+        return None if data is None else content(data, path)
 
     def create(self, record: Mapping[str, Any]) -> bool:
         """Write the run's first record; False when the run exists."""
-        return self.store.root.create(layout.run_record(self.name), seal(record))
+        return write(self.store.root, layout.run_record(self.name), record)
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Write the run's first record anew if it is lost: as it was where its copy is there, else as it is given."""
+        if self.store.root.read(layout.run_record(self.name)) is None:
+            self.create(self.describe() or record)
 
     def entries(self) -> list[LineageEntry]:
         """Return every lineage record, oldest number first within an (epoch, stage, slot)."""
-        return [self._loaded()[name] for name in sorted(self._loaded())]
+        loaded = self._loaded()
+        return [loaded[name] for name in sorted(loaded, key=lambda name: (*_stem(name), number_of(name)))]
 
     def made(self, epoch: int, stage: str, slot: str = "") -> list[LineageEntry]:
         """Return every record of a stage, oldest first; which of them counts is derived, see ``tasks.runs.chain``."""
         return self._by_key().get((epoch, stage, slot), [])
 
     def append(self, entry: LineageEntry) -> None:
-        """Write an entry down as the newest of its stage, unless it is already."""
-        while True:
+        """Write an entry down as the newest of its stage, unless it is already.
+
+        Raises:
+            StoreError: it cannot be.
+        """
+        number = 0
+        for _ in range(_TRIES):
             made = self.made(*entry.key)
             if made and made[-1].artifact == entry.artifact:
                 return
-            path = layout.lineage_entry(self.name, *entry.key, len(made) + 1)
-            created = self.store.root.create(path, seal(asdict(entry)))
-            if created:
+            # After all there are: one that is lost leaves its number free, but not for another.
+            number = max(number, self._last(entry.key)) + 1
+            path = layout.lineage_entry(self.name, *entry.key, number)
+            if write(self.store.root, path, asdict(entry)):
                 self._loaded()[path.rpartition("/")[2]] = entry
                 self._by_key().setdefault(entry.key, []).append(entry)
                 return
             self.refresh()
+        raise _unwritten(layout.lineage(self.name))
 
     def add(self, series: str, data: Mapping[str, Any]) -> None:
-        """Write data down as the newest of a series of records (``configs``, ``tracking``), unless it is already."""
-        while self.newest(series) != dict(data):
-            number = len(self._series(series)) + 1
-            if self.store.root.create(layout.run_series(self.name, series, number), seal(data)):
+        """Write data down as the newest of a series of records (``configs``, ``tracking``), unless it is already.
+
+        Raises:
+            StoreError: it cannot be.
+        """
+        number = 0
+        for _ in range(_TRIES):
+            if self.newest(series) == dict(data):
                 return
+            number = max([number, *map(number_of, self._series(series))]) + 1
+            if write(self.store.root, layout.run_series(self.name, series, number), data):
+                return
+        raise _unwritten(f"{layout.run(self.name)}/{series}")
 
     def newest(self, series: str) -> dict[str, Any] | None:
         """Return the newest record of a series, or None."""
@@ -110,21 +136,29 @@ class RunFolder:
 
     def config(self) -> dict[str, Any] | None:
         """Return the config the run was last started with, or None when the run does not exist."""
+        newest = self.newest("configs")
+        if newest is not None:
+            return newest
         first = self.describe()
-        return None if first is None else self.newest("configs") or dict(first["config"])
+        return None if first is None else dict(first["config"])
 
     def refresh(self) -> None:
         """Forget what was read, so that records of other processes are seen."""
         self._entries = self._keyed = None
 
     def _series(self, series: str) -> list[str]:
-        return [name for name in self.store.root.list(f"{layout.run(self.name)}/{series}") if name.endswith(".json")]
+        names = self.store.root.list(f"{layout.run(self.name)}/{series}")
+        return sorted((name for name in names if name.endswith(".json")), key=number_of)
+
+    def _last(self, key: tuple[int, str, str]) -> int:
+        """Return the number of the newest record of a stage, 0 if there is none."""
+        return max((number_of(name) for name, entry in self._loaded().items() if entry.key == key), default=0)
 
     def _read(self, path: str) -> dict[str, Any] | None:
         data = self.store.root.read(path)
         if data is None:
             return None
-        return unseal(data, path)
+        return content(data, path)
 
     def _by_key(self) -> dict[tuple[int, str, str], list[LineageEntry]]:
         keyed: dict[tuple[int, str, str], list[LineageEntry]] = {}
@@ -143,35 +177,76 @@ class RunFolder:
         return self._entries
 
 
+def _stem(name: str) -> tuple[str, ...]:
+    return tuple(name.removesuffix(".json").split(".")[:-1])
+
+
+def _unwritten(folder: str) -> StoreError:
+    return StoreError(
+        f"{folder}: no record can be added, each of {_TRIES} numbers is taken and none can be read. "
+        "'flowmill store verify' says what is there."
+    )
+
+
 def _entry(path: str, data: bytes | None) -> LineageEntry:
     try:
-        entry = LineageEntry(**unseal(data or b"", path))
+        entry = LineageEntry(**content(data or b"", path))
         ArtifactRef.parse(entry.artifact)
+        name = layout.lineage_entry(path.split("/")[1], *entry.key, number_of(path))
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptError(f"{path} is not a lineage record: {error}.") from None
+    if name != path:
+        raise CorruptError(f"{path} is the record of {name.rpartition('/')[2]}, which was copied or moved there.")
     return entry
 
 
 def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
-    """Return every record of a run by its path, as it is stored."""
-    top = layout.run(name)
-    paths = [f"{top}/{file}" for file in store.root.files(top) if file.endswith(".json")]
-    return {path: data for path, data in zip(paths, store.root.read_many(paths), strict=True) if data is not None}
-
-
-def damaged_records(store: ArtifactStore) -> list[tuple[str, str]]:
-    """Return path and what is wrong with it, of every record of runs that is not what was written."""
-    found = []
-    for name in store.root.list(layout.RUNS):
-        for path, data in records_of(store, name).items():
-            try:
-                if f"/{layout.LINEAGE}/" in path:
-                    _entry(path, data)
-                else:
-                    unseal(data, path)
-            except CorruptError as error:
-                found.append((path, str(error)))
+    """Return every record of a run and every copy of one by its path, as it is stored; the first record last."""
+    found = {}
+    for top in (layout.copies(name), layout.run(name)):
+        paths = [f"{top}/{file}" for file in store.root.files(top)]
+        paths = [path for path in paths if layout.is_record(path, top)]
+        found |= {path: data for path, data in zip(paths, store.root.read_many(paths), strict=True) if data is not None}
     return found
+
+
+def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
+    """Return the lineage records of a run that can be read; ``damaged_records`` names the others."""
+    folder, found = layout.lineage(name), []
+    paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
+    for path, data in zip(paths, store.root.read_many(paths), strict=True):
+        with suppress(CorruptError):
+            found.append(_entry(path, data))
+    return found
+
+
+def damaged_records(store: ArtifactStore) -> list[Loss]:
+    """Return every record of runs that is lost, not what was written, or not where it belongs."""
+    found = []
+    for name in list_runs(store):
+        lost = losses(store.root, name)
+        found += [*lost, *_misplaced(store, name, {loss.path for loss in lost})]
+    return found
+
+
+def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Iterator[Loss]:
+    """Yield what lineage records themselves tell: those that are no such record, and those that say nothing new."""
+    folder = layout.lineage(name)
+    paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
+    before: dict[tuple[int, str, str], str] = {}
+    for path, data in sorted(
+        zip(paths, store.root.read_many(paths), strict=True), key=lambda each: (_stem(each[0]), number_of(each[0]))
+    ):
+        if path in known or data is None:
+            continue
+        try:
+            entry = _entry(path, data)
+        except CorruptError as error:
+            yield Loss(path, "corrupt", str(error))
+            continue
+        if before.get(entry.key) == entry.artifact:
+            yield Loss(path, "corrupt", f"{path} repeats the record before it: it was copied there.")
+        before[entry.key] = entry.artifact
 
 
 @contextmanager
@@ -188,5 +263,7 @@ def at_rest(store: ArtifactStore) -> Iterator[None]:
 
 
 def list_runs(store: ArtifactStore) -> list[str]:
-    """Return the names of all runs in a store."""
-    return [name for name in store.root.list(layout.RUNS) if store.root.read(layout.run_record(name)) is not None]
+    """Return the names of all runs in a store, those that have lost their first record among them."""
+    root = store.root
+    names = root.list(layout.RUNS)
+    return [name for name in names if any(not file.startswith(".") for file in root.list(layout.run(name)))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from storage import layout
 from storage.commit import ArtifactStore
+from storage.copies import put_back
 from storage.layout import QUARANTINE
 from storage.verify import Problem
 
@@ -16,8 +17,8 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     """
     ref = problem.ref
     if ref is None:
-        paths = [problem.path]
-    elif problem.kind == "orphaned":
+        return _put_back(store, problem.path)
+    if problem.kind == "orphaned":
         paths = [problem.message.partition(" ")[0]]
     else:
         paths = [layout.manifest(ref)]
@@ -25,13 +26,29 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
             held = store.root.list(ref.path)
             paths += [f"{ref.path}/{name}" for name in held if name.rpartition("-")[0] == problem.shard]
             paths.append(layout.record(ref, problem.shard))
+    return [path for path in paths if _set_aside(store, path)]
+
+
+def _put_back(store: ArtifactStore, path: str) -> list[str]:
+    """Set a record of a run aside, or its copy, where it is damaged; the one that is whole takes the other's place."""
+    whole = put_back(store.root, path)
     moved = []
-    for path in paths:
-        parent, _, name = path.rpartition("/")
-        if name in store.root.list(parent):
-            store.root.move(path, _free(store, f"{QUARANTINE}/{path}"))
-            moved.append(path)
+    for place in whole or [path]:
+        data = store.root.read(place)
+        if data is not None and data == whole.get(place):
+            continue
+        moved += [place] if _set_aside(store, place) else []
+        if place in whole:
+            store.root.create(place, whole[place])
     return moved
+
+
+def _set_aside(store: ArtifactStore, path: str) -> bool:
+    parent, _, name = path.rpartition("/")
+    if name not in store.root.list(parent):
+        return False
+    store.root.move(path, _free(store, f"{QUARANTINE}/{path}"))
+    return True
 
 
 def _free(store: ArtifactStore, path: str) -> str:

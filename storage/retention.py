@@ -7,10 +7,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from configs.errors import StoreError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
-from storage.lineage import LineageEntry, RunFolder, list_runs
+from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
 from storage.verify import list_artifacts
 
 #: Stages whose files an epoch leaves behind; the others serve the run as a whole.
@@ -48,7 +49,12 @@ class Removal:
 
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
-    """Return what may go under a retention; nothing that a run outside of it needs is among it."""
+    """Return what may go under a retention; nothing that a run outside of it needs is among it.
+
+    Raises:
+        StoreError: a record of a run that stays is damaged or lost, so that nobody knows what the run needs.
+    """
+    _check_records(store, retention.forget)
     kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
     named = {entry.artifact for run in kept.values() for entry in run.entries()}
     past = _past(kept, retention)
@@ -66,6 +72,15 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(what=artifact, size=size, reason=reason, trace=True))
     return removals
+
+
+def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
+    damaged = [loss for loss in damaged_records(store) if loss.path.split("/")[1] not in forgotten]
+    if damaged:
+        raise StoreError(
+            f"Nothing is removed from '{store.root.uri}': {damaged[0].message} What its run needs is not known without "
+            "it. Run 'flowmill store repair' first; 'flowmill store verify' lists everything that is damaged."
+        )
 
 
 def remove(store: ArtifactStore, removal: Removal) -> None:

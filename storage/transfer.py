@@ -45,7 +45,8 @@ def copy_run(
     for number, ref in enumerate(refs, 1):
         # Before the shards: one that is written later names shards that are not copied.
         manifest = source.root.read(layout.manifest(ref))
-        for record in source.records(ref):
+        # What no manifest names is nobody's; a cache, which has none, is all that is committed.
+        for record in source.records(ref) if manifest is None else source.shards(ref):
             copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
             counts["shards"] += copied > 0
             counts["bytes"] += copied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from storage.checksums import check_size
 from storage.commit import ArtifactStore
 from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
-from storage.lineage import RunFolder, damaged_records, list_runs
+from storage.lineage import damaged_records, list_runs, readable_entries
 from storage.records import Manifest, ShardRecord
 
 
@@ -87,7 +87,33 @@ def find_problems(store: ArtifactStore, *, deep: bool) -> list[Problem]:
 
 def _of_runs(store: ArtifactStore) -> list[Problem]:
     found = damaged_records(store)
-    return [Problem(ref=None, shard=None, kind="corrupt", message=said, path=path) for path, said in found]
+    records = [Problem(ref=None, shard=None, kind=loss.kind, message=loss.message, path=loss.path) for loss in found]
+    return [*records, *_unmade(store)]
+
+
+def _unmade(store: ArtifactStore) -> Iterator[Problem]:
+    """Yield what the lineage of a run names, and is not complete: it was, when it was named."""
+    for name, runs in sorted(users_of(store).items()):
+        ref, run = ArtifactRef.parse(name), min(runs)
+        if ref.kind == "embeddings":
+            yield from _unrecorded(store, ref)
+        elif store.root.read(layout.manifest(ref)) is None:
+            message = f"{layout.manifest(ref)} is missing; the lineage of run '{run}' names it."
+            yield Problem(ref=ref, shard=None, kind="missing", message=message)
+
+
+def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
+    """Yield the shards of an artifact without manifest whose files are there without a record."""
+    folders = [name for name in store.root.list(ref.path) if not name.startswith("_")]
+    committed = store.committed(ref) if folders else []
+    for folder in folders:
+        shard = folder.rpartition("-")[0]
+        if shard and shard not in committed and store.root.files(f"{ref.path}/{folder}"):
+            message = f"{layout.record(ref, shard)} is missing; files of the shard are there."
+            yield Problem(ref=ref, shard=shard, kind="missing", message=message)
+    if not committed:
+        message = f"{ref} has no shard; lineage names it."
+        yield Problem(ref=ref, shard=None, kind="missing", message=message)
 
 
 def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:
@@ -203,7 +229,7 @@ def users_of(store: ArtifactStore) -> dict[str, set[str]]:
     """Return which runs name each artifact in their lineage."""
     users: dict[str, set[str]] = {}
     for name in list_runs(store):
-        for entry in RunFolder(store, name).entries():
+        for entry in readable_entries(store, name):
             users.setdefault(entry.artifact, set()).add(name)
     return users
 

@@ -94,7 +94,7 @@ def verify(
         if report["problems"]:
             console.print(
                 "'flowmill store repair' sets what is damaged aside below quarantine/ and makes it anew by the stages "
-                "of the runs that use it; records of runs are written anew by 'flowmill run' with their config."
+                "of the runs that use it; records of runs are put back from their copies."
             )
     if report["problems"]:
         raise typer.Exit(1)
@@ -107,9 +107,9 @@ def repair(
     only_quarantine: Annotated[bool, typer.Option("--no-regenerate", help="Set damage aside, make nothing.")] = False,
     trust_store: TrustStore = False,
 ) -> None:
-    """Set damaged shards aside below quarantine/ and make them anew by the stages of the runs that use them."""
+    """Set damage aside below quarantine/: shards are made anew by their stages, records put back from their copies."""
     from flows.console import console
-    from storage.lineage import at_rest
+    from storage.lineage import at_rest, damaged_records
     from storage.quarantine import quarantine
     from storage.verify import find_problems, users_of
 
@@ -119,6 +119,7 @@ def repair(
         for problem in problems:
             console.print(problem.message, markup=False)
         moved = [path for problem in problems for path in quarantine(store, problem)]
+        left = damaged_records(store) if any(problem.ref is None for problem in problems) else []
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
     if problems and not only_quarantine:
         from flows.cli.stage import regenerate
@@ -126,6 +127,10 @@ def repair(
         users = users_of(store)
         damaged = {problem.ref for problem in problems if problem.ref is not None and problem.kind != "orphaned"}
         regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged}, trust_store=trust_store)
+    for loss in left:
+        console.print(f"not repaired: {loss.message}", markup=False)
+    if left:
+        raise typer.Exit(1)
 
 
 @store_app.command()
@@ -152,13 +157,14 @@ def gc(
     """
     from configs.amounts import size
     from flows.console import console
-    from storage.lineage import at_rest
+    from storage.lineage import at_rest, list_runs
     from storage.retention import EPOCH_STAGES, Retention, plan_removals, remove
     from tasks.runs.opening import require_run
 
     store = _open(root)
     for name in [*(forget or ()), *(run or ())]:
-        require_run(store, name)
+        if name not in (forget or ()) or name not in list_runs(store):
+            require_run(store, name)
     for name in stage or ():
         if name not in EPOCH_STAGES:
             raise typer.BadParameter(f"'{name}' is none of {', '.join(EPOCH_STAGES)}.", param_hint="--stage")

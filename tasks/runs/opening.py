@@ -12,6 +12,7 @@ from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, override_config, parse_config
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, list_runs
@@ -38,8 +39,15 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
         run = RunFolder(store, run_name(config))
         if not run.create(_record(config)):
             # Another process created it since; it is bound to only if it is the same.
+            if run.describe() is None:
+                raise StoreError(
+                    f"'{layout.run_record(run.name)}' in '{store.root.uri}' exists but is no record. "
+                    "Remove it, or give the run another name with --name."
+                )
             return begin_run(config, reporter=reporter)
         context = RunContext(store, config, run, reporter=reporter)
+    else:
+        context.run.restore(_record(config))
     context.run.add("configs", recorded(config))
     return context
 
@@ -81,12 +89,12 @@ def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
     Raises:
         PromptError: a prompt source cannot be used.
     """
-    found = run.describe()
-    if found is None:
+    first, newest = run.describe(), run.config()
+    if newest is None:
         return None
-    before = parse_config(found["config"], where=f"run '{run.name}'").model_dump(mode="json")
+    before = parse_config(first["config"] if first else newest, where=f"run '{run.name}'").model_dump(mode="json")
     changed = differences(before, config.model_dump(mode="json"))
-    if found["prompts"] != _prompts_identity(config):
+    if first is not None and first["prompts"] != _prompts_identity(config):
         changed.append("prompts: the prompt files hold other prompts now")
     return changed
 
@@ -133,7 +141,7 @@ def require_run(store: ArtifactStore, name: str) -> RunFolder:
         StoreError: it does not.
     """
     run = RunFolder(store, name)
-    if run.describe() is None:
+    if run.config() is None:
         names = list_runs(store)
         hint = did_you_mean(name, names) if names else "The store holds no runs yet; start one with 'flowmill run'."
         raise StoreError(f"There is no run '{name}' in '{store.root.uri}'. {hint}")

@@ -68,7 +68,10 @@ def test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired(
         assert found or same == json.loads(damaged), f"{file}: a flip was not seen"
         for problem in found:
             quarantine(store, problem)
-        assert verify_store(ArtifactStore(str(copy)), deep=True)["problems"] == [], file
+        left = verify_store(ArtifactStore(str(copy)), deep=True)["problems"]
+        # What was set aside is due.
+        assert all(problem.endswith("names it.") or "has no shard" in problem for problem in left), (file, left)
+        assert not left or file.parts[0] != "runs"
         shutil.rmtree(copy)
 
 

@@ -1,0 +1,171 @@
+"""Whatever is lost, swapped or doubled among the records of runs is seen and put back, and never loops."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import CorruptError, StoreError
+from storage import layout
+from storage.commit import ArtifactStore
+from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
+from storage.quarantine import quarantine
+from storage.retention import Retention, plan_removals
+from storage.sealed import seal
+from storage.verify import find_problems
+
+CONFIGS = ({"run": {"epochs": 1}}, {"run": {"epochs": 2}}, {"run": {"epochs": 3}})
+
+
+def entry(epoch: int, letter: str, stage: str = "rollout") -> LineageEntry:
+    return LineageEntry(epoch=epoch, stage=stage, slot="", artifact=f"embeddings/{letter * 8}")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = RunFolder(ArtifactStore(str(tmp_path / "s")), "r")
+    made.create({"config": CONFIGS[0], "prompts": "p"})
+    for config in CONFIGS[:2]:
+        made.add("configs", config)
+    for each in (entry(1, "a"), entry(1, "b"), entry(2, "c"), entry(2, "d", "score")):
+        made.append(each)
+    return made
+
+
+def records(run: RunFolder) -> list[Path]:
+    return sorted((Path(run.store.root.uri) / "runs" / run.name).rglob("*.json"))
+
+
+def fresh(run: RunFolder) -> RunFolder:
+    return RunFolder(ArtifactStore(run.store.root.uri), run.name)
+
+
+def state(run: RunFolder) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in records(run)}
+
+
+def problems(run: RunFolder) -> list[str]:
+    return [loss.path for loss in damaged_records(fresh(run).store)]
+
+
+def repair(run: RunFolder) -> None:
+    store = fresh(run).store
+    for loss in find_problems(store, deep=True):
+        if loss.ref is None:
+            quarantine(store, loss)
+
+
+def test_every_lost_record_is_seen_and_put_back(run: RunFolder) -> None:
+    whole = state(run)
+    assert len(whole) == 2 * (1 + 2 + 4)
+    for path, data in whole.items():
+        path.unlink()
+        assert problems(run) == [str(path.relative_to(run.store.root.uri))]
+        repair(run)
+        assert path.read_bytes() == data
+        assert problems(run) == []
+    assert state(run) == whole
+
+
+def test_every_swap_and_doubling_is_seen_and_put_back(run: RunFolder) -> None:
+    whole = state(run)
+    for one, other in itertools.permutations(whole, 2):
+        if whole[one] == whole[other]:
+            continue
+        one.write_bytes(whole[other])
+        assert problems(run), f"{other} over {one}"
+        if one < other:
+            other.write_bytes(whole[one])
+            assert problems(run), f"{one} and {other} swapped"
+        repair(run)
+        if one.parent.parent.name != other.parent.parent.name or one.name != other.name:
+            assert problems(run) == [], (one, other)
+            assert state(run) == whole
+        shutil.rmtree(Path(run.store.root.uri) / "quarantine", ignore_errors=True)
+        for path, data in whole.items():
+            path.write_bytes(data)
+
+
+def test_a_record_in_the_place_of_a_new_one_is_seen(run: RunFolder) -> None:
+    lineage = Path(run.store.root.uri) / "runs" / "r" / "lineage"
+    (lineage / "00001.rollout.-.003.json").write_bytes((lineage / "00001.rollout.-.002.json").read_bytes())
+    assert "runs/r/lineage/00001.rollout.-.003.json" in problems(run)
+    with pytest.raises(CorruptError, match="copied or moved there"):
+        fresh(run).entries()
+
+
+@pytest.mark.parametrize("with_copy", [True, False])
+@pytest.mark.parametrize("lost", ["configs/0001", "configs/0002", "lineage/00001.rollout.-.001"])
+def test_a_run_goes_on_without_a_record(run: RunFolder, lost: str, with_copy: bool) -> None:
+    top = Path(run.store.root.uri) / "runs" / "r"
+    (top / f"{lost}.json").unlink()
+    if not with_copy:
+        (top / "copies" / f"{lost}.json").unlink()
+    again = fresh(run)
+    again.add("configs", CONFIGS[2])
+    again.append(entry(1, "e"))
+    assert fresh(run).config() == CONFIGS[2]
+    assert fresh(run).made(1, "rollout")[-1] == entry(1, "e")
+
+
+def test_no_record_can_be_added_is_said(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.store.root, "create", lambda path, data: False)
+    with pytest.raises(StoreError, match="no record can be added"):
+        run.add("configs", CONFIGS[2])
+    with pytest.raises(StoreError, match="no record can be added"):
+        run.append(entry(1, "f"))
+
+
+def without_copies(run: RunFolder) -> Iterator[Path]:
+    """Make the records those of earlier versions."""
+    top = Path(run.store.root.uri) / "runs" / "r"
+    shutil.rmtree(top / "copies")
+    for path in records(run):
+        from storage.sealed import unseal
+
+        value = unseal(path.read_bytes(), str(path))
+        value.pop("at")
+        path.write_bytes(seal(value))
+        yield path
+
+
+def test_records_of_earlier_versions_are_read_and_their_losses_seen(run: RunFolder) -> None:
+    expected = run.entries()
+    old = {path.relative_to(run.store.root.uri).as_posix() for path in without_copies(run)}
+    assert fresh(run).entries() == expected
+    assert problems(run) == []
+    for lost in ("run.json", "configs/0001.json", "lineage/00001.rollout.-.001.json"):
+        assert f"runs/r/{lost}" in old
+        path = Path(run.store.root.uri) / "runs" / "r" / lost
+        data = path.read_bytes()
+        path.unlink()
+        assert problems(run) == [f"runs/r/{lost}"]
+        path.write_bytes(data)
+    one, other = (
+        Path(run.store.root.uri) / "runs/r/lineage" / f"{name}.001.json"
+        for name in ("00001.rollout.-", "00002.rollout.-")
+    )
+    one.write_bytes(other.read_bytes())
+    assert problems(run) == [layout.lineage_entry("r", 1, "rollout", "", 1)]
+
+
+def test_nothing_is_removed_while_a_record_is_damaged_and_no_run_disappears(run: RunFolder) -> None:
+    store = fresh(run).store
+    list(without_copies(run))
+    for name in ("run.json", "lineage/00002.score.-.001.json"):
+        path = Path(store.root.uri) / "runs" / "r" / name
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match="Nothing is removed"):
+            plan_removals(fresh(run).store, Retention(older_than_s=0))
+        repair(run)
+        assert list_runs(fresh(run).store) == ["r"], "repair makes no run disappear"
+        assert fresh(run).config() == CONFIGS[1]
+        with pytest.raises(StoreError, match="Nothing is removed"):
+            plan_removals(fresh(run).store, Retention(older_than_s=0))
+    assert [removal.what for removal in plan_removals(fresh(run).store, Retention(forget=["r"]))] == ["runs/r"]
