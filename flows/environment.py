@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from configs.errors import StoreError
+from configs.overrides import text_override
 from configs.suggest import near_path
 from storage.layout import RUNS, STAGING
 
@@ -50,9 +51,9 @@ def as_overrides(root: str | None, name: str | None) -> list[str]:
     """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
     chosen = []
     if root is not None or "FLOWMILL_ROOT" in os.environ:
-        chosen.append(f"store.root={default_root(root)}")
+        chosen.append(text_override("store.root", default_root(root)))
     if name is not None:
-        chosen.append(f"run.name={name}")
+        chosen.append(text_override("run.name", name))
     return chosen
 
 

@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 
 from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
+from configs.overrides import text_override
 from configs.registry import imported
 from configs.schema import RunConfig
 from flows.requests import PipelineRequest
@@ -131,9 +132,9 @@ def configured(request: PipelineRequest, *, says: bool = False) -> RunConfig:
     """
     extra = [*request.overrides]
     if request.root is not None:
-        extra.append(f"store.root={request.root}")
+        extra.append(text_override("store.root", request.root))
     if request.name is not None:
-        extra.append(f"run.name={request.name}")
+        extra.append(text_override("run.name", request.name))
     asked = load_config(request.config, extra)
     given = kept_length(asked, rewind=request.rewind)
     note = length_note(asked, given)

@@ -105,7 +105,7 @@ def _unmade(store: ArtifactStore) -> Iterator[Problem]:
 def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
     """Yield the shards of an artifact without manifest whose files are there without a record."""
     folders = [name for name in store.root.list(ref.path) if not name.startswith("_")]
-    committed = store.committed(ref) if folders else []
+    committed = store.committed(ref)
     for folder in folders:
         shard = folder.rpartition("-")[0]
         if shard and shard not in committed and store.root.files(f"{ref.path}/{folder}"):

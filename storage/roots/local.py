@@ -26,28 +26,41 @@ class LocalRoot:
     """Objects are files; a link is exclusive, a rename is atomic."""
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
-        """Create the folder if needed and check that it can be written.
+        """Create the folder if needed; one that is there may be read-only, which whoever writes to it is told.
 
         Raises:
-            StoreError: it cannot.
+            StoreError: it cannot be created.
         """
         self.folder = Path(path).expanduser().absolute()
         self.uri = str(self.folder)
         try:
-            self._staging = Staging(self.folder)
+            self._known_staging: Staging | None = Staging(self.folder)
         except OSError as error:
-            raise StoreError(
-                f"store.root '{self.folder}' cannot be used: {error.strerror}. "
-                "Choose a folder you can write to with --root."
-            ) from None
-        if not os.access(self._staging.folder, os.W_OK):
-            raise StoreError(
-                f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
-            )
+            if not self.folder.is_dir():
+                raise _unusable(self.folder, error) from None
+            self._known_staging = None
         self._checked: set[str] = set()
         #: Folders below the root that no link leads to.
         self._inside: set[str] = set()
         self._lock = threading.Lock()
+
+    @property
+    def _staging(self) -> Staging:
+        """Where files are written before they count.
+
+        Raises:
+            StoreError: nothing can be written.
+        """
+        try:
+            if self._known_staging is None:
+                self._known_staging = Staging(self.folder)
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        if not os.access(self._known_staging.folder, os.W_OK):
+            raise StoreError(
+                f"store.root '{self.folder}' is not writable. Choose a folder you can write to with --root."
+            )
+        return self._known_staging
 
     def _at(self, path: str) -> Path:
         """Return where a path of the store is.
@@ -84,9 +97,9 @@ class LocalRoot:
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably (write, fsync, link); False when it exists."""
-        target = self._at(path)
+        target, staging = self._at(path), self._staging.folder
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._staging.folder / f"{tag()}.tmp"
+        temporary = staging / f"{tag()}.tmp"
         try:
             with temporary.open("xb") as file:
                 file.write(data)
@@ -204,8 +217,12 @@ class LocalRoot:
     def lock(self, path: str, what: str) -> Iterator[None]:
         """Hold an flock that the kernel releases when the process dies, however it dies."""
         target = self._at(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("a+") as file:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            opened = target.open("a+")
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -270,6 +287,12 @@ class MappedFile:
         if len(self._checked) == len(entry.blocks):
             self._entry = None
             self._on_checked()
+
+
+def _unusable(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"store.root '{folder}' cannot be used: {error.strerror}. Choose a folder you can write to with --root."
+    )
 
 
 def _moved(folder: Path, target: Path) -> bool:

@@ -59,10 +59,13 @@ class RunContext(RunFacts):
     def chain(self) -> Chain:
         """What of the run's artifacts counts under this config."""
         own = self.run.config()
-        if own is None or asks_for(own) == asks_for(self.config.model_dump(mode="json")):
+        if own is None:
             return Chain(self)
         section = {"store": self.config.store.model_dump(mode="json")}
+        # As an earlier version wrote it, it may lack settings that have a default today.
         config = parse_config({**own, **section}, where=f"run '{self.run.name}'")
+        if asks_for(config.model_dump(mode="json")) == asks_for(self.config.model_dump(mode="json")):
+            return Chain(self)
         return Chain(self, run=Chain(RunFacts(self.store, config, self.run)), epoch=self.epoch)
 
     def policy_ref(self, epoch: int) -> ArtifactRef:

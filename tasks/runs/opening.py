@@ -10,6 +10,7 @@ from typing import Any
 from configs.errors import ConfigError, RunConflictError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, override_config, parse_config
+from configs.overrides import text_override
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
 from storage import layout
@@ -21,6 +22,9 @@ from tasks.inputs.sources import model_identity
 from tasks.inputs.trust import check_trusted
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Reporter
+
+#: Bytes of a name: file systems take 255, and other names are made of it.
+_LONGEST_NAME = 128
 
 
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
@@ -126,7 +130,7 @@ def open_run(
         TrustError: the store names code or commands that nobody here has asked for.
     """
     stored = parse_config(require_run(ArtifactStore(root), name).config() or {}, where=f"run '{name}'")
-    config = override_config(stored, [f"store.root={root}", *overrides])
+    config = override_config(stored, [text_override("store.root", root), *overrides])
     if not (reads or trusted):
         check_trusted(stored, config, run=name)
     store = ArtifactStore(config.store, remembers=reads)
@@ -157,6 +161,11 @@ def run_name(config: RunConfig) -> str:
     name = config.run.name or ""
     if not name or not all(char.isalnum() or char in "-_." for char in name) or name.startswith("."):
         raise ConfigError(f"run.name '{name}' must consist of letters, digits, '-', '_' and '.'. Set it with --name.")
+    if len(name.encode()) > _LONGEST_NAME:
+        raise ConfigError(
+            f"run.name '{name[:20]}...' has {len(name.encode())} bytes; folders are named after it, so it must have at "
+            f"most {_LONGEST_NAME}. Set a shorter one with --name."
+        )
     return name
 
 
@@ -200,8 +209,12 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
     note = run.newest(_finished(context))
-    same = asks_for(run.config() or {}) == asks_for(recorded(context.config))
-    if note is None or not same or _attempts(run, note["artifacts"]) != note["made"]:
+    own = run.config()
+    if note is None or own is None:
+        return None
+    # As an earlier version wrote it, it may lack settings that have a default today.
+    own = recorded(parse_config(own, where=f"run '{run.name}'"))
+    if asks_for(own) != asks_for(recorded(context.config)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
