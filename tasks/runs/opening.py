@@ -214,7 +214,7 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
         return None
     # As an earlier version wrote it, it may lack settings that have a default today.
     own = recorded(parse_config(own, where=f"run '{run.name}'"))
-    if asks_for(own) != asks_for(recorded(context.config)) or _attempts(run, note["artifacts"]) != note["made"]:
+    if _wanted(own) != _wanted(recorded(context.config)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
@@ -237,11 +237,15 @@ def _prompts_identity(config: RunConfig) -> str:
 
 def _finished(context: RunContext) -> str:
     """Return the series of records that say a config is finished."""
-    wanted = {key: value for key, value in asks_for(recorded(context.config)).items() if not _by_content(key)}
+    wanted = _wanted(recorded(context.config))
     path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)
     return f"finished-{fingerprint(wanted)[:16]}"
+
+
+def _wanted(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in asks_for(config).items() if not _by_content(key)}
 
 
 def _attempts(run: RunFolder, artifacts: Sequence[Sequence[Any]]) -> list[list[Any]]:

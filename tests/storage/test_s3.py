@@ -71,10 +71,10 @@ def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str
 
 
 @pytest.mark.slow
-def test_an_epoch_takes_at_most_forty_requests(
+def test_an_epoch_takes_at_most_46_requests(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, s3_server: Server, bucket: str
 ) -> None:
-    """Two shards, one reward, no evaluation: what is committed takes 25, and finding that nothing is there the rest."""
+    """Two shards, one reward, no evaluation: what is committed takes 30, and finding that nothing is there the rest."""
     requests = []
     with unreliable(s3_server, faults := Faults(0.0)) as endpoint:
         environment = {**s3_server.variables(endpoint), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -85,7 +85,7 @@ def test_an_epoch_takes_at_most_forty_requests(
             done = flowmill("run", str(config_file), "--root", f"s3://{bucket}/{epochs}", *arguments, **environment)
             assert done.returncode == 0, done.stdout + done.stderr
             requests.append(faults.requests - before)
-    assert (requests[1] - requests[0]) / 2 <= 40, requests
+    assert (requests[1] - requests[0]) / 2 <= 46, requests
 
 
 @pytest.mark.slow
