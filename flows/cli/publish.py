@@ -22,5 +22,5 @@ def publish_command(
     token = None if token_env is None else os.environ.get(token_env)
     if token_env is not None and not token:
         raise PublishError(f"--token-env '{token_env}': there is no such environment variable, or it is empty.")
-    folder = finished_export(open_run(default_root(root), run, reads=True), epoch)
-    console.print(publish(folder, repo, private=private, token=token), markup=False)
+    files = finished_export(open_run(default_root(root), run, reads=True), epoch)
+    console.print(publish(files, repo, private=private, token=token), markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from configs.errors import PublishError
@@ -14,8 +15,8 @@ HERE = '"."  # this folder'
 _IN_PLACE = "Runs as pasted, in this folder,"
 
 
-def finished_export(context: RunContext, epoch: int | None) -> Path:
-    """Return the folder of a run's export.
+def finished_export(context: RunContext, epoch: int | None) -> dict[str, Path]:
+    """Return the files of a run's export by their names: what its commit names, checked, and nothing that lies beside.
 
     Args:
         context: the run.
@@ -23,17 +24,25 @@ def finished_export(context: RunContext, epoch: int | None) -> Path:
 
     Raises:
         NotCommittedError: there is none, or what there is was made with other settings.
+        CorruptError: a file is missing, or is not what was committed.
+        PublishError: a file is a link.
     """
     wanted = context.config.run.epochs if epoch is None else epoch
     ref = context.chain.require(wanted, "export").ref
-    return context.store.folder(ref, context.store.shards(ref)[0]) / PIPELINE
+    record = context.store.shards(ref)[0]
+    folder = context.store.folder(ref, record)
+    names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
+    links = [name for name in names if (folder / name).is_symlink()]
+    if links:
+        raise PublishError(f"'{folder / links[0]}' is a link, not the file that was exported. Nothing was published.")
+    return {name.removeprefix(f"{PIPELINE}/"): folder / name for name in sorted(names)}
 
 
-def publish(folder: Path, repo: str, *, private: bool, token: str | None) -> str:
+def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str | None) -> str:
     """Make the repository if it is not there, commit every file of an export to it, and return its address.
 
     Args:
-        folder: of the export.
+        files: of the export, by their names.
         repo: ``owner/name``.
         private: make a new repository private.
         token: of the Hub; that of ``hf auth login`` or HF_TOKEN when None.
@@ -49,12 +58,10 @@ def publish(folder: Path, repo: str, *, private: bool, token: str | None) -> str
             f"'{repo}' cannot be written: you are not logged in to the Hugging Face Hub. Run 'hf auth login', set "
             "HF_TOKEN, or name the variable that holds a token with --token-env."
         )
-    card = for_hub((folder / "README.md").read_text(), repo).encode()
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    contents = {path.relative_to(folder).as_posix(): path for path in files}
+    card = for_hub(files["README.md"].read_text(), repo).encode()
     operations = [
         hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=card if name == "README.md" else path)
-        for name, path in contents.items()
+        for name, path in files.items()
     ]
     api = hub.HfApi(token=token)
     try:

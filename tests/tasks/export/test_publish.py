@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import NotCommittedError
+from configs.errors import NotCommittedError, PublishError
 from storage.commit import ArtifactStore
+from storage.transfer import copy_run
 from tasks.export.publish import HERE, finished_export, for_hub
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
@@ -60,7 +61,7 @@ def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) ->
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{hub.url}/ann/signs"
     assert hub.private == {"ann/signs": True}
-    folder = finished_export(open_run(store.root.uri, "small", reads=True), None)
+    folder = finished_export(open_run(store.root.uri, "small", reads=True), None)["README.md"].parent
     sent, names = hub.files["ann/signs"], [path.name for path in folder.iterdir() if path.is_file()]
     assert sorted(sent) == sorted(names) == ["README.md", "generation.json", "pytorch_lora_weights.safetensors"]
     assert all(sent[name] == (folder / name).read_bytes() for name in names if name != "README.md")
@@ -123,3 +124,22 @@ def test_only_what_was_exported_is_published(store: ArtifactStore) -> None:
 
 def test_the_card_of_a_repository_names_it() -> None:
     assert for_hub(CARD, "ann/signs").splitlines()[-1] == 'folder = "ann/signs"'
+
+
+def test_what_lies_beside_an_export_is_not_published_nor_copied(store: ArtifactStore, tmp_path: Path) -> None:
+    files = finished_export(open_run(store.root.uri, "small", reads=True), None)
+    folder = files["README.md"].parent
+    (folder / ".env").write_text("TOKEN=secret")
+    (tmp_path / "outside").write_text("private")
+    (folder / "notes.txt").symlink_to(tmp_path / "outside")
+    assert finished_export(open_run(store.root.uri, "small", reads=True), None) == files
+    target = ArtifactStore(str(tmp_path / "copy"))
+    copy_run(ArtifactStore(store.root.uri), target, "small", progress=lambda *about: None)
+    copied = {path.name for path in Path(target.root.uri).rglob("*")}
+    assert "README.md" in copied
+    assert not copied & {".env", "notes.txt"}
+    kept = folder.parent / "kept"
+    (folder / "README.md").rename(kept)
+    (folder / "README.md").symlink_to(kept)
+    with pytest.raises(PublishError, match="is a link"):
+        finished_export(open_run(store.root.uri, "small", reads=True), None)
