@@ -202,7 +202,7 @@ def _entry(path: str, data: bytes | None) -> LineageEntry:
 
 def records_of(store: ArtifactStore, name: str) -> dict[str, bytes]:
     """Return every record of a run and every copy of one by its path, as it is stored; the first record last."""
-    found = {}
+    found: dict[str, bytes] = {}
     for top in (layout.copies(name), layout.run(name)):
         paths = [f"{top}/{file}" for file in store.root.files(top)]
         paths = [path for path in paths if layout.is_record(path, top)]

@@ -208,12 +208,14 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     model, run = context.config.model, context.run
     if model.path is not None and model.revision is None and not Path(model.path).is_dir():
         return None
-    note = run.newest(_finished(context))
-    own = run.config()
-    if note is None or own is None:
+    stored = run.config()
+    if stored is None:
+        return None
+    note = run.newest(_finished(context)) or run.newest(_finished_once(context, stored))
+    if note is None:
         return None
     # As an earlier version wrote it, it may lack settings that have a default today.
-    own = recorded(parse_config(own, where=f"run '{run.name}'"))
+    own = recorded(parse_config(stored, where=f"run '{run.name}'"))
     if _wanted(own) != _wanted(recorded(context.config)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
@@ -236,8 +238,20 @@ def _prompts_identity(config: RunConfig) -> str:
 
 
 def _finished(context: RunContext) -> str:
-    """Return the series of records that say a config is finished."""
-    wanted = _wanted(recorded(context.config))
+    """Return the series of records that say a config is finished: of settings with their default, none is in its name.
+
+    So a setting that the next version adds leaves what is finished finished.
+    """
+    return _series(context, context.config.model_dump(mode="json", exclude={"store"}, exclude_defaults=True))
+
+
+def _finished_once(context: RunContext, stored: Mapping[str, Any]) -> str:
+    """Return how flowmill 0.1.0 named that series: by every setting it knew, which are those of the stored config."""
+    return _series(context, stored)
+
+
+def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
+    wanted = _wanted(settings)
     path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)

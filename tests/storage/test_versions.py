@@ -18,7 +18,7 @@ from storage.schema import REWARDS, read_table
 from storage.sealed import seal, unseal
 from storage.trajectories.webdataset import WebDatasetStore
 from storage.verify import verify_store
-from tasks.runs.opening import finished_result, open_run
+from tasks.runs.opening import finished_result, mark_finished, open_run
 from tasks.runs.staleness import is_complete
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -80,7 +80,11 @@ def test_a_run_of_0_1_0_is_read_and_whole(released: str) -> None:
 
 def test_a_stored_config_without_a_setting_of_today_is_the_same_config(released: str) -> None:
     """Walks the schema: whatever setting did not exist yet, the run is as complete as it was."""
-    digest = open_run(released, "tiny", reads=True).chain.digest()
+    first = open_run(released, "tiny", reads=True)
+    digest, result = first.chain.digest(), finished_result(first)
+    assert result is not None
+    # As 0.1.0 named it, it hangs on each of its settings; as it is named now, on none that has its default.
+    mark_finished(first, result)
     newest = Path(released) / "runs" / "tiny" / "configs" / "0002.json"
     whole = unseal(newest.read_bytes(), "config")
     left_out = 0
