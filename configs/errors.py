@@ -9,6 +9,7 @@
     │   ├── NotCommittedError  something a stage needs has not been made yet
     │   ├── CorruptError       committed bytes are missing or are not what was committed
     │   └── CommitLostError    another writer committed different bytes first
+    ├── SamplingError          a model gave numbers that are not finite
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
     ├── TrackingError          a tracker that cannot be used
@@ -54,6 +55,10 @@ class CorruptError(StoreError):
 
 class CommitLostError(StoreError):
     """Another writer committed different content for the same shard first."""
+
+
+class SamplingError(FlowmillError):
+    """A model gave latents, log-probs, embeddings or images that are not finite: nothing can be made of them."""
 
 
 class RewardError(FlowmillError):

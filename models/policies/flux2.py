@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from models.policies.diffusion import PipelineCall
+from configs.errors import ConfigError
+from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.flux1 import Flux1
+from models.policies.folders import Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 
 if TYPE_CHECKING:
@@ -82,6 +85,19 @@ class Flux2Klein(Flux2):
 
     pipeline_name = "Flux2KleinPipeline"
     family = "flux2_klein"
+    # Guidance of a distilled model is refused below.
+    settings_read = Fields(followed=frozenset({"is_distilled"}))
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check the folder, and that a distilled model is called without guidance, which its pipeline leaves out."""
+        index = super().check_folder(folder, settings)
+        if index.get("is_distilled") and settings.guidance_scale > 1:
+            raise ConfigError(
+                f"model.guidance_scale is {settings.guidance_scale:g}, but '{folder}' is distilled (is_distilled in "
+                "its model_index.json), and its pipeline leaves guidance out. Set it to 1."
+            )
+        return index
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it takes no negative prompt but the empty one, its own."""

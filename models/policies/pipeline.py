@@ -26,9 +26,10 @@ from models.maths.guidance import guided
 from models.policies.attention import set_attention
 from models.policies.base import Part
 from models.policies.compilation import compile_blocks
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
+from models.policies.folders import FLOW, Fields, check_index, check_scheduler
 from models.weights.lora_files import save_lora
-from models.weights.stored_weights import StoredWeights, check_safetensors, empty_model, on_meta
+from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,10 @@ class PipelinePolicy(DiffusionPolicy):
     """The pipeline runs both halves of guidance in one forward, negative first."""
     max_shift: ClassVar[float] = 1.15
     """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
-    schedulers: ClassVar[tuple[str, ...]] = ("FlowMatchEulerDiscreteScheduler",)
-    """Scheduler classes whose schedule this family reads."""
+    schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
+    """Scheduler classes whose schedule this family reads, and what of their configs."""
+    settings_read: ClassVar[Fields] = Fields()
+    """What is read of the settings in ``model_index.json``, beside the components."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """What the pipeline calls the guidance scale."""
     size_unit: ClassVar[int] = 16
@@ -102,9 +105,7 @@ class PipelinePolicy(DiffusionPolicy):
     ) -> PipelinePolicy:
         """Load the wanted parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, what="model.options of")
-        index = cls._read_index(folder)
-        cls.check_size(folder, settings)
-        cls._check_scheduler(folder, index)
+        index = cls.check_folder(folder, settings)
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
         absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
@@ -245,13 +246,32 @@ class PipelinePolicy(DiffusionPolicy):
         return tuple(name for name in absent if name not in optional)
 
     @classmethod
-    def check_size(cls, folder: Path, settings: DiffusionSettings) -> None:
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check what a pipeline folder holds, without loading any of it; return its index.
+
+        Raises:
+            ConfigError: it holds another pipeline, or one that means what is not read, or cannot make this size.
+        """
+        index = cls._read_index(folder)
+        check_variants(folder, [name for name in index if name not in cls.unused_parts])
+        cls.check_size(folder, settings)
+        cls._check_scheduler(folder, index)
+        check_index(folder, cls.family, index, cls.pipeline_name, cls.settings_read)
+        return index
+
+    @classmethod
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
         """Check that the model can make images of this size.
+
+        Args:
+            folder: its files; None while they are not here.
+            settings: with the size.
+            unit: what height and width must be multiples of, where it is known without the folder.
 
         Raises:
             ConfigError: it cannot; the message names the nearest sizes.
         """
-        unit = cls.unit_of(folder)
+        unit = unit or (cls.size_unit if folder is None else cls.unit_of(folder))
         for name in ("height", "width"):
             size = getattr(settings, name)
             if size % unit or size < unit:
@@ -291,7 +311,7 @@ class PipelinePolicy(DiffusionPolicy):
     def images(self, decoded: Tensor) -> Tensor:
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""
         unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return (unit.float() * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return pixels(unit).permute(0, 2, 3, 1).contiguous()
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return the images of (B, C, h, w) latents that the autoencoder's config scales and shifts."""
@@ -324,6 +344,7 @@ class PipelinePolicy(DiffusionPolicy):
                 f"model.path '{folder}' has the scheduler {name}, whose schedule '{cls.family}' cannot follow: "
                 f"log-probs need steps of known noise. Save the pipeline with {' or '.join(cls.schedulers)}."
             )
+        check_scheduler(folder, cls.family, name, cls.schedulers[name])
 
     @classmethod
     def _read_index(cls, folder: Path) -> dict[str, Any]:

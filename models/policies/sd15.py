@@ -1,4 +1,4 @@
-"""Stable Diffusion 1.x (StableDiffusionPipeline with DDIM): epsilon prediction, seen as a flow.
+"""Stable Diffusion 1.x (StableDiffusionPipeline with DDIM): epsilon or v prediction, seen as a flow.
 
 With a = sqrt(alpha_bar), b = sqrt(1 - alpha_bar), the variance-preserving latents x = a x0 + b eps become flow latents
 x / (a + b) at sigma = b / (a + b), and the velocity is eps - x0. In these coordinates the deterministic DDIM step is
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from configs.errors import ConfigError
 from models.maths.transitions import expand
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
+from models.policies.folders import DISCRETE, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ class SD15(PipelinePolicy):
     denoiser_names = ("unet",)
     joint_guidance = True
     # All of one training schedule, which DDIM follows whichever of them the folder names.
-    schedulers = ("DDIMScheduler", "PNDMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler")
+    schedulers = DISCRETE
+    # Nothing is loaded that checks images.
+    settings_read = Fields(moot=frozenset({"requires_safety_checker"}))
     size_unit = 8
     blocks = ("down_blocks", "mid_block", "up_blocks")
     # DDPO's targets: the attention projections.
@@ -72,9 +76,20 @@ class SD15(PipelinePolicy):
         return noise * _length(first)
 
     def sigmas(self, steps: int) -> Tensor:
-        """Return b / (a + b) at the scheduler's timesteps, and after its last step."""
+        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
+
+        Raises:
+            ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
+        """
         scheduler = self.pipeline.scheduler
         scheduler.set_timesteps(steps)
+        trained = scheduler.config.num_train_timesteps
+        if scheduler.config.timestep_spacing == "trailing" and trained % steps:
+            raise ConfigError(
+                f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path has timestep_spacing "
+                f"'trailing', with which DDIM's steps meet its timesteps only where {trained} is a multiple of their "
+                "number. Change the steps (and model.options.steps)."
+            )
         last = scheduler.timesteps[-1] - scheduler.config.num_train_timesteps // steps
         final = scheduler.alphas_cumprod[last] if last >= 0 else scheduler.final_alpha_cumprod
         alphas = torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], final.reshape(1)])
@@ -87,8 +102,13 @@ class SD15(PipelinePolicy):
         alpha = expand(table[timestep], latents)
         a, b = alpha.sqrt(), (1 - alpha).sqrt()
         noisy = latents * (a + b)
-        epsilon = modules["unet"](noisy.to(latents.dtype), timestep, rows["prompt_embeds"], return_dict=False)[0]
-        velocity: Tensor = epsilon - (noisy - b * epsilon) / a
+        predicted = modules["unet"](noisy.to(latents.dtype), timestep, rows["prompt_embeds"], return_dict=False)[0]
+        velocity: Tensor
+        if self.pipeline.scheduler.config.prediction_type == "v_prediction":
+            # v = a eps - b x0 (arXiv 2202.00512), so that eps = a v + b x and x0 = a x - b v.
+            velocity = (a * predicted + b * noisy) - (a * noisy - b * predicted)
+        else:
+            velocity = predicted - (noisy - b * predicted) / a
         return velocity
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

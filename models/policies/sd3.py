@@ -7,16 +7,17 @@ equals ``StableDiffusion3Pipeline.__call__`` bit for bit, guidance included.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from models.libraries import read_json
 from models.policies.diffusion import PipelineCall
+from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class SD3(PipelinePolicy):
     text_parts = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
     unused_parts = ("image_encoder", "feature_extractor")
     joint_guidance = True
+    schedulers: ClassVar[Mapping[str, Fields]] = {
+        "FlowMatchEulerDiscreteScheduler": replace(FLOW, followed=FLOW.followed | {"num_train_timesteps"})
+    }
     max_shift = 1.16
     blocks = ("transformer_blocks",)
     # Flow-GRPO's targets for SD3.5: the attention projections of both streams.

@@ -17,7 +17,8 @@ import torch
 from configs.errors import ConfigError
 from models.maths.guidance import guided
 from models.maths.transitions import expand
-from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
+from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice, pixels
+from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.qwen_image import decode_standardized
 from models.weights.lora_files import save_lora
@@ -62,7 +63,12 @@ class Wan(PipelinePolicy):
     options: WanOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     denoiser_names = ("transformer", "transformer_2")
-    schedulers = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+    schedulers: ClassVar[Mapping[str, Fields]] = {
+        "UniPCMultistepScheduler": UNIPC_FLOW,
+        "FlowMatchEulerDiscreteScheduler": SHIFT_ALONE,
+    }
+    # A TI2V model is refused by name.
+    settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
     lora_targets: ClassVar[tuple[str, ...]] = _ATTENTION
@@ -136,7 +142,7 @@ class Wan(PipelinePolicy):
         """Return (B, F, H, W, 3) uint8 clips."""
         frames = decode_standardized(self.pipeline.vae, latents)
         unit: Tensor = self.pipeline.video_processor.postprocess_video(frames, output_type="pt")
-        return (unit.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
+        return pixels(unit).permute(0, 1, 3, 4, 2).contiguous()
 
     def save_lora(self, folder: Path) -> None:
         """Write one LoRA file per transformer.
@@ -148,7 +154,7 @@ class Wan(PipelinePolicy):
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
 
     @classmethod
-    def check_size(cls, folder: Path, settings: DiffusionSettings) -> None:
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
         """Check height, width and the number of frames.
 
         Raises:
@@ -160,7 +166,7 @@ class Wan(PipelinePolicy):
                 f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
                 f"The nearest are {below} and {below + 4}."
             )
-        super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width))
+        super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ class DigitsBuilder:
     prompt_dropout: float = 0.0
     """Share of rows that are trained with an empty prompt, so that classifier-free guidance has a negative to use."""
 
+    family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
     """Latent channels and how many pixels a latent is wide."""
 
@@ -64,6 +65,7 @@ class WordsBuilder:
     images: int = 12000
     """Corpus size."""
 
+    family: ClassVar[str] = "sd3"
     latents: ClassVar[tuple[int, int]] = (LATENT_CHANNELS, VAE_FACTOR)
     """Latent channels and how many pixels a latent is wide."""
 

@@ -5,6 +5,7 @@ Legend: B samples, F frames of a clip.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -126,7 +127,7 @@ def _failed(error: Exception) -> str:
 def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
     """Return what one call of a reward gives, of the right shape and finite; ``blame``: tell which sample fails."""
     try:
-        result = reward.score(batch.media, batch.prompts, batch.metadata)
+        result = reward.score(*_handed(batch))
         scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
         values = np.asarray(scores.values, np.float32)
     except FlowmillError:
@@ -148,6 +149,11 @@ def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
             "finite). A gradient cannot be made from that: mend the reward, then run again; the rollouts are kept."
         )
     return Scores(values, scores.notes)
+
+
+def _handed(batch: Batch) -> tuple[np.ndarray, list[str], list[dict[str, Any]]]:
+    """Return a reward's own copy of a batch: what it writes there nobody else gets, and is not stored."""
+    return batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
 
 
 def _check_shape(values: np.ndarray, name: str, batch: Batch) -> None:
@@ -187,7 +193,7 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
     for row in range(len(batch)):
         alone = batch.take([row])
         try:
-            reward.score(alone.media, alone.prompts, alone.metadata)
+            reward.score(*_handed(alone))
         except Exception:  # noqa: BLE001 - which error it is was said already; this finds the sample
             return row
     return None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from models.devices import chosen_device, local_rank
+from models.images import read_image
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
@@ -163,8 +163,7 @@ class ImageSimilarity(ClipEmbeddings):
         path = metadata.get(self.column)
         if not isinstance(path, str):
             raise ValueError(f"prompt {prompt!r} has no path of an image in column '{self.column}', but {path!r}")
-        with Image.open(Path(self.folder) / path) as image:
-            return np.asarray(image.convert("RGB"))
+        return read_image(Path(self.folder) / path)
 
 
 @dataclass(kw_only=True)

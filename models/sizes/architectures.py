@@ -77,6 +77,7 @@ _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
 #: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
 _TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
+_CLIP_TOKENS = 77
 #: Components that encode prompts and what comes with them begin so.
 _ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
@@ -97,6 +98,8 @@ class Architecture:
     """Latent channels, pixels a latent is wide, frames it is long."""
     text_tokens: int = 512
     """Text tokens beside the latents' own, of models that attend to both."""
+    further_text: int = 0
+    """Of these the ones that no setting changes: CLIP's, before T5's."""
     patch: int = 2
     """Latents a token is wide."""
     image_tokens: bool = False
@@ -127,12 +130,14 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="SD3Transformer2DModel",
         config=_SD35_MEDIUM,
         text_tokens=333,
+        further_text=_CLIP_TOKENS,
         text_parameters=_CLIP_L + _CLIP_G + _T5_XXL,
     ),
     "stabilityai/stable-diffusion-3.5-large": Architecture(
         denoiser="SD3Transformer2DModel",
         config=_SD35_LARGE,
         text_tokens=333,
+        further_text=_CLIP_TOKENS,
         text_parameters=_CLIP_L + _CLIP_G + _T5_XXL,
     ),
     "black-forest-labs/FLUX.1-dev": Architecture(
@@ -243,6 +248,7 @@ def _local(folder: Path) -> Architecture | None:
         denoisers=len(names),
         latents=latent_shape(about),
         text_tokens=_TEXT_TOKENS.get(index[names[0]][1], 512),
+        further_text=_CLIP_TOKENS if index[names[0]][1] == "SD3Transformer2DModel" else 0,
         # Other families write 1 where they pack two by two latents into a token themselves.
         patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if "pos_embed_max_size" in config else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,

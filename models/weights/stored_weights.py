@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,27 @@ def check_safetensors(folder: Path, components: Sequence[str]) -> None:
         kinds = {file.suffix for file in (folder / component).glob("*")}
         if kinds & {".bin", ".pt", ".ckpt"} and ".safetensors" not in kinds:
             raise ConfigError(f"model.path: '{folder / component}' has no safetensors file. {_CONVERT}")
+
+
+def check_variants(folder: Path, components: Sequence[str]) -> None:
+    """Check that no component has weights of a variant alone, such as ``model.fp16.safetensors``.
+
+    Raises:
+        ConfigError: one has.
+    """
+    for component in components:
+        names = [file.name for file in sorted((folder / component).glob("*.safetensors"))]
+        found = [
+            re.fullmatch(r"(?:diffusion_pytorch_model|model)\.([^.]+?)(-\d+-of-\d+)?\.safetensors", n) for n in names
+        ]
+        variants = {match[1] for match in found if match}
+        if names and len(variants) == 1 and all(found):
+            (variant,) = variants
+            raise ConfigError(
+                f"model.path: '{folder / component}' has weights of the variant '{variant}' only ({names[0]}), which "
+                f"are not looked for. Save the pipeline again: DiffusionPipeline.from_pretrained('{folder}', "
+                f"variant='{variant}', dtype='auto').save_pretrained(ANOTHER_FOLDER), with diffusers."
+            )
 
 
 def stored_name(name: str) -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from configs.errors import ConfigError
-from configs.registry import create
+from configs.registry import build as make_options
+from configs.registry import create, resolve
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, VIDEO
 from models.policies.attention import BACKENDS, FIXED, MASKED
+from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
 
+#: Latents a token is wide in the models that builders make.
+_BUILT_PATCH = 2
 #: Steps that Stable Diffusion 1.5 takes where its options do not say.
 _SD15_STEPS = 50
 #: Families whose activations leave float16's range, so that images are black (github.com/Tongyi-MAI/Z-Image/issues/14).
@@ -26,6 +32,8 @@ def check_model(config: RunConfig) -> None:
         ConfigError: the family cannot do what is asked for.
     """
     _check_source(config)
+    if config.model.policy in POLICIES:
+        _check_base(config)
     _check_images(config)
     if config.model.policy not in POLICIES:
         return
@@ -45,6 +53,34 @@ def _check_source(config: RunConfig) -> None:
         looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
         if looks_local and not Path(path).is_dir():
             raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+
+
+def _check_base(config: RunConfig) -> None:
+    """Check what loading the base model would: its class first, then its files, its size and its schedule."""
+    model, family = config.model, resolve(POLICIES, config.model.policy, what="model.policy")
+    make_options(family.options_type, family.family, model.options, what="model.options of")
+    settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
+    if model.build is not None:
+        builder = create(BUILDERS, model.build.name, model.build.options, what="model.build")
+        _check_built(config, family, getattr(builder, "family", None))
+        shape = builder.latents
+        family.check_size(None, settings, unit=None if shape is None else shape[1] * _BUILT_PATCH)
+        return
+    folder = Path(str(model.path)).expanduser()
+    if folder.is_dir():
+        family.check_folder(folder, settings)
+    else:
+        family.check_size(None, settings)
+
+
+def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | None) -> None:
+    """Check that a builder makes the pipeline of the family that is asked for."""
+    made = None if built is None else resolve(POLICIES, built, what="model.build.options.family").pipeline_name
+    if made is not None and made != family.pipeline_name:
+        raise ConfigError(
+            f"model.build makes a {made}, of the family '{built}', but model.policy '{family.family}' needs a "
+            f"{family.pipeline_name}. Set both to the same family."
+        )
 
 
 def _check_images(config: RunConfig) -> None:

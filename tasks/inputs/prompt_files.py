@@ -48,6 +48,12 @@ def _lines(path: str) -> list[str]:
     except UnicodeDecodeError as error:
         line = len(_LINE_END.findall(data[: error.start].decode("utf-8-sig"))) + 1
         raise PromptError(f"{path}, line {line} is not UTF-8 text: {error.reason}. Save the file as UTF-8.") from None
+    if "\0" in text:
+        line = len(_LINE_END.findall(text[: text.index("\0")])) + 1
+        raise PromptError(
+            f"{path}, line {line} holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as "
+            "UTF-8."
+        )
     return _LINE_END.split(text)
 
 

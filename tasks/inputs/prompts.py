@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 
 from configs.errors import PromptError
-from configs.fingerprint import fingerprint, hash_text
+from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.garbage import without_collecting
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
@@ -70,6 +72,11 @@ class StoredPrompt:
         return condition_key(self.text, self.metadata)
 
 
+def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as the store gives them back: what a reward gets in a trial is what it gets in scoring."""
+    return dict(json.loads(canonical_json(dict(metadata))))
+
+
 def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
     """Return what identifies a prompt's conditioning: its text, and the content of the image it starts from."""
     image = metadata.get(IMAGE) if metadata else None
@@ -88,14 +95,21 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
         PromptError: a source cannot be used, or a held-out prompt is trained on.
     """
     train, heldout = _listed(config.prompts, "train"), _listed(config.prompts, "heldout")
-    shared = {prompt.condition for prompt in train} & {prompt.condition for prompt in heldout}
+    trained = {_as_read(prompt) for prompt in train} if heldout else set()
+    shared = {prompt.condition for prompt in heldout if _as_read(prompt) in trained}
     if shared:
         raise PromptError(
-            f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r}. Their "
-            "evaluation would not be of held-out prompts. Remove them from one of the two."
+            f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r} (case and "
+            "spaces aside). Their evaluation would not be of held-out prompts. Remove them from one of the two."
         )
     negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
+
+
+def _as_read(prompt: Prompt) -> str:
+    """Return what a person takes two prompts for the same by: not case, not spaces, not how letters are encoded."""
+    text = " ".join(unicodedata.normalize("NFKC", prompt.text).casefold().split())
+    return condition_key(text, prompt.metadata)
 
 
 def _listed(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
@@ -210,9 +224,19 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, fold
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = row[column]
-    if not isinstance(text, str) or not text.strip():
+    if text is not None and not isinstance(text, str):
+        raise PromptError(
+            f"{place}: '{column}' is no text but {_kind_of(text)}. Give each row one text, or set prompts.column to a "
+            "column of texts."
+        )
+    if text is None or not text.strip():
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
+    if "\0" in text:
+        raise PromptError(
+            f"{place}: the prompt holds NUL characters, as text of another encoding (UTF-16) does. Save it as UTF-8."
+        )
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
+    _check_plain(metadata, place)
     image = None if section.image is None else _image(row, section.image, place, folder)
     if image is not None:
         metadata[IMAGE] = hash_file(image)
@@ -221,6 +245,30 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, fold
     except (TypeError, ValueError) as error:
         raise PromptError(f"{place}: metadata must be plain JSON values: {error}.") from None
     return prompt
+
+
+def _kind_of(value: Any) -> str:
+    """Return what a cell holds, in words."""
+    names = {bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return f"{names.get(type(value), type(value).__name__)} ({str(value)[:60]})"
+
+
+def _check_plain(metadata: Mapping[str, Any], place: _Place) -> None:
+    """Refuse columns of bytes: the store keeps metadata as JSON, and rewards would get lists of numbers."""
+    for column, value in metadata.items():
+        if _holds_bytes(value):
+            raise PromptError(
+                f"{place}: column '{column}' holds bytes, which metadata cannot: rewards get what JSON can say. Save "
+                "them as files and name their paths in the column, or leave the column out."
+            )
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_bytes, value))
+    return isinstance(value, bytes | bytearray | memoryview)
 
 
 def _image(row: Mapping[str, Any], column: str, place: _Place, folder: Path) -> Path:
@@ -248,7 +296,8 @@ def _image(row: Mapping[str, Any], column: str, place: _Place, folder: Path) -> 
 
 
 def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: str) -> None:
-    if len({prompt.id for _, prompt in numbered}) == len(numbered):
+    more = len(numbered) - len({prompt.id for _, prompt in numbered})
+    if not more:
         return
     first: dict[str, int] = {}
     for number, prompt in numbered:
@@ -257,8 +306,8 @@ def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: 
                 str(_Place(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
             )
             raise PromptError(
-                f"{where}: prompt {prompt.text!r} appears twice: {places}. "
-                "Groups are identified by their prompt; remove one."
+                f"{where}: prompt {prompt.text!r} appears twice: {places}. Of {len(numbered)} rows {more} repeat an "
+                "earlier one. Groups are identified by their prompt; remove what repeats."
             )
         first[prompt.id] = number
 

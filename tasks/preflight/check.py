@@ -37,9 +37,10 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
+    # What the base model is comes first: all that is asked of its architecture depends on it.
+    check_model(config)
     check_execution(config)
     check_optimizer(config)
-    check_model(config)
     kind.check(config, requires)
     sources = source_prompts(config)
     check_rewards(config, sources, build=rewards)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from configs.errors import ConfigError
+from configs.registry import build, resolve
 from configs.schema import RunConfig
+from models.devices import chosen_device
+from models.policies import POLICIES
 from models.policies.attention import UNSPLIT
-from models.sizes.architectures import architecture_of, meta_denoiser
+from models.sizes.architectures import Architecture, architecture_of, meta_denoiser
 from models.weights.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
@@ -19,10 +22,27 @@ def check_execution(config: RunConfig) -> None:
     """
     check_launcher(config.execution)
     check_runner(config.execution)
+    check_devices(config)
     _check_strategy(config)
     if config.execution.context_parallel > 1:
         _check_shares(config)
         _check_tokens(config)
+
+
+def check_devices(config: RunConfig) -> None:
+    """Check that this machine has the devices that models and rewards are to work on, where it is the one that works.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    execution = config.execution
+    if execution.nodes > 1 or (execution.ranks > 1 and execution.launcher.name != "local"):
+        return
+    if execution.device != "cpu":
+        chosen_device(execution.device, execution.processes - 1)
+    for section in (*config.scored, *config.evaluate.judges):
+        if section.server is None and section.device not in (None, "cpu"):
+            chosen_device(str(section.device), what=f"rewards: device of '{section.slot}'")
 
 
 def _check_strategy(config: RunConfig) -> None:
@@ -67,6 +87,16 @@ def _check_shares(config: RunConfig) -> None:
         raise ConfigError(f"{where}, but model.{odd} is set, which does not go with it. Remove one of them.")
 
 
+def text_tokens(config: RunConfig, architecture: Architecture) -> int:
+    """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
+    if not architecture.text_tokens:
+        return 0
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    options = build(family.options_type, config.model.policy, config.model.options, what="model.options of")
+    length = getattr(options, "max_sequence_length", None)
+    return architecture.text_tokens if length is None else int(length) + architecture.further_text
+
+
 def _check_tokens(config: RunConfig) -> None:
     """Check that the heads and tokens of a model whose architecture is known can be shared out evenly."""
     architecture = None if config.model.path is None else architecture_of(config.model.path)
@@ -80,7 +110,7 @@ def _check_tokens(config: RunConfig) -> None:
         raise ConfigError(
             f"{where}, but a row has {image} tokens, which that does not divide. Change model.height or model.width."
         )
-    text = model.options.get("max_sequence_length", architecture.text_tokens) if architecture.text_tokens else 0
+    text = text_tokens(config, architecture)
     if text % degree:
         raise ConfigError(
             f"{where}, but a row has {text} text tokens, which that does not divide. Set "

@@ -29,6 +29,7 @@ from models.weights.sharding import units
 from tasks.inputs.components import lora_spec, make_algorithm
 from tasks.inputs.prompts import uses_guidance
 from tasks.optimize.optimizers import OPTIMIZERS
+from tasks.preflight.check_execution import text_tokens
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Bytes of a trained number, of its gradient, of each of its moments, and of the autoencoder's weights: float32 all.
@@ -164,7 +165,7 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
         parameters=total,
         trained=trained,
         tokens=architecture.tokens(height=model.height, width=model.width, frames=model.frames)
-        + architecture.text_tokens,
+        + text_tokens(config, architecture),
         text=architecture.text_parameters * number,
         sampling_weights=training if execution.sampling == "spread" else whole,
         decoder=parameters(meta_decoder(architecture)) * _MASTER,

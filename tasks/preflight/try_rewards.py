@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from configs.errors import RewardError
 from configs.rewards import RewardSection
@@ -13,13 +15,19 @@ from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
-from tasks.inputs.prompts import Prompt, source_prompts
+from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
 from tasks.kinds.kind import make_kind
 from tasks.preflight.check_rewards import asked_of
 
+#: Prompts, and samples of one of them, that a reward is tried with.
+_TRIED = 2
+
 
 def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
-    """Build every reward and judge and score one made-up sample with each, the first prompt's; return them.
+    """Build every reward and judge and score made-up samples with each, of the first two prompts; return them.
+
+    Of one sample a reward of constant answers, or of one score for all, would pass. One that compares the samples of a
+    group gets two of each prompt.
 
     Rewards that the ranks score with are left to them, and only their options are checked.
 
@@ -41,12 +49,12 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
     made = MadeRewards()
     tried = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
     for section, listed in tried:
-        prompt = (asked_of(section, listed) or asked_of(section, prompts["train"]))[0]
+        asked = (asked_of(section, listed) or asked_of(section, prompts["train"]))[:_TRIED]
         # The ranks' devices are theirs: the process that started them keeps off.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
             continue
-        _try(made.of(section), section, prompt, config, sleep)
+        _try(made.of(section), section, asked, config, sleep)
     return made
 
 
@@ -55,17 +63,31 @@ def loads_model(section: RewardSection) -> bool:
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
+def _trial(prompts: Sequence[Prompt], config: RunConfig) -> Batch:
+    """Return a made-up sample of each prompt."""
+    shard = "none yet: rewards are tried before sampling"
+    return Batch(
+        media=np.concatenate([make_kind(config).trial(config)] * len(prompts)),
+        prompts=[prompt.text for prompt in prompts],
+        metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
+        groups=[prompt.id for prompt in prompts],
+        origin=Origin(samples=("made up for the trial",) * len(prompts), shard=shard),
+    )
+
+
 def _try(
-    reward: Reward, section: RewardSection, prompt: Prompt, config: RunConfig, sleep: Callable[[float], None]
+    reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
-    origin = Origin(samples=("made up for the trial",), shard="none yet: rewards are tried before sampling")
+    needs = needs_of_made(reward)
     if isinstance(reward, RemoteReward):
         reward.introduce()
-    if needs_of_made(reward).media == "latents":
+    if needs.media == "latents":
         # Their shape is the model's affair, which is not loaded yet.
         return
-    media, delay = make_kind(config).trial(config), config.execution.retry_delay_s
-    batch = Batch(media=media, prompts=[prompt.text], metadata=[prompt.metadata], groups=["trial"], origin=origin)
+    delay = config.execution.retry_delay_s
+    batch = _trial(
+        [prompt for prompt in asked for _ in range(_TRIED if needs.groupwise or len(asked) == 1 else 1)], config
+    )
     for left in reversed(range(config.execution.retries + 1)):
         try:
             score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))

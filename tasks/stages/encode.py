@@ -11,6 +11,7 @@ import torch
 
 from configs.fingerprint import fingerprint
 from models.policies.base import Part
+from models.policies.diffusion import finite
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
 from tasks.stages.stage import Output, Shard, Stage
@@ -65,6 +66,8 @@ class EncodeStage(Stage):
         """Return the rows of some prompts; the batch is filled up to its size with the last of them."""
         padded = [*prompts, *[prompts[-1]] * (self.config.execution.encode_batch_size - len(prompts))]
         encoded = self.policy_kind.encode(self.host, padded)
+        for name, rows in encoded.items():
+            finite(rows[: len(prompts)], f"embeddings '{name}'")
         kept = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
         # NumPy has no bfloat16: its bits are stored, half the size of a wider float and exactly what was computed.
         bits = {name: "bfloat16" for name, rows in kept.items() if rows.dtype == torch.bfloat16}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
+from models.images import read_image
 from models.libraries import read_json
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from tasks.export.card import About, model_card
@@ -16,7 +17,7 @@ from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipe
 from tasks.export.usage import INPUT, Usage, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
-from tasks.inputs.prompts import StoredPrompt, read_prompts, uses_guidance
+from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
 from tasks.runs.seeds import derive
 
@@ -118,13 +119,10 @@ class PipelineExport:
 
     def _copy_image(self, prompt: StoredPrompt, path: Path) -> None:
         """Write the image that a prompt starts from."""
-        section = self._config.prompts
-        source = section.heldout if self._split == "heldout" else section.train
-        prompts = read_prompts(str(source), section, where=f"prompts.{self._split}")
+        prompts = self._context.source_prompts[self._split]
         found = next(one.image for one in prompts if one.id == prompt.id)
         assert found is not None
-        with Image.open(found) as image:
-            image.convert("RGB").save(path)
+        Image.fromarray(read_image(found)).save(path)
 
     def _base(self) -> BaseModel:
         section = self._config.model

@@ -10,7 +10,7 @@ import torch
 
 from configs.schema import RunConfig
 from models.meter import timed
-from models.policies.diffusion import DiffusionPolicy
+from models.policies.diffusion import DiffusionPolicy, finite
 from tasks.inputs.components import decode_rows
 
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ class Finals:
 
     @classmethod
     def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig) -> Finals:
-        """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents."""
+        """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents.
+
+        Raises:
+            SamplingError: latents or images are not finite.
+        """
         media = config.rollout.media
+        finite(final, "final latents")
         kept = final.to(getattr(torch, config.rollout.latents_dtype)).cpu().numpy() if media.latents else None
         if not media.decodes:
             return cls(None, kept)

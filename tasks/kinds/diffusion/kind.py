@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.images import read_image
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from models.rewards.base import Batch as Scored
@@ -135,8 +135,4 @@ def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
     paths = [prompt.image for prompt in prompts if prompt.image is not None]
     if not paths:
         return []
-    images = []
-    for path in paths:
-        with Image.open(path) as image:
-            images.append(np.asarray(image.convert("RGB")))
-    return [images]
+    return [[read_image(path) for path in paths]]

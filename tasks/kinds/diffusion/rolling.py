@@ -16,6 +16,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import DrawnPerSample, Plan, Steps
 from models.maths.transitions import Kernel
+from models.policies.diffusion import finite
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
 from tasks.inputs.sources import Weights
@@ -81,6 +82,7 @@ class RolloutMaker:
             noise=lambda step: self._noise(padded, step, latents),
         )
         finals = Finals.of(policy, rollout.final, self._config)
+        finite(rollout.log_probs, "log-probs")
         about: dict[str, Any] = {
             "epoch": self._epoch,
             "policy": str(self._making.policy),
@@ -119,6 +121,7 @@ class RolloutMaker:
             max_rows=self._config.execution.rollout_batch_size,
         )
         finals = Finals.of(policy, made.final, self._config)
+        finite(made.log_probs, "log-probs")
         about: dict[str, Any] = {
             "epoch": self._epoch,
             "policy": str(self._making.policy),

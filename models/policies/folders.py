@@ -1,0 +1,184 @@
+"""Which fields of a pipeline folder's scheduler and index a family reads; what it does not read must be the default.
+
+A config field that is loaded and never read is a model of another meaning, trained without a word. Adding a scheduler:
+a ``Fields`` in the family's table, with every field of its class that is followed, or that does not matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from models.libraries import diffusers_class, read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What becomes of the fields of a class's config; all others must have the class's defaults."""
+
+    followed: frozenset[str] = frozenset()
+    """Read, whatever they say."""
+    moot: frozenset[str] = frozenset()
+    """How that scheduler itself takes a step, for which rollouts have a solver of their own, or what only counts beside
+    a value that is refused."""
+    allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of the others that are understood, where that is not the default alone."""
+    read_as: str | None = None
+    """Class that is made of the config instead, whose fields count too where the file has them."""
+
+
+#: What only counts with ``thresholding``, which is refused.
+_THRESHOLD = {"dynamic_thresholding_ratio", "sample_max_value"}
+#: The flow schedule, walked as the scheduler sets it.
+FLOW = Fields(
+    followed=frozenset(
+        {
+            "shift",
+            "use_dynamic_shifting",
+            "base_shift",
+            "max_shift",
+            "base_image_seq_len",
+            "max_image_seq_len",
+            "shift_terminal",
+            "use_karras_sigmas",
+            "use_exponential_sigmas",
+            "use_beta_sigmas",
+            "time_shift_type",
+        }
+    )
+)
+#: The Euler grid of one shift, whatever the scheduler would walk.
+SHIFT_ALONE = Fields(
+    followed=frozenset({"shift"}),
+    moot=frozenset({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"}),
+)
+UNIPC_FLOW = Fields(
+    followed=frozenset({"flow_shift"}),
+    moot=frozenset(
+        {
+            *_THRESHOLD,
+            "solver_order",
+            "solver_type",
+            "solver_p",
+            "predict_x0",
+            "lower_order_final",
+            "disable_corrector",
+            # Flow sigmas come of no betas.
+            "beta_start",
+            "beta_end",
+            "beta_schedule",
+            "trained_betas",
+            "timestep_spacing",
+            "steps_offset",
+        }
+    ),
+    allowed={"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)},
+)
+#: The training schedule, which DDIM follows whichever scheduler the folder names.
+_TRAINED = {"num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas", "steps_offset"}
+_PREDICTIONS = ("epsilon", "v_prediction")
+_SPACINGS = ("leading", "trailing")
+_AS_DDIM: Mapping[str, Any] = {
+    "allowed": {"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
+    "read_as": "DDIMScheduler",
+}
+DISCRETE: Mapping[str, Fields] = {
+    "DDIMScheduler": Fields(
+        followed=frozenset({*_TRAINED, "set_alpha_to_one"}),
+        # StableDiffusionPipeline itself sets it to false.
+        moot=frozenset({*_THRESHOLD, "clip_sample", "clip_sample_range"}),
+        allowed={"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
+    ),
+    "PNDMScheduler": Fields(
+        followed=frozenset({*_TRAINED, "set_alpha_to_one"}), moot=frozenset({"skip_prk_steps"}), **_AS_DDIM
+    ),
+    "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
+    "DPMSolverMultistepScheduler": Fields(
+        followed=frozenset(_TRAINED),
+        moot=frozenset(
+            {
+                *_THRESHOLD,
+                "solver_order",
+                "algorithm_type",
+                "solver_type",
+                "lower_order_final",
+                "euler_at_final",
+                "lambda_min_clipped",
+                # Counts with flow sigmas, which are refused.
+                "flow_shift",
+            }
+        ),
+        **_AS_DDIM,
+    ),
+}
+
+
+def check_scheduler(folder: Path, family: str, name: str, fields: Fields) -> None:
+    """Check that a folder's scheduler means what the family reads of it.
+
+    Args:
+        folder: of the pipeline.
+        family: for messages.
+        name: class of the scheduler.
+        fields: what is read.
+
+    Raises:
+        ConfigError: a field that is not read differs from its default, or there is no config.
+    """
+    path = folder / "scheduler" / "scheduler_config.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path '{folder}' has no scheduler/scheduler_config.json. Copy or download it again.")
+    config = read_json(path)
+    for key, value, wanted in _unread(config, name, fields):
+        raise ConfigError(
+            f"model.path '{folder}': {key} of its scheduler {name} is {value!r}, which '{family}' does not follow: it "
+            f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
+            f"made for. Take a model, or save this pipeline with a scheduler, whose {key} is that."
+        )
+
+
+def check_index(folder: Path, family: str, index: Mapping[str, Any], pipeline: str, fields: Fields) -> None:
+    """Check that a pipeline's own settings, beside its components, mean what the family reads of them.
+
+    Raises:
+        ConfigError: one that is not read differs from its default.
+    """
+    settings = {key: value for key, value in index.items() if not isinstance(value, list)}
+    for key, value, wanted in _unread(settings, pipeline, fields):
+        raise ConfigError(
+            f"model.path '{folder}': {key} in its model_index.json is {value!r}, which '{family}' does not follow; it "
+            f"knows {' or '.join(repr(each) for each in wanted)}. Choose another model or family."
+        )
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the fields of a diffusers class's config that have a default, with it."""
+    parameters = inspect.signature(diffusers_class(name).__init__).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+
+
+def _unread(config: Mapping[str, Any], name: str, fields: Fields) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Yield every field that means something which is not read: its name, value, and the values that are understood."""
+    defaults, converted = settings_of(name), fields.read_as is not None
+    if fields.read_as is not None:
+        others = settings_of(fields.read_as)
+        table = DISCRETE[fields.read_as]
+        defaults |= {key: value for key, value in others.items() if key in config and key not in defaults}
+        fields = Fields(
+            followed=fields.followed, moot=fields.moot | table.moot | table.followed, allowed=fields.allowed
+        )
+    for key, default in defaults.items():
+        # A field that the file leaves out has the default of what it is read as.
+        if key in fields.followed or key in fields.moot or (converted and key not in config):
+            continue
+        value, wanted = config.get(key, default), fields.allowed.get(key, (default,))
+        if not any(_same(value, each) for each in wanted):
+            yield key, value, wanted
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
