@@ -1,7 +1,7 @@
-"""The one place where a person's images are opened: upright and with their full range, whatever their mode and depth.
+"""The one place where a person's images are opened: upright and with their full range, whatever their mode.
 
-``Image.convert("RGB")`` alone leaves photos of phones on their side, cuts 16-bit values off at 255, and shows the colors
-that lie below what is transparent.
+``Image.convert("RGB")`` alone leaves photos of phones on their side, cuts 16-bit values off at 255, and shows the
+colors that lie below what is transparent.
 """
 
 from __future__ import annotations

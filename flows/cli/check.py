@@ -29,7 +29,7 @@ def check_command(
     from tasks.inputs.sources import changed_files
     from tasks.preflight.check import check_config
     from tasks.preflight.memory import estimate_memory
-    from tasks.preflight.notes import padding_notes, training_notes
+    from tasks.preflight.notes import cut_notes, padding_notes, training_notes
     from tasks.preflight.try_rewards import loads_model, try_rewards
 
     cost = check_config(config, rewards=False)
@@ -37,6 +37,7 @@ def check_command(
     notes = [
         *training_notes(config, updates=cost.updates),
         *padding_notes(config, cost),
+        *cut_notes(config),
         *(
             f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
             for section in (*config.scored, *config.evaluate.judges)

@@ -126,6 +126,10 @@ class DiffusionPolicy(Policy):
             images: B images (H, W, 3) uint8 of any size to start from, for families that take them.
         """
 
+    def cut_notes(self, prompts: Sequence[str]) -> list[str]:
+        """Return what a person should know of prompts that are longer than what is read of them, a sentence each."""
+        return []
+
     @abstractmethod
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, ...) float32 noise, one row per generator: latents at the first of ``sigmas``."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
+from models.policies.reading import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,10 @@ class Flux1(PipelinePolicy):
     options_type: ClassVar[type[Any]] = TextOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     unused_parts: ClassVar[tuple[str, ...]] = ("image_encoder", "feature_extractor")
+    readers: ClassVar[tuple[Reader, ...]] = (
+        Reader(tokenizer="tokenizer", limit=CLIP_LIMIT),
+        Reader(tokenizer="tokenizer_2"),
+    )
     blocks: ClassVar[tuple[str, ...]] = ("transformer_blocks", "single_transformer_blocks")
     # Flow-GRPO's targets for FLUX.1: attention of both streams and their feed-forwards.
     lora_targets: ClassVar[tuple[str, ...]] = (

@@ -15,9 +15,23 @@ from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.folders import Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
+from models.policies.reading import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def _conversation(tokenizer: Any, text: str) -> Any:
+    from diffusers.pipelines.flux2.pipeline_flux2 import SYSTEM_MESSAGE, format_input
+
+    messages = format_input(prompts=[text], system_message=SYSTEM_MESSAGE)
+    found = tokenizer.apply_chat_template(messages, add_generation_prompt=False, tokenize=True, return_dict=True)
+    return list(found["input_ids"][0])
+
+
+def _question(tokenizer: Any, text: str) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
 
 class Flux2(Flux1):
@@ -26,6 +40,7 @@ class Flux2(Flux1):
     pipeline_name = "Flux2Pipeline"
     family = "flux2"
     text_parts = ("text_encoder", "tokenizer")
+    readers = (Reader(tokenizer="tokenizer", written=_conversation),)
     unused_parts = ()
     # Flow-Factory's targets for FLUX.2: attention and feed-forwards of both streams, and the fused input projection of
     # the single-stream blocks. Its "attn.to_out.0" does not reach their output projection, which is "attn.to_out".
@@ -85,6 +100,7 @@ class Flux2Klein(Flux2):
 
     pipeline_name = "Flux2KleinPipeline"
     family = "flux2_klein"
+    readers = (Reader(tokenizer="tokenizer", written=_question),)
     # Guidance of a distilled model is refused below.
     settings_read = Fields(followed=frozenset({"is_distilled"}))
 

@@ -8,7 +8,7 @@ can do should not wait seconds for it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from models.policies.base import Part
 from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
 from models.policies.folders import FLOW, Fields, check_index, check_scheduler
+from models.policies.reading import Reader, cut_notes
 from models.weights.lora_files import save_lora
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
@@ -82,6 +83,8 @@ class PipelinePolicy(DiffusionPolicy):
     """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
     """Scheduler classes whose schedule this family reads, and what of their configs."""
+    readers: ClassVar[tuple[Reader, ...]] = ()
+    """How its tokenizers read prompts."""
     settings_read: ClassVar[Fields] = Fields()
     """What is read of the settings in ``model_index.json``, beside the components."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -143,6 +146,11 @@ class PipelinePolicy(DiffusionPolicy):
         if Part.DENOISER in parts:
             policy.stored = {name: StoredWeights.of(folder / name, made) for name, made in policy.denoisers.items()}
         return policy
+
+    def cut_notes(self, prompts: Sequence[str]) -> list[str]:
+        """Return a sentence for each tokenizer that cuts some of the prompts off."""
+        found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}
+        return list(cut_notes(self.readers, found, self.options, prompts))
 
     @property
     def denoisers(self) -> dict[str, Any]:

@@ -12,9 +12,21 @@ import torch.nn.functional as F
 from models.maths.guidance import norm_preserving_guided
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
+from models.policies.reading import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: ``prompt_template_encode`` of QwenImagePipeline, of 34 tokens before the prompt.
+_TEMPLATE = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def _described(tokenizer: Any, text: str) -> str:
+    return _TEMPLATE.format(text)
 
 
 class QwenImage(Flux1):
@@ -23,6 +35,8 @@ class QwenImage(Flux1):
     pipeline_name = "QwenImagePipeline"
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
+    # The pipeline itself reads 1024 tokens of text at most, and drops those of its template.
+    readers = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
     blocks = ("transformer_blocks",)

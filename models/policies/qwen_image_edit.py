@@ -43,6 +43,8 @@ class QwenImageEdit(QwenImage):
     options_type = QwenImageEditOptions
     options: QwenImageEditOptions
     text_parts = ("text_encoder", "tokenizer", "processor")
+    # Prompts that are too long are refused.
+    readers = ()
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
 
     @classmethod

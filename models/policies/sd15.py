@@ -19,6 +19,7 @@ from models.maths.transitions import expand
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.folders import DISCRETE, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
+from models.policies.reading import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,7 @@ class SD15(PipelinePolicy):
     text_parts = ("text_encoder", "tokenizer")
     unused_parts = ("image_encoder", "feature_extractor", "safety_checker")
     denoiser_names = ("unet",)
+    readers = (Reader(tokenizer="tokenizer", limit=CLIP_LIMIT),)
     joint_guidance = True
     # All of one training schedule, which DDIM follows whichever of them the folder names.
     schedulers = DISCRETE

@@ -19,6 +19,7 @@ from models.libraries import read_json
 from models.policies.diffusion import PipelineCall
 from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
+from models.policies.reading import CLIP_LIMIT, Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,11 @@ class SD3(PipelinePolicy):
     options: SD3Options
     text_parts = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
     unused_parts = ("image_encoder", "feature_extractor")
+    readers = (
+        Reader(tokenizer="tokenizer", limit=CLIP_LIMIT),
+        Reader(tokenizer="tokenizer_2", limit=CLIP_LIMIT),
+        Reader(tokenizer="tokenizer_3"),
+    )
     joint_guidance = True
     schedulers: ClassVar[Mapping[str, Fields]] = {
         "FlowMatchEulerDiscreteScheduler": replace(FLOW, followed=FLOW.followed | {"num_train_timesteps"})

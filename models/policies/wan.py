@@ -21,6 +21,7 @@ from models.policies.diffusion import DiffusionSettings, PipelineCall, Scheduler
 from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.qwen_image import decode_standardized
+from models.policies.reading import Reader
 from models.weights.lora_files import save_lora
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ class WanOptions:
     """Guidance of the second transformer (Wan 2.2); that of the first when absent."""
     flow_shift: float | None = None
     """Shift of the noise levels; the pipeline's when absent."""
+
+
+def _cleaned(tokenizer: Any, text: str) -> str:
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+    from diffusers.utils import is_ftfy_available
+
+    return str(prompt_clean(text)) if is_ftfy_available() else text
 
 
 #: Self- and cross-attention of a Wan block.
@@ -62,6 +70,7 @@ class Wan(PipelinePolicy):
     options_type = WanOptions
     options: WanOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
+    readers = (Reader(tokenizer="tokenizer", written=_cleaned),)
     denoiser_names = ("transformer", "transformer_2")
     schedulers: ClassVar[Mapping[str, Fields]] = {
         "UniPCMultistepScheduler": UNIPC_FLOW,

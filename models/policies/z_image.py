@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,15 @@ import torch.nn.functional as F
 
 from models.policies.diffusion import PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+from models.policies.reading import Reader
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def _question(tokenizer: Any, text: str) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
 
 
 class ZImage(PipelinePolicy):
@@ -28,6 +34,7 @@ class ZImage(PipelinePolicy):
     options_type = TextOptions
     options: TextOptions
     text_parts = ("text_encoder", "tokenizer")
+    readers = (Reader(tokenizer="tokenizer", written=_question),)
     blocks = ("noise_refiner", "context_refiner", "layers")
     # Flow-Factory's targets for Z-Image: attention and feed-forwards.
     lora_targets = (

@@ -16,6 +16,9 @@ LORA_FILE = "pytorch_lora_weights.safetensors"
 def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
     """Write the adapter of a module, with its settings as metadata.
 
+    The scale, alpha / rank, is folded into the second matrix and alpha set to the rank: what reads the tensors alone
+    gives the strength of training, as does what reads the metadata.
+
     Args:
         pipeline_name: the diffusers class that will read it.
         folder: where to; made when it is not there.
@@ -24,8 +27,11 @@ def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:
     """
     from peft import get_peft_model_state_dict
 
-    layers = {f"{name}_lora_layers": get_peft_model_state_dict(module)}
-    settings = {f"{name}_lora_adapter_metadata": sorted_sets(module.peft_config["default"].to_dict())}
+    about = module.peft_config["default"].to_dict()
+    scale = about["lora_alpha"] / about["r"]
+    tensors = get_peft_model_state_dict(module)
+    layers = {f"{name}_lora_layers": {k: v * scale if ".lora_B." in k else v for k, v in tensors.items()}}
+    settings = {f"{name}_lora_adapter_metadata": sorted_sets({**about, "lora_alpha": about["r"]})}
     diffusers_class(pipeline_name).save_lora_weights(folder, weight_name=LORA_FILE, **layers, **settings)
     canonical_header(folder / LORA_FILE)
 

@@ -142,10 +142,22 @@ def _use(about: About, usage: Usage | None) -> str:
     lines = ["## Use", "", intro, "", "```python", snippet(usage), "```"]
     if usage.base is not None and about.base.source != "hub":
         lines += ["", f"`{usage.base}` is the folder of the base model; {_whereabouts(about)}"]
+    lines += _strength(about.config)
     notes = [*usage.call.differences, *_solver_note(about.config), *_dtype_note(usage)]
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
+
+
+def _strength(config: RunConfig) -> Sequence[str]:
+    lora = config.model.lora
+    if lora is None:
+        return ()
+    return (
+        "",
+        f"Use the LoRA at strength 1 (rank {lora.rank}): the scale of training, alpha / rank = {lora.alpha} / "
+        f"{lora.rank} = {lora.alpha / lora.rank:g}, is folded into its tensors, so that readers that know of no alpha get it too.",
+    )
 
 
 def _whereabouts(about: About) -> str:

@@ -19,7 +19,8 @@ class ExportIdentity(Identity):
 
     name = "export"
     #: 2: a model card, generation.json and images; LoRA files of sorted keys; pipelines that load without arguments.
-    version = 2
+    #: 3: LoRA tensors with alpha / rank folded in; images to start from upright.
+    version = 3
     kind = "exports"
 
     def options(self) -> Mapping[str, Any]:

@@ -148,6 +148,10 @@ class Kind(ABC):
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return one row of every conditioning tensor per prompt; asked only where ``encodes``."""
 
+    def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
+        """Return what a person should know of prompts that are longer than what is read of them, a sentence each."""
+        return []
+
     @abstractmethod
     def rollout(self, making: Making) -> Maker:
         """Return what makes the samples that are trained on, with the log-probs that made them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from configs.errors import ConfigError
@@ -35,6 +36,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     """
     _known("model.policy", config.model.policy, POLICIES)
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
+    _check_registered(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
     # What the base model is comes first: all that is asked of its architecture depends on it.
@@ -57,6 +59,17 @@ def _check_kind(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
             f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."
+        )
+
+
+def _check_registered(config: RunConfig) -> None:
+    """Check a name that MLflow would refuse after all training."""
+    name = config.tracking.registered_model
+    if name is not None and (not name.strip() or set("/:") & set(name)):
+        raise ConfigError(
+            f"tracking.registered_model is {name!r}, but names of MLflow's model registry are not empty and hold "
+            "neither '/' nor ':', so the trained model could not be registered. Choose another, such as "
+            f"'{re.sub('[/:]+', '-', name).strip(' -') or 'my-model'}'."
         )
 
 

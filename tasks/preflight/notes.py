@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.registry import build, resolve
 from configs.schema import RunConfig
-from tasks.inputs.prompts import uses_guidance
+from models.policies import POLICIES
+from models.policies.reading import cut_notes as cut_of
+from models.policies.reading import load_tokenizers
+from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.kinds.rows import padded
 from tasks.optimize.rates import learning_rate
 
@@ -19,6 +24,20 @@ _WASTE = 1.1
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config of ``updates`` optimizer updates in the whole run."""
     return [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+
+
+def cut_notes(config: RunConfig) -> list[str]:
+    """Return which prompts a local model's tokenizers cut off; of other models 'flowmill run' says it."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is None or not folder.is_dir() or config.model.policy not in POLICIES:
+        return []
+    family, notes = resolve(POLICIES, config.model.policy, what="model.policy"), []
+    options = build(family.options_type, config.model.policy, config.model.options, what="model.options of")
+    tokenizers = load_tokenizers(folder, family.readers)
+    for split, prompts in source_prompts(config).items():
+        texts = [prompt.text for prompt in prompts]
+        notes += [f"prompts.{split}: {note}" for note in cut_of(family.readers, tokenizers, options, texts)]
+    return notes
 
 
 def padding_notes(config: RunConfig, cost: Cost) -> list[str]:

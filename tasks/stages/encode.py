@@ -37,6 +37,8 @@ class EncodeStage(Stage):
         self.host.use_threads()
         wanted = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
         size, prompts = self.config.execution.encode_batch_size, self._prompts
+        for note in self.policy_kind.cut_notes(self.host, [prompts[condition] for condition in wanted]):
+            self.context.reporter.message(f"{self.name}: {note}")
         with EmbeddingWriter(folder, wanted) as writer:
             for start in range(0, len(wanted), size):
                 writer.add(self._encode([prompts[condition] for condition in wanted[start : start + size]]))

@@ -66,6 +66,11 @@ class Diffusion(Kind):
         found: Mapping[str, Tensor] = host.encoder().encode([prompt.text for prompt in prompts], *_images(prompts))
         return found
 
+    def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
+        """Ask the family how its tokenizers read them."""
+        found: list[str] = host.encoder().cut_notes([prompt.text for prompt in prompts])
+        return found
+
     def rollout(self, making: Making) -> Maker:
         """Stochastic steps, or branches of a trunk."""
         return RolloutMaker(making)
