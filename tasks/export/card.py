@@ -156,7 +156,8 @@ def _strength(config: RunConfig) -> Sequence[str]:
     return (
         "",
         f"Use the LoRA at strength 1 (rank {lora.rank}): the scale of training, alpha / rank = {lora.alpha} / "
-        f"{lora.rank} = {lora.alpha / lora.rank:g}, is folded into its tensors, so that readers that know of no alpha get it too.",
+        f"{lora.rank} = {lora.alpha / lora.rank:g}, is folded into its tensors, so that "
+        "readers that know of no alpha get it too.",
     )
 
 
