@@ -29,8 +29,19 @@ def diffusers_class(name: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, such as a component's config."""
-    return dict(json.loads(path.read_text()))
+    """Return the object in a JSON file, such as a component's config.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no JSON, or no object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"'{path}' is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"'{path}' is no JSON object")
+    return found
 
 
 def quiet_libraries() -> None:

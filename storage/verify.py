@@ -103,7 +103,10 @@ def _unmade(store: ArtifactStore) -> Iterator[Problem]:
 
 
 def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
-    """Yield the shards of an artifact without manifest whose files are there without a record."""
+    """Yield the shards of an artifact without manifest whose files are there without a record.
+
+    Of a kind of policy that encodes nothing, there are none.
+    """
     folders = [name for name in store.root.list(ref.path) if not name.startswith("_")]
     committed = store.committed(ref)
     for folder in folders:
@@ -111,9 +114,6 @@ def _unrecorded(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
         if shard and shard not in committed and store.root.files(f"{ref.path}/{folder}"):
             message = f"{layout.record(ref, shard)} is missing; files of the shard are there."
             yield Problem(ref=ref, shard=shard, kind="missing", message=message)
-    if not committed:
-        message = f"{ref} has no shard; lineage names it."
-        yield Problem(ref=ref, shard=None, kind="missing", message=message)
 
 
 def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tuple[list[Problem], int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,23 +118,77 @@ DISCRETE: Mapping[str, Fields] = {
 }
 
 
-def check_scheduler(folder: Path, family: str, name: str, fields: Fields) -> None:
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """Say of a file that is missing or unreadable in here that the folder is not whole.
+
+    Raises:
+        ConfigError: one is.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path '{folder}' is not a whole pipeline: {error}. Copy or download the folder again."
+        ) from None
+
+
+def read_index(folder: Path, pipeline: str, family: str) -> dict[str, Any]:
+    """Return the index of a folder, checked to be one of a pipeline class.
+
+    Raises:
+        ConfigError: there is none, or it is of another.
+    """
+    path = folder / "model_index.json"
+    if not path.is_file():
+        raise ConfigError(f"model.path '{folder}' holds no model_index.json; it is not a diffusers pipeline folder.")
+    with whole(folder):
+        index = read_json(path)
+    if index.get("_class_name") != pipeline:
+        raise ConfigError(
+            f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{family}' needs a "
+            f"{pipeline}. Choose the policy of that family, or another model."
+        )
+    return index
+
+
+def _component(index: Mapping[str, Any], name: str) -> str | None:
+    """Return the class of a component that a pipeline's index lists, or None where the folder has none.
+
+    Raises:
+        ValueError: the index says something else of it.
+    """
+    entry = index.get(name)
+    if entry is None:
+        return None
+    if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(each, str | None) for each in entry):
+        raise ValueError(f"model_index.json says of '{name}' {entry!r}, not its library and class")
+    return None if entry[1] is None else str(entry[1])
+
+
+def check_scheduler(folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields]) -> None:
     """Check that a folder's scheduler means what the family reads of it.
 
     Args:
         folder: of the pipeline.
         family: for messages.
-        name: class of the scheduler.
-        fields: what is read.
+        index: of the folder.
+        known: what is read of each scheduler class that the family follows.
 
     Raises:
-        ConfigError: a field that is not read differs from its default, or there is no config.
+        ConfigError: it is another class, a field that is not read differs from its default, or there is no config.
     """
+    name = _component(index, "scheduler")
+    if name is None or name not in known:
+        raise ConfigError(
+            f"model.path '{folder}' has the scheduler {name}, whose schedule '{family}' cannot follow: "
+            f"log-probs need steps of known noise. Save the pipeline with {' or '.join(known)}."
+        )
     path = folder / "scheduler" / "scheduler_config.json"
     if not path.is_file():
         raise ConfigError(f"model.path '{folder}' has no scheduler/scheduler_config.json. Copy or download it again.")
     config = read_json(path)
-    for key, value, wanted in _unread(config, name, fields):
+    for key, value, wanted in _unread(config, name, known[name]):
         raise ConfigError(
             f"model.path '{folder}': {key} of its scheduler {name} is {value!r}, which '{family}' does not follow: it "
             f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "

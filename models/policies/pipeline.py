@@ -27,7 +27,7 @@ from models.policies.attention import set_attention
 from models.policies.base import Part
 from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
-from models.policies.folders import FLOW, Fields, check_index, check_scheduler
+from models.policies.folders import FLOW, Fields, check_index, check_scheduler, read_index, whole
 from models.policies.reading import Reader, cut_notes
 from models.weights.lora_files import save_lora
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
@@ -249,32 +249,25 @@ class PipelinePolicy(DiffusionPolicy):
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
         """Return text components the folder lacks although the pipeline's class has no default for them."""
-        index, optional = cls._read_index(folder), diffusers_class(cls.pipeline_name)._optional_components
+        index = read_index(folder, cls.pipeline_name, cls.family)
+        optional = diffusers_class(cls.pipeline_name)._optional_components
         absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
         return tuple(name for name in absent if name not in optional)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check what a pipeline folder holds, without loading any of it; return its index.
-
-        Raises:
-            ConfigError: it holds another pipeline, or one that means what is not read, or cannot make this size.
-        """
-        index = cls._read_index(folder)
-        check_variants(folder, [name for name in index if name not in cls.unused_parts])
-        cls.check_size(folder, settings)
-        cls._check_scheduler(folder, index)
-        check_index(folder, cls.family, index, cls.pipeline_name, cls.settings_read)
+        """Check that a folder is of this family and its size, and all of it is read; return its index."""
+        index = read_index(folder, cls.pipeline_name, cls.family)
+        with whole(folder):
+            check_variants(folder, [name for name in index if name not in cls.unused_parts])
+            cls.check_size(folder, settings)
+            cls._check_scheduler(folder, index)
+            check_index(folder, cls.family, index, cls.pipeline_name, cls.settings_read)
         return index
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check that the model can make images of this size.
-
-        Args:
-            folder: its files; None while they are not here.
-            settings: with the size.
-            unit: what height and width must be multiples of, where it is known without the folder.
+        """Check that the model can make images of this size: one of ``unit``, or of what its files or the family say.
 
         Raises:
             ConfigError: it cannot; the message names the nearest sizes.
@@ -346,28 +339,7 @@ class PipelinePolicy(DiffusionPolicy):
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        name = index.get("scheduler", [None, None])[1]
-        if name not in cls.schedulers:
-            raise ConfigError(
-                f"model.path '{folder}' has the scheduler {name}, whose schedule '{cls.family}' cannot follow: "
-                f"log-probs need steps of known noise. Save the pipeline with {' or '.join(cls.schedulers)}."
-            )
-        check_scheduler(folder, cls.family, name, cls.schedulers[name])
-
-    @classmethod
-    def _read_index(cls, folder: Path) -> dict[str, Any]:
-        path = folder / "model_index.json"
-        if not path.is_file():
-            raise ConfigError(
-                f"model.path '{folder}' holds no model_index.json; it is not a diffusers pipeline folder."
-            )
-        index = read_json(path)
-        if index.get("_class_name") != cls.pipeline_name:
-            raise ConfigError(
-                f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{cls.family}' needs a "
-                f"{cls.pipeline_name}. Choose the policy of that family, or another model."
-            )
-        return index
+        check_scheduler(folder, cls.family, index, cls.schedulers)
 
 
 def _described(folder: Path, class_name: str) -> nn.Module:

@@ -36,7 +36,7 @@ class QwenImage(Flux1):
     family = "qwen_image"
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     # The pipeline itself reads 1024 tokens of text at most, and drops those of its template.
-    readers = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
+    readers: ClassVar[tuple[Reader, ...]] = (Reader(tokenizer="tokenizer", most=1024, further=34, written=_described),)
     unused_parts = ()
     guidance_argument = "true_cfg_scale"
     blocks = ("transformer_blocks",)

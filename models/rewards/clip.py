@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.devices import chosen_device, local_rank
-from models.images import read_image
+from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
@@ -163,7 +163,7 @@ class ImageSimilarity(ClipEmbeddings):
         path = metadata.get(self.column)
         if not isinstance(path, str):
             raise ValueError(f"prompt {prompt!r} has no path of an image in column '{self.column}', but {path!r}")
-        return read_image(Path(self.folder) / path)
+        return open_picture(Path(self.folder) / path)
 
 
 @dataclass(kw_only=True)

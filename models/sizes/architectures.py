@@ -6,7 +6,6 @@ before anything is downloaded.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from configs.errors import ConfigError
-from models.libraries import diffusers_class
+from models.libraries import diffusers_class, read_json
+from models.policies.folders import whole
 from models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
@@ -209,11 +208,8 @@ def architecture_of(path: str) -> Architecture | None:
     if not (folder / "model_index.json").is_file():
         return PUBLISHED.get(path)
     try:
-        return _local(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.path '{path}' is not a whole pipeline: {error}. Copy or download the folder again."
-        ) from None
+        with whole(folder):
+            return _local(folder)
     except (LookupError, TypeError, AttributeError):
         return None  # a pipeline of another kind
 
@@ -236,12 +232,12 @@ def parameters(module: nn.Module) -> int:
 
 
 def _local(folder: Path) -> Architecture | None:
-    index = _read(folder / "model_index.json")
+    index = read_json(folder / "model_index.json")
     names = [name for name in ("transformer", "transformer_2", "unet") if index.get(name, [None])[0]]
     vae = folder / "vae" / "config.json"
     if not names or not vae.is_file():
         return None
-    config, about = _read(folder / names[0] / "config.json"), _read(vae)
+    config, about = read_json(folder / names[0] / "config.json"), read_json(vae)
     return Architecture(
         denoiser=index[names[0]][1],
         config={key: value for key, value in config.items() if not key.startswith("_")},
@@ -255,13 +251,6 @@ def _local(folder: Path) -> Architecture | None:
         text_parameters=sum(_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
         vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
     )
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"'{file}' is no JSON ({error})") from None
 
 
 def _numbers(folder: Path) -> int:

@@ -32,13 +32,12 @@ def check_model(config: RunConfig) -> None:
         ConfigError: the family cannot do what is asked for.
     """
     _check_source(config)
-    if config.model.policy in POLICIES:
-        _check_base(config)
     _check_images(config)
     if config.model.policy not in POLICIES:
         return
-    _check_size(config)
     _check_clips(config)
+    _check_base(config)
+    _check_size(config)
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
@@ -58,6 +57,8 @@ def _check_source(config: RunConfig) -> None:
 def _check_base(config: RunConfig) -> None:
     """Check what loading the base model would: its class first, then its files, its size and its schedule."""
     model, family = config.model, resolve(POLICIES, config.model.policy, what="model.policy")
+    if not issubclass(family, PipelinePolicy):
+        return
     make_options(family.options_type, family.family, model.options, what="model.options of")
     settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
     if model.build is not None:

@@ -9,21 +9,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from PIL import Image
+from typing import Any, Literal
 
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.garbage import without_collecting
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
-from storage.checksums import hash_file
-from storage.names import below
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows
+from tasks.inputs.prompt_rows import Place, check_metadata, image_of, text_of
 
-#: A small file can claim to be an image of any size; models take a hundredth of this.
-_MOST_PIXELS = 1 << 26
 #: Metadata key of the hash of the image a prompt starts from.
 IMAGE = "image_xxh3"
 #: Metadata key of the name of the source, where there are several.
@@ -95,21 +90,33 @@ def source_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
         PromptError: a source cannot be used, or a held-out prompt is trained on.
     """
     train, heldout = _listed(config.prompts, "train"), _listed(config.prompts, "heldout")
-    trained = {_as_read(prompt) for prompt in train} if heldout else set()
-    shared = {prompt.condition for prompt in heldout if _as_read(prompt) in trained}
-    if shared:
-        raise PromptError(
-            f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {min(shared)!r} (case and "
-            "spaces aside). Their evaluation would not be of held-out prompts. Remove them from one of the two."
-        )
+    _check_held_out(train, heldout)
     negative = _negative(config, [*train, *heldout]) if uses_guidance(config) else []
     return {"train": train, "heldout": heldout, "negative": negative}
 
 
-def _as_read(prompt: Prompt) -> str:
-    """Return what a person takes two prompts for the same by: not case, not spaces, not how letters are encoded."""
-    text = " ".join(unicodedata.normalize("NFKC", prompt.text).casefold().split())
-    return condition_key(text, prompt.metadata)
+def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
+    """Refuse held-out prompts that are trained on, as a person reads them: whatever their case and spaces.
+
+    Raises:
+        PromptError: there are some.
+    """
+    trained = {_as_read(prompt): prompt.text for prompt in train} if heldout else {}
+    shared = sorted((prompt.text, trained[_as_read(prompt)]) for prompt in heldout if _as_read(prompt) in trained)
+    if not shared:
+        return
+    text, like = shared[0]
+    written = "" if text == like else f", written {like!r} there"
+    raise PromptError(
+        f"prompts.heldout: {len(shared)} prompts are in prompts.train too, the first is {text!r}{written}. Their "
+        "evaluation would not be of held-out prompts. Remove them from one of the two."
+    )
+
+
+def _as_read(prompt: Prompt) -> tuple[str, str | None]:
+    """Return what a person takes for one and the same prompt, and the image it starts from."""
+    text = unicodedata.normalize("NFKC", prompt.text).casefold()
+    return " ".join(text.split()), prompt.metadata.get(IMAGE)
 
 
 def _listed(section: PromptsSection, split: Literal["train", "heldout"]) -> list[Prompt]:
@@ -195,7 +202,7 @@ def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> li
     folder = Path(source).parent
     # They may be millions, none of them garbage.
     with without_collecting():
-        numbered = [(number, _prompt(row, section, _Place(where, source, number), folder)) for number, row in rows]
+        numbered = [(number, _prompt(row, section, Place(where, source, number), folder)) for number, row in rows]
     if not numbered:
         raise PromptError(f"{where}: '{source}' holds no prompts.")
     _check_distinct(numbered, where, source)
@@ -207,39 +214,16 @@ def prompts_fingerprint(prompts: Mapping[str, list[Prompt]]) -> str:
     return fingerprint({split: [prompt.id for prompt in items] for split, items in prompts.items()})
 
 
-class _Place(NamedTuple):
-    """Where a row stands, for errors."""
-
-    where: str
-    source: str
-    number: int
-
-    def __str__(self) -> str:
-        unit = "line" if Path(self.source).suffix.lower() in (".txt", ".jsonl") else "row"
-        return f"{self.where}: {self.source}, {unit} {self.number}"
-
-
-def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, folder: Path) -> Prompt:
+def _prompt(row: Mapping[str, Any], section: PromptsSection, place: Place, folder: Path) -> Prompt:
     column = section.column
     if column not in row:
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
-    text = row[column]
-    if text is not None and not isinstance(text, str):
-        raise PromptError(
-            f"{place}: '{column}' is no text but {_kind_of(text)}. Give each row one text, or set prompts.column to a "
-            "column of texts."
-        )
-    if text is None or not text.strip():
-        raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
-    if "\0" in text:
-        raise PromptError(
-            f"{place}: the prompt holds NUL characters, as text of another encoding (UTF-16) does. Save it as UTF-8."
-        )
+    text = text_of(row[column], place)
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
-    _check_plain(metadata, place)
-    image = None if section.image is None else _image(row, section.image, place, folder)
-    if image is not None:
-        metadata[IMAGE] = hash_file(image)
+    image = None
+    if section.image is not None:
+        image, metadata[IMAGE] = image_of(row, section.image, place, folder)
+    check_metadata(metadata, place)
     try:
         prompt = Prompt(text=text, metadata=metadata, image=image)
     except (TypeError, ValueError) as error:
@@ -247,69 +231,21 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: _Place, fold
     return prompt
 
 
-def _kind_of(value: Any) -> str:
-    """Return what a cell holds, in words."""
-    names = {bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return f"{names.get(type(value), type(value).__name__)} ({str(value)[:60]})"
-
-
-def _check_plain(metadata: Mapping[str, Any], place: _Place) -> None:
-    """Refuse columns of bytes: the store keeps metadata as JSON, and rewards would get lists of numbers."""
-    for column, value in metadata.items():
-        if _holds_bytes(value):
-            raise PromptError(
-                f"{place}: column '{column}' holds bytes, which metadata cannot: rewards get what JSON can say. Save "
-                "them as files and name their paths in the column, or leave the column out."
-            )
-
-
-def _holds_bytes(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_holds_bytes, value))
-    return isinstance(value, bytes | bytearray | memoryview)
-
-
-def _image(row: Mapping[str, Any], column: str, place: _Place, folder: Path) -> Path:
-    name = row.get(column)
-    if not isinstance(name, str) or not name:
-        raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
-    try:
-        path = below(folder, name)
-    except ValueError as error:
-        raise PromptError(f"{place}: {error}. Images are below the prompt file's folder; put it there.") from None
-    if not path.is_file():
-        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the prompt file"
-        raise PromptError(f"{place}: image '{path}' {found}.")
-    try:
-        with Image.open(path) as image:
-            pixels = image.width * image.height
-            if pixels > _MOST_PIXELS:
-                raise PromptError(
-                    f"{place}: '{path}' has {pixels:,} pixels, more than {_MOST_PIXELS:,}. Scale it down."
-                )
-            image.verify()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
-    return path
-
-
 def _check_distinct(numbered: Sequence[tuple[int, Prompt]], where: str, source: str) -> None:
-    more = len(numbered) - len({prompt.id for _, prompt in numbered})
-    if not more:
+    if len({prompt.id for _, prompt in numbered}) == len(numbered):
         return
     first: dict[str, int] = {}
-    for number, prompt in numbered:
-        if prompt.id in first:
-            places = " and ".join(
-                str(_Place(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
-            )
-            raise PromptError(
-                f"{where}: prompt {prompt.text!r} appears twice: {places}. Of {len(numbered)} rows {more} repeat an "
-                "earlier one. Groups are identified by their prompt; remove what repeats."
-            )
-        first[prompt.id] = number
+    again = [(number, prompt) for number, prompt in numbered if first.setdefault(prompt.id, number) != number]
+    number, prompt = again[0]
+    places = " and ".join(
+        str(Place(where, source, each)).removeprefix(f"{where}: ") for each in (first[prompt.id], number)
+    )
+    counted = "" if len(again) == 1 else f"{len(again):,} of {len(numbered):,} prompts were there before. The first: "
+    remove = "one" if len(again) == 1 else f"all {len(again):,} repetitions"
+    raise PromptError(
+        f"{where}: {counted}prompt {prompt.text!r} appears twice: {places}. "
+        f"Groups are identified by their prompt; remove {remove}."
+    )
 
 
 def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> str | None:

@@ -120,7 +120,7 @@ def test_the_temporary_server_dies_with_a_killed_run(longer: str, tmp_path: Path
 
 def test_a_killed_temporary_server_is_started_again(longer: str, tmp_path: Path, alone: dict[str, str]) -> None:
     process = begun(longer, str(tmp_path / "store"), alone)
-    (server,) = [child for child in psutil.Process(process.pid).children() if "prefect.server" in str(child.cmdline())]
+    (server,) = [child for child in psutil.Process(process.pid).children() if "flows.guard" in str(child.cmdline())]
     server.kill()
     said = process.communicate(timeout=300)[0].decode()
     assert process.returncode == 0, said

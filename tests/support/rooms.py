@@ -14,7 +14,18 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("configs", "storage", "models", "tasks", "flows", "flowmill", "pages", "tests")
 #: Rooms inside a package, lowest first: each imports only those before it. Files beside rooms stand among them by name.
 ORDER: Mapping[str, tuple[str, ...]] = {
-    "models": ("libraries", "devices", "maths", "weights", "meter", "policies", "quickstart", "sizes", "rewards"),
+    "models": (
+        "libraries",
+        "devices",
+        "pictures",
+        "maths",
+        "weights",
+        "meter",
+        "policies",
+        "quickstart",
+        "sizes",
+        "rewards",
+    ),
     "tasks": (
         "algorithms",
         "inputs",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
-from models.images import read_image
 from models.libraries import read_json
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from tasks.export.card import About, model_card
@@ -17,6 +16,7 @@ from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipe
 from tasks.export.usage import INPUT, Usage, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
+from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
 from tasks.runs.seeds import derive
@@ -122,7 +122,7 @@ class PipelineExport:
         prompts = self._context.source_prompts[self._split]
         found = next(one.image for one in prompts if one.id == prompt.id)
         assert found is not None
-        Image.fromarray(read_image(found)).save(path)
+        Image.fromarray(read_picture(found)).save(path)
 
     def _base(self) -> BaseModel:
         section = self._config.model

@@ -13,7 +13,6 @@ import torch
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.images import read_image
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
 from models.rewards.base import Batch as Scored
@@ -23,6 +22,7 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.diffusion import DiffusionModels
 from tasks.figures.pictures import CLIPS, GRID, grid
 from tasks.inputs.components import decode_rows, make_kernel, media_format
+from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
@@ -140,4 +140,4 @@ def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
     paths = [prompt.image for prompt in prompts if prompt.image is not None]
     if not paths:
         return []
-    return [[read_image(path) for path in paths]]
+    return [[read_picture(path) for path in paths]]

@@ -110,12 +110,14 @@ def test_each_is_scored_once_with_media_of_the_configured_size_and_a_real_prompt
     Recording.calls.clear()
     made = try_rewards(make_config(*overrides, f"rewards=[{named(Recording)}]", f"evaluate.judges=[{judge}]"))
     assert len(made) == 1, "two labels of one reward share it"
-    image = (1, 16, 32, 3)
-    assert Recording.calls == [(image, "uint8", ["a cat"], [{"count": 3}]), (image, "uint8", ['"90"'], [{}])]
+    image, (first, judged) = (2, 16, 32, 3), Recording.calls
+    assert first == (image, "uint8", ["a cat", "a dog"], [{"count": 3}, {"count": 1}])
+    assert judged[0] == image
+    assert judged[2][0] == '"90"'
 
 
 @pytest.mark.parametrize(
-    ("frames", "shape"), [("clip", (1, 5, 16, 32, 3)), ("first", (1, 16, 32, 3)), ("2", (3, 16, 32, 3))]
+    ("frames", "shape"), [("clip", (2, 5, 16, 32, 3)), ("first", (2, 16, 32, 3)), ("2", (6, 16, 32, 3))]
 )
 def test_clips_are_handed_over_as_configured(
     make_config: Make, config_file: Path, frames: str, shape: tuple[int, ...]
@@ -132,9 +134,9 @@ def test_a_wrong_shape_is_told_with_the_right_one_and_a_log_of_the_traceback(mak
         try_rewards(make_config(f"rewards=[{named(Large)}]"))
     message = str(error.value)
     assert message.startswith("Reward 'mine' failed for prompt '\"00\"' (sample made up for the trial, shard none yet")
-    assert "ValueError: cannot reshape array of size 1536" in message
+    assert "ValueError: cannot reshape array of size 3072" in message
     assert (
-        "media of shape (1, 16, 32, 3), (B, H, W, 3) images in uint8, and must return scores of shape (1,)" in message
+        "media of shape (2, 16, 32, 3), (B, H, W, 3) images in uint8, and must return scores of shape (2,)" in message
     )
     (log,) = (state / "flowmill" / "logs").iterdir()
     assert str(log) in message
@@ -145,8 +147,8 @@ def test_a_wrong_shape_is_told_with_the_right_one_and_a_log_of_the_traceback(mak
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [
-        (Columns, "returned 2 scores for 1 images: shape (1, 2), expected (1,)"),
-        (Mean, "returned 1 scores for 1 images: shape (), expected (1,)"),
+        (Columns, "returned 4 scores for 2 images: shape (2, 2), expected (2,)"),
+        (Mean, "returned 1 scores for 2 images: shape (), expected (2,)"),
         (Missing, "FileNotFoundError: [Errno 2] No such file or directory: 'weights.bin'. Reward 'mine' raised it."),
     ],
 )

@@ -194,9 +194,9 @@ def test_the_command_prints_a_table_and_keeps_results(
     assert len(files) == 2
     told = flowmill("status", "--root", context.store.root.uri).stdout
     assert "small-bench, 2 per prompt" in told
-    assert "missing" in told, "the small run itself is not finished"
-    (listed,) = [line for line in told.splitlines() if "benchmark-small" in line]
-    assert "missing" not in listed
+    states = {row.split("│")[1].strip(): row for row in told.splitlines() if row.startswith("│")}
+    assert "stopped" in states["small"], "the small run itself is not finished"
+    assert "done" in next(row for name, row in states.items() if name.startswith("benchmark-small"))
     against = flowmill("benchmark", str(small), "--against", str(files[0]), "--against", str(files[1]), *common)
     assert against.returncode == 0, against.stderr
     assert "3 prompts" in against.stdout

@@ -1,0 +1,61 @@
+"""Images that people give: opened here for all who need some, as a person sees them.
+
+diffusers' ``load_image`` is the model: upright as the camera noted, RGB. What is transparent lies on white, and 16 bit
+gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+_ORIENTATION = 0x0112
+#: Modes that Pillow turns to RGB without loss of what is seen.
+_DIRECT = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+_ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
+#: What white is in modes of one number per pixel, by the highest there is: the first that is not below it.
+_NUMBERS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,)), "I": (65535.0,)}
+
+
+def open_picture(path: Path) -> np.ndarray:
+    """Return the (H, W, 3) uint8 pixels of an image file of any mode and depth, upright.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds numbers that are no brightness.
+    """
+    with Image.open(path) as image:
+        return np.array(_rgb(ImageOps.exif_transpose(image)))
+
+
+def is_plain(image: Image.Image) -> bool:
+    """Return whether an opened image is seen as its pixels are stored: upright, opaque, of 8 bits per channel."""
+    # Asked for what its head does not have, a PNG would be decoded as a whole.
+    noted = image.format != "PNG" or "exif" in image.info
+    upright = not noted or image.getexif().get(_ORIENTATION, 1) in (0, 1)
+    return upright and image.mode in _DIRECT and "transparency" not in image.info
+
+
+def _is_deep(image: Image.Image) -> bool:
+    return image.mode == "I" or image.mode.startswith("I;16")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _NUMBERS:
+        return _gray(image)
+    if image.mode in _ALPHA or "transparency" in image.info:
+        seen = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    return image.convert("RGB")
+
+
+def _gray(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all() or values.min(initial=0) < 0:
+        raise ValueError("it holds values that are no brightness: negative or not finite. Save it with 8 or 16 bits")
+    highest = float(values.max(initial=0))
+    white = next((each for each in _WHITES[image.mode] if highest <= each), highest)
+    return Image.fromarray((values / white * 255).round().astype(np.uint8)).convert("RGB")

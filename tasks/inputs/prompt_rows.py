@@ -1,0 +1,134 @@
+"""One row of a prompt source: its text, its other columns and its image, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from configs.errors import PromptError
+from models.pictures import is_plain, open_picture
+from storage.checksums import hash_file
+from storage.names import below
+
+#: A small file can claim to be an image of any size; models take a hundredth of this.
+_MOST_PIXELS = 1 << 26
+
+
+class Place(NamedTuple):
+    """Where a row stands, for errors."""
+
+    where: str
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        unit = "line" if Path(self.source).suffix.lower() in (".txt", ".jsonl") else "row"
+        return f"{self.where}: {self.source}, {unit} {self.number}"
+
+
+def text_of(value: Any, place: Place) -> str:
+    """Return a prompt, checked to be one.
+
+    Raises:
+        PromptError: it is empty, is no text, or has characters that no prompt has.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
+    if not isinstance(value, str):
+        raise PromptError(
+            f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or row, "
+            "or set prompts.column to a column of texts."
+        )
+    if "\0" in value:
+        raise PromptError(
+            f"{place}: the prompt has NUL characters, as text has that was saved as UTF-16. Save the file as UTF-8."
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{place}: the prompt has half a character at position {error.start + 1}, which is no Unicode text. "
+            "Write the prompt again."
+        ) from None
+    return value
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "bytes"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, bool):
+        return "a truth value"
+    return "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def check_metadata(metadata: Mapping[str, Any], place: Place) -> None:
+    """Refuse bytes, which JSON does not have: a reward would get a list of numbers instead.
+
+    Raises:
+        PromptError: a column holds some.
+    """
+    for column, value in metadata.items():
+        if _holds_bytes(value):
+            raise PromptError(
+                f"{place}: the column '{column}' holds bytes, which no reward could be given as they are. Remove the "
+                "column; where a reward needs the files, write them beside the list and their paths into a column."
+            )
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(_holds_bytes, value.values()))
+    return isinstance(value, list | tuple) and any(map(_holds_bytes, value))
+
+
+def image_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -> tuple[Path, str]:
+    """Return the file of an image and what identifies what is seen of it.
+
+    Raises:
+        PromptError: there is none, or it cannot be used.
+    """
+    name = row.get(column)
+    if not isinstance(name, str) or not name:
+        raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
+    try:
+        path = below(folder, name)
+    except ValueError as error:
+        raise PromptError(f"{place}: {error}. Images are below the prompt file's folder; put it there.") from None
+    if not path.is_file():
+        found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the prompt file"
+        raise PromptError(f"{place}: image '{path}' {found}.")
+    try:
+        with Image.open(path) as image:
+            pixels = image.width * image.height
+            if pixels > _MOST_PIXELS:
+                raise PromptError(
+                    f"{place}: '{path}' has {pixels:,} pixels, more than {_MOST_PIXELS:,}. Scale it down."
+                )
+            plain = is_plain(image)
+            image.verify()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
+    # What is seen of other images is not what their pixels alone would give, as which they may have been encoded.
+    return path, hash_file(path) + ("" if plain else "-as-seen")
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """Return the (H, W, 3) uint8 pixels of a prompt's image, as a person sees it.
+
+    Raises:
+        PromptError: it cannot be read.
+    """
+    try:
+        return open_picture(path)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise PromptError(f"image '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
