@@ -77,7 +77,7 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
     """
     parsed, began = Order.parse(order), time.monotonic()
     with runtime.execution_of(parsed) as execution:
-        run = StageRun(ordered_stage(parsed, execution))
+        run = StageRun(ordered_stage(parsed, execution), ordered=True)
 
         def timely() -> Iterator[Shard]:
             for shard in shards:

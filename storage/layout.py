@@ -3,6 +3,7 @@
 <root>/<kind>/<id>/<shard>-<digest>/...   the files of one shard
 <root>/<kind>/<id>/_shards/<shard>.json   its commit record; without it the files do not count
 <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
+<root>/<kind>/<id>/_claim.json            who makes it, and in batches of which sizes
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
 <root>/runs/<run>/copies/...              the same records once more, to put back what is lost
 <root>/quarantine/<kind>/<id>/...         what was found damaged, kept for a look
@@ -96,6 +97,11 @@ def record(ref: ArtifactRef, shard: str) -> str:
 def removed(ref: ArtifactRef) -> str:
     """Path of the note that an artifact's files were removed on purpose."""
     return f"{ref.path}/_removed.json"
+
+
+def claim(ref: ArtifactRef) -> str:
+    """Path of the note which run makes an artifact, and in batches of which sizes."""
+    return f"{ref.path}/_claim.json"
 
 
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:

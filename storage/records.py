@@ -13,8 +13,8 @@ from storage.roots.base import FileEntry
 from storage.sealed import seal, unseal
 
 #: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself;
-#: since 4 the checksum of a file of several blocks is one of theirs.
-SCHEMA_VERSION = 4
+#: since 4 the checksum of a file of several blocks is one of theirs; 5 added what the rows are, however they are cut.
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class ShardRecord:
     """Host, pid and timings of the writer: everything that may differ between equal shards."""
     artifact: str = ""
     """``kind/id`` of the artifact; absent in version 1."""
+    content: str = ""
+    """What its rows are, whichever shards they are in; empty where the shards are what the artifact says."""
     schema_version: int = SCHEMA_VERSION
     """Version of this record and of the files it names."""
 
@@ -65,6 +67,8 @@ class Manifest:
     """Hash over the shards' digests: the content of the artifact."""
     summary: Mapping[str, Any]
     """Figures about the whole content."""
+    content: str = ""
+    """What the rows of all shards are together; empty where it is not known of one, or says nothing."""
     schema_version: int = SCHEMA_VERSION
     """Version of this manifest."""
 

@@ -84,7 +84,7 @@ class Worker:
 
 def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
-    run = StageRun(stage)
+    run = StageRun(stage, ordered=True)
     stage.host.meet(stage.parts, stage.load)
     if stage.first_rank_only and not ranks.first:
         return

@@ -96,6 +96,11 @@ def decode_rows(config: RunConfig) -> int:
     return execution.decode_batch_size or execution.rollout_batch_size
 
 
+def sampling_sizes(config: RunConfig) -> dict[str, int | None]:
+    """Return the sizes of batches that the bytes of samples depend on."""
+    return {"rollout_batch_size": config.execution.rollout_batch_size, "decode_batch_size": decode_rows(config)}
+
+
 def media_format(config: RunConfig) -> MediaFormat:
     """Return how a run stores images and clips."""
     media = config.rollout.media

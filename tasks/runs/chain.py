@@ -67,6 +67,10 @@ class Chain:
         identity = self.identity(node)
         return self._canonical(node, identity.work([self.ref(each) for each in identity.upstream()]))
 
+    def made_of(self, node: Node, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
+        """Return the artifact a stage makes of some inputs, which need not be those of the chain yet."""
+        return self._canonical(node, self.identity(node).work(inputs))
+
     def find(self, epoch: int, stage: str, slot: str = "") -> LineageEntry | None:
         """Return the record of a stage if it has run and counts, else None."""
         node = Node(epoch, stage, slot)
@@ -109,7 +113,8 @@ class Chain:
                 # The cache serves many runs; what this run took from it is hashed in its prompts artifact.
                 continue
             manifest = self.store.manifest(entry.ref)
-            content = manifest.digest if manifest is not None else "incomplete"
+            # How rows are cut into shards is no part of what they are.
+            content = "incomplete" if manifest is None else manifest.content or manifest.digest
             parts.append([*entry.key, content])
         return fingerprint(parts)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.trajectories.base import Sample
-from tasks.inputs.components import media_format, open_trajectory_store
+from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
 from tasks.kinds.kind import Job, Maker, Making
 from tasks.stages.shard_writer import ShardWriter
 from tasks.stages.stage import Output, Shard, Stage
@@ -34,6 +35,11 @@ class EvaluateStage(Stage):
     def saves_memory(self) -> tuple[str, ...]:
         """What to change when there is too little memory."""
         return self.policy_kind.saves_memory
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of sampling and of decoding."""
+        return sampling_sizes(self.config)
 
     def load(self) -> None:
         """What makes samples."""

@@ -31,6 +31,11 @@ class OptimizeStage(Stage):
         """What is trained."""
         return self.policy_kind.training_parts
 
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of training."""
+        return {"micro_batch_size": self.config.execution.micro_batch_size}
+
     def shards(self) -> list[Shard]:
         """One."""
         return [Shard(SHARD)]

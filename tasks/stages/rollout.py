@@ -12,7 +12,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryStore
-from tasks.inputs.components import media_format, open_trajectory_store
+from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
 from tasks.inputs.prompts import SOURCE, StoredPrompt
 from tasks.kinds.kind import Job, Maker, Making
 from tasks.runs.seeds import epoch_prompts, mixed_prompts
@@ -38,6 +38,11 @@ class RolloutStage(Stage):
     def saves_memory(self) -> tuple[str, ...]:
         """What to change when there is too little memory."""
         return self.policy_kind.saves_memory
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of sampling and of decoding."""
+        return sampling_sizes(self.config)
 
     def load(self) -> None:
         """What makes samples."""
@@ -66,7 +71,8 @@ class RolloutStage(Stage):
                 writer.add(self._maker.make(part))
                 done, total = shard.start * size + start + len(part), len(self.groups) * size
                 self.context.reporter.progress(self.name, self.epoch, done, total)
-            return Output(rows=writer.rows, summary={"groups": shard.stop - shard.start}, written=writer.end())
+            about, contents = {"groups": shard.stop - shard.start}, writer.contents
+            return Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count groups and samples."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.rewards.base import Batch, Scores
+from storage.contents import Contents
 from storage.records import ShardRecord
 from tasks.figures.scores import figures_of, mean_figures
 from tasks.stages.rollout import RolloutStage, planned_shards
@@ -21,7 +22,8 @@ class ScoreStage(Scoring):
 
     def follow(self, rollout: RolloutStage) -> None:
         """Read trajectories that may still be in the making."""
-        self.adopt(self.ref, (rollout.ref,))
+        inputs = (rollout.ref,)
+        self.adopt(self.context.chain.made_of(self.node, inputs), inputs)
         self._followed = rollout
 
     def shards(self) -> list[Shard]:
@@ -38,6 +40,12 @@ class ScoreStage(Scoring):
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
+
+    def content(self, columns: Mapping[str, Sequence[Any]]) -> str:
+        """Return what the rows are: how many groups share a shard is a matter of choice."""
+        contents = Contents()
+        contents.add_table(columns)
+        return str(contents)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Average over all shards."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +35,11 @@ class Scoring(Stage):
         return self.identity.section
 
     @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of calls of the reward."""
+        return {"batch_size": self.section.batch_size}
+
+    @property
     def on_ranks(self) -> bool:
         """True for a reward that works on the accelerator of this process."""
         return works_on_accelerator(self.section)
@@ -53,7 +60,13 @@ class Scoring(Stage):
         }
         write_rows("rewards", folder, columns)
         self.scored(shard, batch, scores, folder)
-        return Output(rows=len(scores.values), summary=score_summary(batch, scores, perfect_score(reward)))
+        rows = {**columns, "reward": scores.values.tolist()}
+        about = score_summary(batch, scores, perfect_score(reward))
+        return Output(rows=len(scores.values), summary=about, content=lambda: self.content(rows))
+
+    def content(self, columns: Mapping[str, Sequence[Any]]) -> str:
+        """Return what the rows are, where they may be cut into shards in several ways."""
+        return ""
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""

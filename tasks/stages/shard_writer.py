@@ -7,6 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
+from storage.contents import Contents
 from storage.roots.base import FileEntry
 from storage.trajectories.base import Sample, TrajectoryWriter
 from tasks.runs.behind import Behind
@@ -19,6 +20,8 @@ class ShardWriter:
         """Bind to the writer of the shard's format, and to who else takes the media."""
         self.rows = 0
         """Samples added so far."""
+        self.contents = Contents()
+        """What the samples are that are written so far."""
         self._writer = writer
         self._shown = shown
         self._behind = Behind()
@@ -40,7 +43,7 @@ class ShardWriter:
         """
         self.rows += len(samples)
         self._shown(sample.media for sample in samples if sample.media is not None)
-        self._behind.do(lambda: self._writer.add(samples))
+        self._behind.do(lambda: self._write(samples))
 
     def end(self) -> Callable[[], Sequence[FileEntry]]:
         """Write what is left; return what waits for all of it and gives the entries that are known of the files.
@@ -51,3 +54,7 @@ class ShardWriter:
         ended = self._behind.do(self._writer.end)
         self._behind.close(wait=False)
         return ended.result
+
+    def _write(self, samples: Sequence[Sample]) -> None:
+        self._writer.add(samples)
+        self.contents.add_samples(samples)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from configs.registry import resolve
 from configs.schema import RunConfig
+from storage.claims import Claim, claimed
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.roots.base import FileEntry
@@ -51,6 +52,8 @@ class Output:
     """Figures about the content, equal for equal content."""
     written: Callable[[], Sequence[FileEntry]] = tuple
     """Waits until all files are written; returns the entries of those whose checksums were taken meanwhile."""
+    content: Callable[[], str] = str
+    """Once they are: what the rows are, however they are cut into shards, where that is a matter of choice."""
 
 
 class Stage(ABC):
@@ -120,6 +123,11 @@ class Stage(ABC):
         return ()
 
     @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """The settings of batches that its bytes depend on, as kernels differ with the number of rows."""
+        return {}
+
+    @property
     def on_ranks(self) -> bool:
         """True for what holds models and so runs where the ranks are, if there are several."""
         return bool(self.parts)
@@ -141,6 +149,12 @@ class Stage(ABC):
         while self.context.store.manifest(plain.attempt(number)) is not None:
             number += 1
         self._ref = plain.attempt(number)
+
+    def claim(self) -> None:
+        """Make an attempt that is complete, or that nobody makes in batches of other sizes, the one of this stage."""
+        if self.sizes:
+            claim = Claim(run=self.context.run.name, sizes=self.sizes)
+            self._ref = claimed(self.context.store, self.ref, claim)
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """Return the artifacts this stage reads, in the order the identity names them.

@@ -20,12 +20,13 @@ from tasks.stages.stage import Output, Shard, Stage
 class StageRun:
     """One execution of a stage: what is left to do, doing it, and completing the artifact."""
 
-    def __init__(self, stage: Stage, *, force: bool = False) -> None:
+    def __init__(self, stage: Stage, *, force: bool = False, ordered: bool = False) -> None:
         """Bind to a stage.
 
         Args:
             stage: the stage.
             force: make a new attempt although the work is committed.
+            ordered: which attempt it is was decided by who ordered it.
 
         Raises:
             NotCommittedError: something the stage reads has not been made yet.
@@ -36,6 +37,8 @@ class StageRun:
         self.forced = force
         if force and not stage.identity.grows:
             stage.begin_attempt()
+        if not ordered:
+            stage.claim()
         self.ref = stage.ref
         self._failures: list[tuple[Exception, Shard]] = []
         self._manifest: Manifest | None = None
@@ -146,6 +149,9 @@ class StageRun:
                     producer=producer,
                     company=self._company,
                     known=known,
+                    content=output.content(),
+                    # All who read a cache read what is committed; what else they would have computed, nobody needs.
+                    first_counts=self.stage.identity.grows,
                 )
             self.stage.committed(record)
             return record

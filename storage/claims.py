@@ -1,0 +1,61 @@
+"""Who makes an artifact, and in batches of which sizes: kernels differ with the number of rows, so bytes do too.
+
+An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with ``--force``,
+and what is complete is found by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage import layout
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.sealed import seal, unseal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What an artifact is made with."""
+
+    run: str
+    """The run that began it, or went on with it last with other sizes."""
+    sizes: Mapping[str, int | None]
+    """Sizes of batches, by setting."""
+
+    def encoded(self) -> bytes:
+        """Return the claim as it is stored."""
+        return seal({"run": self.run, "sizes": dict(self.sizes)})
+
+
+def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactRef:
+    """Return the attempt at some work that is complete already, or that may be made or gone on with as is claimed.
+
+    Args:
+        store: the store; the run is locked, so that nobody else is at work for it.
+        first: the attempt to begin with.
+        claim: who would make it, and how.
+    """
+    number = first.number
+    while True:
+        ref = first.attempt(number)
+        if store.manifest(ref) is not None or _is_ours(store, ref, claim):
+            return ref
+        number += 1
+
+
+def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
+    path = layout.claim(ref)
+    while not store.root.create(path, claim.encoded()):
+        data = store.root.read(path)
+        if data is None:
+            continue
+        found = unseal(data, path)
+        if found.get("sizes") == dict(claim.sizes):
+            return True
+        if found.get("run") != claim.run:
+            return False
+        # A run goes on with what it began itself, whatever its sizes are now.
+        store.root.remove(path)
+    return True

@@ -1,0 +1,61 @@
+"""What rows are, however they are cut into shards: a hash of each, summed, so that neither order nor cuts matter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from storage.trajectories.base import Sample
+
+_SPACE = 1 << 128
+
+
+class Contents:
+    """The sum of the hashes of the rows added so far."""
+
+    def __init__(self) -> None:
+        """Have no row."""
+        self._sum = 0
+
+    def add(self, plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Add a row: JSON values, and arrays, by name."""
+        row = xxhash.xxh3_128(json.dumps(plain, sort_keys=True, default=_number).encode())
+        for name, array in sorted(arrays.items()):
+            row.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+            row.update(array.tobytes())
+        self._sum = (self._sum + row.intdigest()) % _SPACE
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Add samples, with all that is stored of them."""
+        for sample in samples:
+            columns = sample.columns()
+            # The columns of floats are the arrays among them.
+            arrays = {name: columns.pop(name) for name in ("log_probs", "reference_kl")}
+            media = {} if sample.media is None else {"media": sample.media}
+            self.add(columns, {**arrays, **sample.arrays(), **media})
+
+    def add_table(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Add the rows of a table of JSON values, by column."""
+        for values in zip(*columns.values(), strict=True):
+            self.add(dict(zip(columns, values, strict=True)), {})
+
+    def __str__(self) -> str:
+        return f"{self._sum:032x}"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Return what the rows of several shards are together; empty where that of one is not known."""
+    if not parts or not all(parts):
+        return ""
+    return f"{sum(int(part, 16) for part in parts) % _SPACE:032x}"
+
+
+def _number(value: Any) -> Any:
+    """Return a NumPy scalar as Python has it."""
+    return value.item()
