@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,10 @@ class AdvantageSection(Section):
     """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
     std: Literal["group", "global", "running"] = "group"
     """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO); the mean is
-    the group's, but with 'running' that of the prompt's last rewards."""
+    that of ``mean``, but with 'running' that of the prompt's last rewards."""
+    mean: Literal["group", "global"] = "group"
+    """Subtract the mean of the group, or with std 'global' that of all rewards of the epoch: (r - mean) / std over all,
+    MMDanceGRPO's default."""
     epsilon: float = Field(1e-4, ge=0)
     """Added to the standard deviation, or its lower bound."""
     floor: Literal["add", "max"] = "add"
@@ -31,8 +34,8 @@ class AdvantageSection(Section):
     """Which advantages are kept, and whether only their sign counts."""
     best_of: int | None = Field(None, ge=2, multiple_of=2)
     """Keep the best and worst best_of / 2 samples of each group, ranked before clipping."""
-    clip: float = Field(5.0, gt=0)
-    """Advantages are clipped to +-clip."""
+    clip: Annotated[float, Field(gt=0)] | tuple[Annotated[float, Field(lt=0)], Annotated[float, Field(gt=0)]] = 5.0
+    """Advantages are clipped to +-clip, or to [low, high] with low below 0 and high above."""
     group_mean_min: float | None = None
     """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
     group_mean_max: float | None = None

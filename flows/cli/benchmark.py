@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -13,6 +14,9 @@ from configs.errors import ConfigError
 from flows.console import console, print_table
 from flows.environment import default_root
 from flows.progress import display
+
+if TYPE_CHECKING:
+    from tasks.algorithms.resampling import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
 
 
 def _print(results: Sequence[object]) -> None:
+    from tasks.algorithms.resampling import FEWEST
     from tasks.review.benchmark import Result, compare
 
     first, *others = (result for result in results if isinstance(result, Result))
@@ -68,11 +73,18 @@ def _print(results: Sequence[object]) -> None:
     for reward in first.scores:
         for number, result in enumerate((first, *others)):
             found = result.estimate(reward)
-            cells = [f"{found.mean:.4f}", f"{found.low:.4f} to {found.high:.4f}", "", "", ""]
+            cells = [f"{found.mean:.4f}", _interval(found, ".4f"), "", "", ""]
             if number:
                 compared = compare(first, result, reward)
                 change = compared.difference
-                cells[2:] = [f"{change.mean:+.4f}", f"{change.low:+.4f} to {change.high:+.4f}", f"{compared.p:.2g}"]
+                cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
     print_table(table)
-    console.print(f"{len(first.prompts)} prompts; intervals by bootstrap, p by flipping signs, both over prompts.")
+    few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""
+    how = "intervals by Student's t and bootstrap, or Wilson's where all is 0 or 1; p by flipping signs; over prompts."
+    console.print(f"{len(first.prompts)} prompts; {how}{few}")
+
+
+def _interval(found: Estimate, form: str) -> str:
+    """Return an interval as text, empty where there is none."""
+    return "" if found.low is None or found.high is None else f"{found.low:{form}} to {found.high:{form}}"

@@ -65,7 +65,8 @@ class CPS:
 
     stochastic: ClassVar[bool] = True
     noise_level: float = 0.8
-    """In (0, 1]; 1 draws the next latents' noise anew."""
+    """In (0, 2); 1 draws the next latents' noise anew, and above it the sine falls again: 1.2 is 0.8 (Flow-GRPO's
+    configs go up to 1.5)."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
     """The density, or the peers' form without its scale."""
 
@@ -75,8 +76,7 @@ class CPS:
         Raises:
             ValueError: one cannot work.
         """
-        # Beyond 1 the sine falls again: the same steps under another name.
-        positive("noise_level", self.noise_level, most=1.0)
+        positive("noise_level", self.noise_level, most=2.0)
         if self.log_prob not in ("gaussian", "squared"):
             raise ValueError(f"log_prob is {self.log_prob!r}; it must be 'gaussian' or 'squared'.")
 

@@ -47,13 +47,15 @@ class Normalizer:
     """
 
     std: Literal["group", "global"] = "group"
-    """Whose standard deviation; the mean is always the group's."""
+    """Whose standard deviation."""
     epsilon: float = 1e-4
     """Added to the std, or its lower bound."""
     floor: Literal["add", "max"] = "add"
     """Add epsilon, or take it as the lower bound."""
     unbiased: bool = False
     """Divide squares by n - 1."""
+    mean: Literal["group", "global"] = "group"
+    """Whose mean is subtracted, with a std over all (MMDanceGRPO: mean and unbiased std of all, + 1e-8)."""
 
     def scale(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """Return the divisor of each of (N,) rewards, float64."""
@@ -116,15 +118,18 @@ def contributions(parts: Sequence[Tensor], groups: Tensor) -> list[float] | None
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, normalizer: Normalizer) -> Tensor:
-    """Return (N,) float64 advantages (r - mean_group) / scale; a group whose rewards are all equal gets exactly 0.
+    """Return (N,) float64 advantages (r - mean) / scale; where all that the mean is of are equal they are exactly 0.
 
-    Flow-GRPO's ``PerPromptStatTracker.update`` with the default normalizer.
+    Flow-GRPO's ``PerPromptStatTracker.update`` with the default normalizer. A group whose rewards are all equal then
+    says nothing; with the mean of all it is above or below the others.
 
     Args:
         rewards: (N,) rewards.
         groups: (N,) int64 group index in 0 .. G-1.
         normalizer: the divisor.
     """
+    if normalizer.mean == "global":
+        groups = torch.zeros_like(groups)
     statistics = group_statistics(rewards, groups)
     advantages = (rewards.double() - statistics.mean[groups]) / normalizer.scale(rewards, groups)
     return torch.where(statistics.constant[groups], 0.0, advantages)
@@ -203,7 +208,7 @@ def running_advantages(
 
 
 def shape_advantages(
-    advantages: Tensor, groups: Tensor, *, mode: str = "all", best_of: int | None = None, clip: float = 5.0
+    advantages: Tensor, groups: Tensor, *, mode: str = "all", best_of: int | None = None, clip: float | tuple[float, float] = 5.0
 ) -> Tensor:
     """Return (N,) float32 advantages, clipped, with some set to 0 (which costs no forward) or to +-1.
 
@@ -217,14 +222,15 @@ def shape_advantages(
             keeps the sign alone; 'best_worst' is +1 for a group's best and -1 for its worst (Flow-GRPO's 'dpo' type),
             and 0 for a group whose advantages are all equal.
         best_of: keep the best and the worst ``best_of / 2`` of each group (DanceGRPO's ``bestofn``).
-        clip: bound of the absolute advantage.
+        clip: bound of the absolute advantage, or its lowest and highest value.
     """
     exact = advantages.double()
     rank, size = group_ranks(exact, groups)
     if mode == "best_worst":
         live = ~group_statistics(exact, groups).constant[groups]
         return (live & (rank == size - 1)).float() - (live & (rank == 0)).float()
-    kept = exact.clamp(-clip, clip)
+    low, high = clip if isinstance(clip, tuple) else (-clip, clip)
+    kept = exact.clamp(low, high)
     if best_of is not None:
         kept = torch.where((rank < best_of // 2) | (rank >= size - best_of // 2), kept, 0.0)
     if mode == "positive_only":

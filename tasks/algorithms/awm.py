@@ -7,14 +7,15 @@ without one. Before the first update every ratio is exactly 1 and the loss is pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.forward import ForwardProcess, decay_of, errors
 from tasks.algorithms.objectives import awm_log_prob, clipped_surrogate, ratio_metrics
 
 
@@ -28,6 +29,9 @@ class AWM(ForwardProcess):
     """Time weighting of the error, see ``objectives.awm_log_prob``."""
     power: float = 0.25
     """Exponent of 'ghuber'."""
+    decay: Mapping[str, Any] = field(default_factory=dict)
+    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start; it rolls out, as
+    Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -41,11 +45,12 @@ class AWM(ForwardProcess):
             raise ValueError("clip_range and power must be above 0.")
         self.check_kl()
         self.levels()
+        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:
         """Forward data and the behavior policy; for a KL the base model and samples of advantage 0 too."""
-        return self.needs(levels=self.levels(), behavior=True)
+        return self.needs(levels=self.levels(), behavior=True, decay=decay_of(self.decay))
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss, plus the KL."""

@@ -162,7 +162,12 @@ class RowLoss:
     loss: Tensor
     """(B,) with gradient."""
     metrics: Mapping[str, Tensor]
-    """(B,) figures per row without gradient; the loop reports their means."""
+    """(B,) figures per row without gradient; the loop reports their means.
+
+    ``gap`` is how far a row's behavior policy, as the rollout stored it, is from the policy as it is computed now, in
+    the unit of what the loss exponentiates or masks by; ``gap_limit`` of such an algorithm names the option it is
+    compared with.
+    """
 
 
 class Algorithm(Protocol):

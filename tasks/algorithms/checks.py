@@ -25,6 +25,11 @@ def check_advantage(config: RunConfig) -> None:
     section = config.advantage
     _check_gdpo(section)
     _check_running(section)
+    if section.mean == "global" and section.std != "global":
+        raise ConfigError(
+            f"advantage.mean is 'global', but advantage.std is '{section.std}': what is left of a reward without the "
+            "mean of all is no matter of the spread of some. Set advantage.std to 'global', or mean to 'group'."
+        )
     if section.threshold is None and section.below != 0:
         raise ConfigError(
             f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "

@@ -8,13 +8,15 @@ a group of such rows is left out without one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, errors
+from tasks.algorithms.forward import ForwardProcess, decay_of, errors
 from tasks.algorithms.objectives import dgpo_weight
 
 
@@ -26,6 +28,9 @@ class DGPO(ForwardProcess):
     """Inverse temperature of the group weight."""
     clip_range: float = 1e-2
     """A row whose error left 1 +- clip_range (as a ratio to the behavior policy) on its advantage's side is frozen."""
+    decay: Mapping[str, Any] = field(default_factory=dict)
+    """How the behavior policy follows, see ``base.BehaviorDecay``: flat, rate, maximum, start; it rolls out, as
+    Flow-Factory's EMA does with ``off_policy``. Without one the policy itself does."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -37,12 +42,14 @@ class DGPO(ForwardProcess):
             raise ValueError("beta and clip_range must be above 0.")
         self.check_kl()
         self.levels()
+        decay_of(self.decay)
 
     @property
     def requires(self) -> Requirements:
         """Whole groups at shared, constant noise, the behavior policy and the base model; for a KL all groups."""
         levels = self.levels(shared=True, constant_noise=True)
-        return self.needs(levels=levels, unit="group", behavior=True, reference=True)
+        decay = decay_of(self.decay)
+        return self.needs(levels=levels, unit="group", behavior=True, reference=True, decay=decay)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return w A d per row."""

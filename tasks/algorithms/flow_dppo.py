@@ -8,6 +8,7 @@ it is Flow-GRPO. Rows of advantage 0 have no part but the KL, and are left out w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -18,10 +19,15 @@ from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, Transiti
 from tasks.algorithms.grpo import KL
 from tasks.algorithms.objectives import divergence_mask, ratio_metrics
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowDPPO(KL):
     """Divergence mask."""
+
+    gap_limit: ClassVar[str] = "threshold"
 
     threshold: float = 1e-5
     """KL beyond which rows that push further are masked."""
@@ -46,14 +52,17 @@ class FlowDPPO(KL):
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
-        gap, rows = (log_probs - rows.old_log_probs).detach().abs(), rows.anchored(step, log_probs)
-        if rows.old_means is None:
-            raise TypeError("Flow-DPPO needs the behavior policy's means")
+        gap, rows = self._divergence(rows, step), rows.anchored(step, log_probs)
         log_ratio = log_probs - rows.old_log_probs
         ratio = torch.exp(log_ratio)
-        divergence = gaussian_kl(step, Gaussian(rows.old_means, step.std)).detach()
+        divergence = self._divergence(rows, step)
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), float("inf"))
         metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": gap}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)
+
+    def _divergence(self, rows: TransitionBatch, step: Gaussian) -> Tensor:
+        if rows.old_means is None:
+            raise TypeError("Flow-DPPO needs the behavior policy's means")
+        return gaussian_kl(step, Gaussian(rows.old_means, step.std)).detach()

@@ -22,6 +22,8 @@ class ForwardProcess:
     """Noise levels, see ``base.ForwardTimes``: count, kind, low, high."""
     kl_coef: float = 0.0
     """Weight of mean (v - v_base)^2."""
+    ema_kl_coef: float = 0.0
+    """Weight of mean (v - v_average)^2, with the moving average of the weights (Flow-Factory's ``ema_kl_beta``)."""
 
     def levels(self, **forced: Any) -> ForwardTimes:
         """Return the noise levels; ``forced`` are what the algorithm itself demands.
@@ -36,34 +38,40 @@ class ForwardProcess:
 
     def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
         """Return requirements on forward data; a KL needs the base model, and all samples, whatever their advantage."""
-        with_kl = self.kl_coef > 0
+        with_kl = self.kl_coef > 0 or self.ema_kl_coef > 0
         base: dict[str, Any] = {
             "data": "forward",
             "times": levels,
             "min_group_size": 2,
-            "reference": with_kl,
+            "reference": self.kl_coef > 0,
+            "average": self.ema_kl_coef > 0,
             "zero_advantages": with_kl,
         }
         return Requirements(**{**base, **further})
 
     def check_kl(self) -> None:
-        """Check the weight of the KL.
+        """Check the weights of the KLs.
 
         Raises:
-            ValueError: it is negative.
+            ValueError: one is negative.
         """
-        if self.kl_coef < 0:
-            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
+        for name, weight in (("kl_coef", self.kl_coef), ("ema_kl_coef", self.ema_kl_coef)):
+            if weight < 0:
+                raise ValueError(f"{name} is {weight}; it must not be negative.")
 
     def add_kl(
         self, batch: DiffusionBatch, models: DiffusionModels, velocity: Tensor, loss: Tensor, metrics: dict[str, Tensor]
     ) -> Tensor:
-        """Return the loss plus kl_coef times the velocity KL, and report the KL."""
-        if self.kl_coef == 0:
-            return loss
-        kl = squared_error(velocity, models.reference_velocity(batch))
-        metrics["kl"] = kl.detach()
-        return loss + self.kl_coef * kl
+        """Return the loss plus the weighted velocity KLs, and report them."""
+        if self.kl_coef > 0:
+            kl = squared_error(velocity, models.reference_velocity(batch))
+            metrics["kl"] = kl.detach()
+            loss = loss + self.kl_coef * kl
+        if self.ema_kl_coef > 0:
+            kl = squared_error(velocity, models.average_velocity(batch))
+            metrics["ema_kl"] = kl.detach()
+            loss = loss + self.ema_kl_coef * kl
+        return loss
 
 
 def errors(batch: ForwardBatch, *velocities: Tensor) -> tuple[Tensor, ...]:

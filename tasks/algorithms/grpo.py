@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
@@ -81,6 +81,8 @@ class KL:
 class GRPO(KL):
     """The published objective; ``scripts/train_sd3.py`` of the public code."""
 
+    gap_limit: ClassVar[str] = "clip_range"
+
     clip_range: float = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
     reduce: Literal["mean", "sum"] = "mean"
@@ -124,11 +126,16 @@ class GRPO(KL):
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
-        gap, rows = (log_probs - rows.old_log_probs).detach().abs(), rows.anchored(step, log_probs)
-        difference = log_probs - rows.old_log_probs
-        if self.from_means and rows.old_means is not None:
-            difference = log_ratio_of_means(step, rows.old_means, rows.next_latents)
-        log_ratio, advantages = adjust(rows, step, difference * self.terms(rows))
+
+        def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:
+            difference = log_probs - rows.old_log_probs
+            if self.from_means and rows.old_means is not None:
+                difference = log_ratio_of_means(step, rows.old_means, rows.next_latents)
+            return adjust(rows, step, difference * self.terms(rows))
+
+        with torch.no_grad():
+            gap = exponent(rows)[0].abs()
+        log_ratio, advantages = exponent(rows.anchored(step, log_probs))
         ratio = torch.exp(log_ratio)
         loss = clipped_surrogate(ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)

@@ -28,8 +28,10 @@ class AdvantageIdentity(Identity):
         if any(section.excludes for section in rewards) and self._failures():
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
-        ungated = {"kl_gate"} if self.config.advantage.kl_gate is None else set[str]()
-        section = self.config.advantage.model_dump(mode="json", exclude=ungated)
+        # Advantages that were made before there was a choice keep their names.
+        later = {"kl_gate": None, "mean": "group"}
+        unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
+        section = self.config.advantage.model_dump(mode="json", exclude=unused)
         return {"advantage": section, "weights": weights, **more}
 
     def upstream(self) -> tuple[Node, ...]:

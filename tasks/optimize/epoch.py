@@ -198,12 +198,13 @@ class TrainingEpoch:
 
     def _warn_of_gap(self, first: Mapping[str, float]) -> None:
         """Say where the policy, before it has learned, computes other log-probs than it did in the rollout."""
-        limit = getattr(self._data.algorithm, "clip_range", math.inf)
+        name = getattr(self._data.algorithm, "gap_limit", "")
+        limit = getattr(self._data.algorithm, name, math.inf)
         if first.get("replay_gap_max", 0.0) > limit:
             self._context.reporter.message(
                 f"epoch {self._epoch}: before the first update log-probs differ from the rollout's by up to "
-                f"{first['replay_gap_max']:.2g}, above clip_range {limit:.2g}: ratios of later updates are clipped by "
-                "rounding alone. "
+                f"{first['replay_gap_max']:.2g} in the unit of {name}, above its {limit:.2g}: rows of later updates "
+                "are clipped or masked by rounding alone. "
                 "Rollout and training call the model differently; with model.dtype float32, or equal "
                 "execution.rollout_batch_size and micro_batch_size, the gap is smaller."
             )

@@ -140,6 +140,7 @@ class AdvantageStage(Stage):
             epsilon=section.epsilon,
             floor=section.floor,
             unbiased=section.unbiased,
+            mean=section.mean,
         )
         if section.std == "running":
             sizes = {"buffer": section.buffer, "min_count": section.min_count}

@@ -182,7 +182,7 @@ def _average_needs_ema(found: Combination) -> None:
     if found.requires.average and found.config.optimize.ema is None:
         raise ConfigError(
             f"{found.algorithm} is compared with the moving average of the weights, but optimize.ema is not set. "
-            "Set optimize.ema, or kl_reference to 'base'."
+            "Set optimize.ema, or kl_reference to 'base' or ema_kl_coef to 0."
         )
 
 
@@ -213,6 +213,9 @@ def _solver_fits_the_plan(found: Combination) -> None:
 
 def _groups_are_large_enough(found: Combination) -> None:
     needed = found.requires.min_group_size
+    # With the mean of all prompts one sample each is enough, unless they are compared in the loss.
+    if found.config.advantage.mean == "global" and found.requires.unit == "row":
+        return
     if found.group < needed:
         raise ConfigError(
             f"rollout.group_size is {found.config.rollout.group_size}, but {found.algorithm} compares samples "

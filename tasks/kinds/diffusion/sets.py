@@ -51,6 +51,7 @@ class TransitionSet(Correctable):
         device: torch.device,
         unconditional: bool = False,
         ahead: int = 0,
+        requires: Requirements = Requirements(),
     ) -> None:
         """Bind to the samples.
 
@@ -65,6 +66,7 @@ class TransitionSet(Correctable):
             unconditional: the policy that made all samples is trained: until it changes, read what it predicted
                 without the prompt.
             ahead: see ``SampleSet``.
+            requires: what the algorithm needs: which samples are trained.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._condition = condition
@@ -72,7 +74,7 @@ class TransitionSet(Correctable):
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
-        self._mean_std = self._mean_over_rows(kernel)
+        self._mean_std = self._mean_over_rows(kernel, requires)
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -148,9 +150,9 @@ class TransitionSet(Correctable):
         stored: np.ndarray = self.reader.array("means", sample)[position]
         return stored
 
-    def _mean_over_rows(self, kernel: Kernel) -> float:
+    def _mean_over_rows(self, kernel: Kernel, requires: Requirements) -> float:
         """Return the noise std of the rows that are trained: each step counts as often as there are rows of it."""
-        rows = np.repeat(self.advantages != 0, self.positions())
+        rows = np.repeat(self.live(requires), self.positions())
         trained = self.reader.steps.values[rows]
         if not len(trained):
             return 1.0
@@ -247,6 +249,7 @@ def training_set(
         device=device,
         unconditional=training.predicted and config.rollout.unconditional,
         ahead=ahead,
+        requires=requires,
     )
 
 

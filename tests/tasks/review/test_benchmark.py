@@ -17,7 +17,8 @@ from configs.errors import ConfigError, FlowmillError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
-from tasks.algorithms.resampling import chance_of_difference, mean_with_interval
+from tasks.algorithms import resampling
+from tasks.algorithms.resampling import FEWEST, chance_of_difference, mean_with_interval
 from tasks.review.benchmark import Result, compare, find_subject, measure, read_result
 from tests.conftest import FlowmillCommand
 from tests.support.inside import prepare, run_epoch
@@ -47,7 +48,39 @@ def test_the_interval_is_that_of_the_mean() -> None:
     values = draw.normal(0.0, 1.0, 500)
     found = mean_with_interval(values)
     assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 500**0.5, rel=0.05)
-    assert mean_with_interval(np.ones(4)).low == mean_with_interval(np.ones(4)).high == 1.0
+    constant = mean_with_interval(np.full(FEWEST, 0.5))
+    assert constant.low == constant.high == 0.5
+    few = mean_with_interval(np.arange(FEWEST - 1.0))
+    assert few.mean == (FEWEST - 2) / 2
+    assert few.low is few.high is None
+
+
+#: Name, how many draws are made, and their mean: even, leaning, shares of four images, all or nothing, differences.
+DRAWS: dict[str, tuple[Callable[[np.random.Generator, int], np.ndarray], float]] = {
+    "even": (lambda draw, n: draw.normal(0.0, 1.0, n), 0.0),
+    "leaning": (lambda draw, n: draw.exponential(1.0, n), 1.0),
+    "of four": (lambda draw, n: draw.binomial(4, 0.9, n) / 4, 0.9),
+    "all or nothing": (lambda draw, n: draw.binomial(1, 0.9, n).astype(float), 0.9),
+    "differences": (lambda draw, n: draw.choice([-1.0, 0.0, 1.0], n, p=[0.1, 0.5, 0.4]), 0.3),
+}
+
+
+@pytest.mark.parametrize("count", [FEWEST, 2 * FEWEST])
+@pytest.mark.parametrize("name", DRAWS)
+def test_intervals_hold_with_few_prompts(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    monkeypatch.setattr(resampling, "_RESAMPLES", 1000)
+    make, mean = DRAWS[name]
+    draw = np.random.default_rng(1)
+    found = [mean_with_interval(make(draw, count), seed=number) for number in range(1000)]
+    held = sum(each.low is not None and each.high is not None and each.low <= mean <= each.high for each in found)
+    assert held / 1000 >= 0.93, "95 %, less two standard errors of a thousand tries and what is discrete"
+
+
+def test_wilsons_interval_is_the_published_one() -> None:
+    values = np.array([1.0] * 81 + [0.0] * 182)
+    found = mean_with_interval(values)
+    # Newcombe 1998, table I: 81 of 263.
+    assert (found.low, found.high) == (pytest.approx(0.2553, abs=1e-4), pytest.approx(0.3662, abs=1e-4))
 
 
 def test_the_chance_is_that_of_all_flips() -> None:
