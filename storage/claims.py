@@ -1,7 +1,7 @@
 """Who makes an artifact, and in batches of which sizes: kernels differ with the number of rows, so bytes do too.
 
-An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with ``--force``,
-and what is complete is found by all.
+An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with
+``--force``, and what is complete is found by all.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ class ArtifactStore:
         company: Company | None = None,
         known: Sequence[FileEntry] = (),
         content: str = "",
-        first_counts: bool = False,
     ) -> ShardRecord:
         """Publish a folder of finished files as one shard and create its record.
 
@@ -171,7 +170,6 @@ class ArtifactStore:
             company: processes that made it together; the others call ``contribute``.
             known: entries of those files whose checksums were taken as they were written; they are not read again.
             content: what the rows are, however they are cut into shards.
-            first_counts: another writer's content is as good as ours: what was committed first, is what is read.
 
         Returns:
             The record that counts: ours, or an equal one that another writer created first.
@@ -193,7 +191,7 @@ class ArtifactStore:
         )
         created = self.root.create(layout.record(ref, shard), encode(record))
         self._present.add(ref)
-        return record if created else self._settle(ref, record, first_counts=first_counts)
+        return record if created else self._settle(ref, record)
 
     def contribute(self, ref: ArtifactRef, shard: str, folder: Path, company: Company) -> None:
         """Publish this process's part of a shard that the first of several processes commits."""
@@ -287,14 +285,12 @@ class ArtifactStore:
             if data is not None
         }
 
-    def _settle(self, ref: ArtifactRef, ours: ShardRecord, *, first_counts: bool) -> ShardRecord:
+    def _settle(self, ref: ArtifactRef, ours: ShardRecord) -> ShardRecord:
         winner = self.record(ref, ours.shard)
         if winner is None:
             raise StoreError(f"{layout.record(ref, ours.shard)} exists but cannot be read back.")
         if winner.digest != ours.digest:
             self.root.remove(layout.shard_folder(ref, ours.shard, ours.digest))
-            if first_counts:
-                return winner
             raise CommitLostError(
                 f"Shard {ours.shard} of {ref} was committed first by another writer with other content "
                 f"(theirs {winner.digest[:12]}, ours {ours.digest[:12]}). Equal work must give equal bytes: check that "

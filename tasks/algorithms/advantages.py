@@ -208,7 +208,12 @@ def running_advantages(
 
 
 def shape_advantages(
-    advantages: Tensor, groups: Tensor, *, mode: str = "all", best_of: int | None = None, clip: float | tuple[float, float] = 5.0
+    advantages: Tensor,
+    groups: Tensor,
+    *,
+    mode: str = "all",
+    best_of: int | None = None,
+    clip: float | tuple[float, float] = 5.0,
 ) -> Tensor:
     """Return (N,) float32 advantages, clipped, with some set to 0 (which costs no forward) or to +-1.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from configs.errors import CommitLostError
 from storage.disk import named_disk
 from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
+from storage.roots.base import FileEntry
 from storage.together import Company
 from tasks.runs.behind import Behind
 from tasks.runs.limits import enough_memory
@@ -140,23 +142,33 @@ class StageRun:
                 with self._enough_memory():
                     known = output.written()
                 producer["seconds"] = round(time.time() - started, 4)
-                record = self.store.commit(
-                    self.ref,
-                    shard.name,
-                    folder,
-                    rows=output.rows,
-                    summary=output.summary,
-                    producer=producer,
-                    company=self._company,
-                    known=known,
-                    content=output.content(),
-                    # All who read a cache read what is committed; what else they would have computed, nobody needs.
-                    first_counts=self.stage.identity.grows,
-                )
+                record = self._committed(shard, folder, output, producer, known)
             self.stage.committed(record)
             return record
 
         return commit
+
+    def _committed(
+        self, shard: Shard, folder: Path, output: Output, producer: Mapping[str, Any], known: Sequence[FileEntry]
+    ) -> ShardRecord:
+        try:
+            return self.store.commit(
+                self.ref,
+                shard.name,
+                folder,
+                rows=output.rows,
+                summary=output.summary,
+                producer=producer,
+                company=self._company,
+                known=known,
+                content=output.content(),
+            )
+        except CommitLostError:
+            winner = self.store.record(self.ref, shard.name) if self.stage.identity.grows else None
+            if winner is None:
+                raise
+            # All who read a cache read what is committed: rows that others computed in other batches are as good.
+            return winner
 
     @contextmanager
     def _named(self, shard: Shard) -> Iterator[None]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+#: Of an algorithm that trains the samples of an advantage alone.
+_PLAIN = Requirements()
 #: Prompt ids -> as many rows of conditioning, on the training device.
 Condition = Callable[[Sequence[str]], Conditioning]
 
@@ -51,7 +53,7 @@ class TransitionSet(Correctable):
         device: torch.device,
         unconditional: bool = False,
         ahead: int = 0,
-        requires: Requirements = Requirements(),
+        requires: Requirements = _PLAIN,
     ) -> None:
         """Bind to the samples.
 

@@ -115,7 +115,7 @@ def test_plans_refuse_options_that_cannot_work(name: str, options: dict[str, Any
     [
         ("ddim", {"eta": 1.0001}, r"eta is 1\.0001; it must be at most 1"),
         ("ddim", {"eta": 0}, "must be above 0"),
-        ("cps", {"noise_level": 1.5}, r"noise_level is 1\.5; it must be at most 1"),
+        ("cps", {"noise_level": 2.5}, r"noise_level is 2\.5; it must be at most 2"),
         ("cps", {"noise_level": -0.5}, "must be above 0"),
         ("flow_sde", {"noise_level": float("inf")}, "noise_level is inf; it must be finite"),
         ("flow_sde", {"noise_level": float("nan")}, "must be above 0"),

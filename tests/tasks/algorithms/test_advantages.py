@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.load import load_config
+from configs.schema import RunConfig
 from tasks.algorithms.advantages import (
     Normalizer,
     damp_below,
@@ -73,6 +75,31 @@ def test_group_advantages_sum_to_zero_and_ignore_order(values: list[float], coun
 def test_clipping() -> None:
     rewards = torch.cat([torch.zeros(99), torch.ones(1)])
     assert float(advantages_of(rewards, torch.zeros(100, dtype=torch.int64), epsilon=0.0).max()) == 5
+
+
+def test_the_mean_of_all_by_hand() -> None:
+    """MMDanceGRPO's (r - mean) / (unbiased std + 1e-8), both over all rewards."""
+    rewards, groups = torch.tensor([1.0, 1.0, 2.0, 4.0]), torch.tensor([0, 0, 1, 1])
+    found = group_advantages(rewards, groups, Normalizer(std="global", mean="global", unbiased=True, epsilon=1e-8))
+    assert found.tolist() == pytest.approx([-1 / 2**0.5, -1 / 2**0.5, 0.0, 2 / 2**0.5], abs=1e-6)
+    assert group_advantages(torch.ones(4), groups, Normalizer(std="global", mean="global")).tolist() == [0.0] * 4
+
+
+def test_bounds_of_their_own_on_either_side() -> None:
+    shaped = shape_advantages(torch.tensor([-3.0, -0.5, 0.5, 3.0]), torch.zeros(4, dtype=torch.int64), clip=(-1.0, 2.0))
+    assert shaped.tolist() == [-1.0, -0.5, 0.5, 2.0]
+
+
+@pytest.mark.parametrize("clip", ["0", "[1, 2]", "[-1, -0.5]", "[-1]", "[2, -1]"])
+def test_bounds_that_leave_a_side_out_are_refused(make_config: Callable[..., RunConfig], clip: str) -> None:
+    with pytest.raises(ConfigError, match=r"advantage\.clip"):
+        make_config(f"advantage.clip={clip}")
+
+
+def test_what_is_new_leaves_names_as_they_were(make_config: Callable[..., RunConfig]) -> None:
+    plain = make_config().advantage
+    assert (plain.mean, plain.clip) == ("group", 5.0)
+    assert make_config("advantage.clip=[-2, 5]").advantage.clip == (-2.0, 5.0)
 
 
 def test_std_does_not_cancel() -> None:

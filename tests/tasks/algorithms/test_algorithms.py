@@ -269,7 +269,7 @@ def test_before_the_first_update_rounding_makes_no_ratio(name: str, options: dic
 
     ratio, gap, gradients = look(dataclasses.replace(rounded, own=own))
     assert torch.equal(ratio[own], torch.ones(ROWS // 2, dtype=torch.float64))
-    torch.testing.assert_close(gap, torch.full_like(gap, 1e-3), rtol=1e-9, atol=0)
+    assert (gap > 0).all(), "what the rounding was is told, though no ratio is made of it"
     (_, _, plain), (apart, _, off) = look(exact), look(rounded)
     assert torch.equal(ratio[~own], apart[~own])
     assert (apart != 1).all()
@@ -441,3 +441,53 @@ def test_kl_needs_the_reference_and_all_rows() -> None:
     with_kl = GRPO(kl_coef=0.1).requires
     assert with_kl.reference
     assert with_kl.zero_advantages
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {}),
+        ("grpo", {"reduce": "sum"}),
+        ("grpo", {"from_means": True}),
+        ("tempflow", {}),
+        ("grpo_guard", {}),
+        ("grpo_guard", {"reduce": "sum"}),
+        ("flow_dppo", {}),
+    ],
+)
+def test_the_gap_is_in_the_unit_of_what_is_clipped_or_masked(name: str, options: dict[str, Any]) -> None:
+    """It is what the loss makes of rows whose old log-probs and means are the rollout's, not the policy's own."""
+    behavior = LinearPolicy(0.3)
+    rows, policy = transitions(behavior), LinearPolicy(0.31)
+    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    found = algorithm.loss(rows, models_of(policy)).metrics
+    everything_own = dataclasses.replace(rows, own=torch.ones(len(rows.advantages), dtype=torch.bool))
+    own = algorithm.loss(everything_own, models_of(policy)).metrics
+    compared = found["divergence"] if name == "flow_dppo" else torch.log(found["ratio"]).abs()
+    assert float(compared.max()) > 0
+    torch.testing.assert_close(found["gap"], compared, rtol=1e-9, atol=1e-15)
+    assert torch.equal(own["gap"], found["gap"])
+    assert hasattr(algorithm, algorithm.gap_limit)
+
+
+@pytest.mark.parametrize("name", ["awm", "dgpo", "nft", "crd"])
+def test_a_kl_to_the_average_wants_it_and_all_rows(name: str) -> None:
+    algorithm = create(ALGORITHMS, name, {"ema_kl_coef": 0.5}, what="algorithm")
+    plain = create(ALGORITHMS, name, {}, what="algorithm")
+    assert algorithm.requires.average
+    assert algorithm.requires.zero_advantages
+    assert not plain.requires.average
+    rows, policy = rows_of(algorithm), LinearPolicy(0.3)
+    models = models_of(policy)
+    models.average = [policy.scale.detach() + 0.1]
+    loss, without = (each.loss(rows, models) for each in (algorithm, plain))
+    expected = ((0.1 * rows.latents) ** 2).flatten(1).mean(1)
+    torch.testing.assert_close(loss.metrics["ema_kl"], expected)
+    torch.testing.assert_close(loss.loss - without.loss, 0.5 * loss.metrics["ema_kl"])
+
+
+@pytest.mark.parametrize("name", ["awm", "dgpo"])
+def test_a_behavior_policy_may_follow_slowly(name: str) -> None:
+    algorithm = create(ALGORITHMS, name, {"decay": {"start": 0.9, "maximum": 0.9}}, what="algorithm")
+    assert algorithm.requires.decay(3) == 0.9
+    assert create(ALGORITHMS, name, {}, what="algorithm").requires.decay(3) == 0.0

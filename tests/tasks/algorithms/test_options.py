@@ -148,11 +148,11 @@ def test_what_algorithms_ask_for() -> None:
     forward: dict[str, Any] = {"data": "forward", "min_group_size": 2}
     times = {"count": 7}
     assert asked("nft", times=times) == Requirements(**forward, times=levels, behavior=True, decay=BehaviorDecay())
-    assert asked("awm", times=times) == Requirements(**forward, times=levels, behavior=True)
+    assert asked("awm", times=times) == Requirements(**forward, times=levels, behavior=True, decay=BehaviorDecay())
     assert asked("dpo", times=times) == Requirements(**forward, times=shared, unit="pair", reference=True)
     still = ForwardTimes(count=7, shared=True, constant_noise=True)
     assert asked("dgpo", times=times) == Requirements(
-        **forward, times=still, unit="group", reference=True, behavior=True
+        **forward, times=still, unit="group", reference=True, behavior=True, decay=BehaviorDecay()
     )
     assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
         **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)

@@ -200,6 +200,26 @@ def test_the_mean_std_of_nothing_is_one(shards: list[TrajectoryShard]) -> None:
     assert batch.mean_std.tolist() == [1.0, 1.0]
 
 
+def test_the_mean_std_is_that_of_the_rows_that_are_trained(shards: list[TrajectoryShard]) -> None:
+    """Samples that are left out have no part in it; those of advantage 0 only where a KL trains them."""
+
+    def mean(values: list[float], requires: Requirements) -> float:
+        column = pa.array(values, pa.float32())
+        rows = table().set_column(4, "advantage", column)
+        made = TransitionSet(shards, rows, kernel=FlowSDE(0.7), means=False, requires=requires, **WITH)
+        batch = made.batch(Units(np.array([[0, 0]]), np.array([0, 1])), 1)
+        assert isinstance(batch, TransitionBatch)
+        return float(batch.mean_std[0])
+
+    one = [1.0] + [0.0] * (len(NAMES) - 1)
+    left_out = [1.0] + [float("nan")] * (len(NAMES) - 1)
+    everything = [1.0] * len(NAMES)
+    plain, with_kl = Requirements(), Requirements(zero_advantages=True)
+    assert mean(left_out, plain) == mean(one, plain) != mean(everything, plain)
+    assert mean(one, with_kl) == mean(everything, plain)
+    assert mean(left_out, with_kl) == mean(one, plain)
+
+
 @pytest.mark.parametrize("shards", ["final"], indirect=True)
 @pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal"])
 @pytest.mark.parametrize("shared", [False, True])

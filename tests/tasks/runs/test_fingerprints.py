@@ -95,6 +95,8 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     *[("rollout", family, [], "model.frames=9") for family in sorted(VIDEO)],
     ("score", "sd3", [], "rewards.0.options={scale: 1}"),
     *[("advantage", "sd3", [], change) for change in ("rewards.0.weight=2", "advantage.std=global")],
+    ("advantage", "sd3", ["advantage.std=global"], "advantage.mean=global"),
+    ("advantage", "sd3", [], "advantage.clip=[-2, 5]"),
     *[
         ("optimize", "sd3", [], change)
         for change in ("optimize.learning_rate=1e-5", "optimize.algorithm={name: tempflow}", "run.seed=1")
@@ -145,6 +147,7 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
     ],
     *[("score", "sd3", [], change) for change in ("rewards.0.weight=2", "rollout.groups_per_shard=1")],
     *[("advantage", "sd3", [], change) for change in ("optimize.learning_rate=1e-5", "execution.score_workers=2")],
+    *[("advantage", "sd3", [], change) for change in ("advantage.mean=group", "advantage.clip=5")],
     *[("policy", "sd3", ["model.lora=null"], change) for change in ("run.seed=1", "optimize.learning_rate=1e-5")],
     ("preprocess", "sd3", [], "run.seed=1"),
     ("preprocess", "sd3", ["model.guidance_scale=1"], "model.negative_prompt=blurry"),

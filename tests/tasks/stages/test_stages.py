@@ -17,10 +17,12 @@ from configs.schema import RunConfig
 from models.weights.tensor_files import TensorFiles
 from storage.embeddings import Rows
 from storage.layout import ArtifactRef
+from storage.records import ShardRecord
 from storage.schema import ADVANTAGES, read_table
 from storage.tables import read_rows
 from tasks.algorithms import ALGORITHMS
 from tasks.figures.describe import describe_result, describe_run
+from tasks.identities.nodes import Node
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompts import StoredPrompt
 from tasks.inputs.sources import Weights, policy_folder, tensor_files
@@ -111,6 +113,65 @@ def test_trajectories_do_not_depend_on_shards(make_config: Make, tmp_path: Path,
     assert shards[0] == 2
     assert shards[1] in (1, 4)
     assert_same_trajectories(one, other)
+
+
+@pytest.mark.parametrize("store", ["webdataset", "parquet"])
+def test_digests_do_not_depend_on_shards(make_config: Make, tmp_path: Path, store: str) -> None:
+    digests = []
+    for size in (1, 2, 3):
+        changes = (f"store.root={tmp_path / str(size)}", f"rollout.groups_per_shard={size}", f"rollout.store={store}")
+        context = prepare(make_config(*changes))
+        run_epoch(context, 1)
+        digests.append(context.chain.digest())
+    assert len(set(digests)) == 1
+
+
+def test_runs_of_other_batch_sizes_make_attempts_of_their_own(make_config: Make) -> None:
+    """What is unfinished is gone on with in batches of the same sizes; what is complete is found by all."""
+    first = prepare(make_config())
+    begun = StageRun(make_stage(first, "rollout", 1))
+    begun.run_shard(begun.pending()[0])
+    small = ("execution.rollout_batch_size=3", "execution.micro_batch_size=5")
+    other, same = prepare(make_config("run.name=other", *small)), prepare(make_config("run.name=same"))
+    apart, together = (StageRun(make_stage(each, "rollout", 1)) for each in (other, same))
+    assert apart.ref == begun.ref.attempt(2)
+    assert together.ref == begun.ref
+    for context in (other, first):
+        run_epoch(context, 1)
+    digests = [context.chain.digest() for context in (first, other)]
+    assert all(context.chain.require(1, "optimize") for context in (first, other))
+    assert digests == [open_run(first.store.root.uri, name, reads=True).chain.digest() for name in ("small", "other")]
+    assert other.chain.require(1, "rollout").ref == begun.ref.attempt(2)
+    scored = Node(1, "score", "jpeg_compressibility")
+    assert other.chain.require(*scored).ref == other.chain.made_of(scored, (begun.ref.attempt(2),))
+    third = prepare(make_config("run.name=third", *small))
+    assert StageRun(make_stage(third, "rollout", 1)).ref == begun.ref, "what is complete is found"
+
+
+def test_a_run_goes_on_with_what_it_began_whatever_its_sizes_are_now(make_config: Make) -> None:
+    context = prepare(make_config())
+    begun = StageRun(make_stage(context, "rollout", 1))
+    begun.run_shard(begun.pending()[0])
+    again = StageRun(make_stage(prepare(make_config("execution.rollout_batch_size=4")), "rollout", 1))
+    assert again.ref == begun.ref
+    assert len(again.pending()) == 1
+
+
+def test_embeddings_that_were_committed_first_count(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (begin_run(make_config(f"run.name=by{n}", f"execution.encode_batch_size={n}")) for n in (1, 8))
+    for context in (one, other):
+        StageRun(make_stage(context, "base", 0)).execute()
+    late, early = (StageRun(make_stage(context, "encode", 0)) for context in (one, other))
+    due, record = late.pending()[0], late.store.record
+    committed = early.run_shard(early.pending()[0])
+    looks: list[str] = []
+
+    def not_at_first(ref: ArtifactRef, shard: str) -> ShardRecord | None:
+        looks.append(shard)
+        return record(ref, shard) if len(looks) > 1 else None
+
+    monkeypatch.setattr(late.store, "record", not_at_first)
+    assert late.run_shard(due).digest == committed.digest
 
 
 def test_equal_runs_have_equal_digests_and_another_seed_has_not(make_config: Make, tmp_path: Path) -> None:
