@@ -32,6 +32,7 @@ from configs.load import load_config  # noqa: E402
 from configs.schema import RunConfig  # noqa: E402
 from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.execution import launch  # noqa: E402
+from tasks.inputs.trust import remember  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
@@ -104,9 +105,10 @@ def config_file(config_data: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_config(config_file: Path) -> ConfigFactory:
-    """Returns the small config with overrides."""
+    """Returns the small config with overrides; the small config itself counts as given on this machine."""
 
     def make(*overrides: str) -> RunConfig:
+        remember(load_config(config_file))
         return load_config(config_file, overrides)
 
     return make

@@ -24,7 +24,7 @@ def track_command(run: str, *, uri: str | None, root: str | None, trust_store: b
     own = open_run(place, run, reads=True)
     context = own if uri is None else open_run(place, run, overrides=[f"tracking.uri={uri}"], reads=True)
     if not trust_store:
-        check_trusted(own.config, context.config, run=run, only=("tracking.uri",))
+        check_trusted(own.config, context.config, run=run, only=("tracking.uri", "tracking.registered_model"))
     complete = is_complete(context.chain)
     tracker = Tracker(context, orchestrator={}, series=series_of(uri, own.config.tracking.uri))
     if complete:

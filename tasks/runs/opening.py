@@ -122,14 +122,16 @@ def open_run(
         reporter: shows progress.
         epoch: epoch of that stage.
         reads: nothing is made; see ``RunContext``.
-        trusted: carry out code and commands that only the store's record of the run names.
+        trusted: use code, commands, addresses and paths that only the store's record of the run names.
 
     Raises:
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
         TrustError: the store names code or commands that nobody here has asked for.
     """
-    stored = parse_config(require_run(ArtifactStore(root), name).config() or {}, where=f"run '{name}'")
+    # Where the store and its copies are is this machine's to say, whatever a record holds.
+    found = require_run(ArtifactStore(root), name).config() or {}
+    stored = parse_config({key: value for key, value in found.items() if key != "store"}, where=f"run '{name}'")
     config = override_config(stored, [text_override("store.root", root), *overrides])
     if not (reads or trusted):
         check_trusted(stored, config, run=name)
