@@ -12,6 +12,7 @@ import streamlit as st
 from PIL import Image
 
 import flowmill
+from configs.visible import in_markdown
 
 _VIEWS = ("Samples", "Group", "Sample", "Table")
 _COLUMNS = 6
@@ -131,14 +132,16 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
     row = everything.set_index("sample_id").loc[sample]
     left, right = st.columns([1, 3])
     with left:
-        _show(run.images(epoch, [sample])[sample] if row.media_format else None, row.prompt, width=2 * _WIDTH)
+        _show(
+            run.images(epoch, [sample])[sample] if row.media_format else None, in_markdown(row.prompt), width=2 * _WIDTH
+        )
     with right:
         found = run.trace(epoch, sample)["runs"][run.name]
         facts = {name: row[name] for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}
         facts |= {name: row[name] for name in _numbers(row.index)}
         for name, about in found.get("rewards", {}).items():
             facts[f"reward.{name}"] = f"{facts[f'reward.{name}']}  {about['note']}"
-        st.table(pd.DataFrame({"value": {name: str(value) for name, value in facts.items()}}))
+        st.table(pd.DataFrame({"value": {name: in_markdown(str(value)) for name, value in facts.items()}}))
         st.markdown("**Updates it entered**")
         st.dataframe(found.get("updates", []), hide_index=True)
     _chain(run, epoch, sample, row)
@@ -167,7 +170,7 @@ def _grid(run: flowmill.Run, epoch: int, rows: pd.DataFrame) -> None:
     for number, row in enumerate(rows.to_dict("records")):
         with columns[number % _COLUMNS]:
             earned = [f"{name} {row[name]:.3f}" for name in ("reward", "advantage") if pd.notna(row.get(name))]
-            _show(images.get(row["sample_id"]), f"{row['prompt']}  \n{', '.join(earned)}")
+            _show(images.get(row["sample_id"]), f"{in_markdown(row['prompt'])}  \n{', '.join(earned)}")
             st.button("Open", key=f"open {row['sample_id']}", on_click=_open, args=(row["sample_id"], row["group_id"]))
 
 

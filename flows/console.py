@@ -10,7 +10,18 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-console = Console(highlight=False, soft_wrap=True)
+from configs.visible import visible
+
+
+class _Console(Console):
+    """A console that prints texts of others as they are: no control character of them reaches the terminal."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print, see ``rich.console.Console.print``."""
+        super().print(*(visible(each, keep="\n\t") if isinstance(each, str) else each for each in objects), **how)
+
+
+console = _Console(highlight=False, soft_wrap=True)
 _UNLIMITED = 100_000
 
 

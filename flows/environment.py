@@ -30,11 +30,25 @@ _DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
+#: What is on this machine.
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def prepare_environment(threads: int = 1) -> None:
     """Set what the user has not set."""
     for name, value in {**_DEFAULTS, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
+    _spare_loopback()
+
+
+def _spare_loopback() -> None:
+    """Let no proxy of the environment capture what is on this machine, whichever client asks."""
+    if not any(name.lower().endswith("_proxy") and name.lower() != "no_proxy" for name in os.environ):
+        return
+    given = [os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    hosts = [host.strip() for host in ",".join([*given, *_LOOPBACK]).split(",")]
+    # Clients differ in which of the two they read.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(filter(None, hosts)))
 
 
 def wants_traceback() -> bool:

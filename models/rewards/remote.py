@@ -97,7 +97,7 @@ class RemoteReward:
             ConfigError: the server is another's, or serves another reward.
             RewardError: it stays away.
         """
-        return wire.needs_from(self._info.needs)
+        return wire.needs_from(self._info.needs.model_dump())
 
     @property
     def perfect(self) -> float | None:
@@ -151,7 +151,7 @@ class RemoteReward:
             answer = self._send("GET", wire.INFO)
             try:
                 return wire.RewardInfo.model_validate(answer.json())
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ConfigError(
                     f"{self._place}: what answers there is no reward server of flowmill. Set 'server' to the address "
                     "that 'flowmill serve-reward' printed."

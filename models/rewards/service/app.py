@@ -89,7 +89,7 @@ def make_app(served: Served) -> FastAPI:
         return wire.RewardInfo(
             name=served.name,
             options=dict(served.options),
-            needs=wire.needs_fields(needs_of_made(served.reward)),
+            needs=wire.NeedsFields(**wire.needs_fields(needs_of_made(served.reward))),
             perfect=perfect_score(served.reward),
             max_bytes=served.max_bytes,
         ).model_dump()

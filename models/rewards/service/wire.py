@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.fingerprint import fingerprint
 from models.rewards.base import Batch, Needs, Scores
@@ -56,6 +56,16 @@ class ScoreAnswer(_Message):
     """One per row, or nothing."""
 
 
+class NeedsFields(_Message):
+    """The fields of ``Needs``."""
+
+    media: Literal["images", "clips", "latents", "texts"]
+    columns: list[str]
+    groupwise: bool
+    accelerated: bool
+    batch_size: int | None = Field(ge=1)
+
+
 class RewardInfo(_Message):
     """What a server scores with."""
 
@@ -63,11 +73,11 @@ class RewardInfo(_Message):
     """Of the table, or an import string."""
     options: dict[str, Any]
     """By name."""
-    needs: dict[str, Any]
-    """The fields of ``Needs``."""
-    perfect: float | None
+    needs: NeedsFields
+    """What it needs of its caller."""
+    perfect: float | None = Field(allow_inf_nan=False)
     """The score that counts as an exact match."""
-    max_bytes: int
+    max_bytes: int = Field(ge=1)
     """The largest request body."""
 
 
