@@ -78,9 +78,9 @@ def _trial(prompts: Sequence[Prompt], config: RunConfig) -> Batch:
 def _try(
     reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig, sleep: Callable[[float], None]
 ) -> None:
-    needs = needs_of_made(reward)
     if isinstance(reward, RemoteReward):
         reward.introduce()
+    needs = needs_of_made(reward)
     if needs.media == "latents":
         # Their shape is the model's affair, which is not loaded yet.
         return
