@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -32,6 +33,7 @@ def local_api() -> Iterator[LocalApi | None]:
     if get_current_settings().api.url:
         yield None
         return
+    _check_home(get_current_settings().home)
     api = LocalApi()
     _temporary.append(api)
     try:
@@ -39,6 +41,23 @@ def local_api() -> Iterator[LocalApi | None]:
     finally:
         _temporary.remove(api)
         api.stop()
+
+
+def _check_home(home: Path) -> None:
+    """Check that Prefect's server can keep its database: it would end with pages of its own about it.
+
+    Raises:
+        FlowmillError: nothing can be written there.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise FlowmillError(
+            f"Prefect's home '{home}' cannot be written: {error.strerror or error}. Its server keeps its database "
+            "there. Set PREFECT_HOME to a folder that can be written, or PREFECT_API_URL to a server that runs."
+        ) from None
 
 
 def has_lasting_api() -> bool:

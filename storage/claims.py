@@ -1,7 +1,8 @@
 """Who makes an artifact, and in batches of which sizes: kernels differ with the number of rows, so bytes do too.
 
 An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with
-``--force``, and what is complete is found by all.
+``--force``, and what is complete is found by all. A claim means nothing any more once the artifact is complete, and
+one that cannot be read, or is another artifact's, is nobody's: what it was of is made in another attempt.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from configs.errors import CorruptError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
@@ -24,9 +26,9 @@ class Claim:
     sizes: Mapping[str, int | None]
     """Sizes of batches, by setting."""
 
-    def encoded(self) -> bytes:
-        """Return the claim as it is stored."""
-        return seal({"run": self.run, "sizes": dict(self.sizes)})
+    def encoded(self, ref: ArtifactRef) -> bytes:
+        """Return the claim to an artifact as it is stored."""
+        return seal({"artifact": str(ref), "run": self.run, "sizes": dict(self.sizes)})
 
 
 def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactRef:
@@ -47,11 +49,16 @@ def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactR
 
 def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
     path = layout.claim(ref)
-    while not store.root.create(path, claim.encoded()):
+    while not store.root.create(path, claim.encoded(ref)):
         data = store.root.read(path)
         if data is None:
             continue
-        found = unseal(data, path)
+        try:
+            found = unseal(data, path)
+        except CorruptError:
+            return False
+        if found.get("artifact") != str(ref):
+            return False
         if found.get("sizes") == dict(claim.sizes):
             return True
         if found.get("run") != claim.run:

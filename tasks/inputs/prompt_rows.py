@@ -34,7 +34,7 @@ def text_of(value: Any, place: Place) -> str:
     """Return a prompt, checked to be one.
 
     Raises:
-        PromptError: it is empty, is no text, or has characters that no prompt has.
+        PromptError: it is empty, or is no text.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         raise PromptError(f"{place}: the prompt is empty. Remove the line or write a prompt.")
@@ -42,10 +42,6 @@ def text_of(value: Any, place: Place) -> str:
         raise PromptError(
             f"{place}: the prompt is {_kind_of(value)}, not a text: {str(value)[:60]}. Write one text per line or row, "
             "or set prompts.column to a column of texts."
-        )
-    if "\0" in value:
-        raise PromptError(
-            f"{place}: the prompt has NUL characters, as text has that was saved as UTF-16. Save the file as UTF-8."
         )
     try:
         value.encode()

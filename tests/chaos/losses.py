@@ -1,6 +1,6 @@
 """Deletes, swaps and doubles files of a store and asks verify; ``python -m tests.chaos.losses ROOT --tries 100``.
 
-The store is copied first. Transient and foreign files (locks, the tracker's) are left alone.
+The store is copied first. Transient and foreign files (locks, claims to what is unfinished, the tracker's) are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACTIONS = ("delete", "swap", "double")
 def files_of(root: Path) -> list[Path]:
     """Return the files that a store is made of."""
     found = (path for kind in (*KINDS, RUNS) for path in (root / kind).rglob("*"))
-    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_removed")))
+    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_removed", "_claim")))
 
 
 def unseen(root: Path, *, tries: int, seed: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The page of ``flowmill view``, used as a person would, without a browser; and its server."""
 
-from __future__ import annotations
+from __future__ import html
 
 import os
 import signal
@@ -73,7 +73,7 @@ def test_a_sample_is_opened_with_its_updates_and_its_chain(page: Any, run: flowm
     assert widget(page, "selectbox", "Sample").value == sample
     facts = page.table[0].value.value
     assert facts["seed"] == str(samples.seed[sample])
-    assert facts["policy"] == samples.policy[sample]
+    assert html.unescape(facts["policy"]) == samples.policy[sample]
     assert list(page.dataframe[0].value["epoch"]) == [each["epoch"] for each in updates(run, sample)]
     before = len(page.image)
     page.toggle(key="decode").set_value(True).run()

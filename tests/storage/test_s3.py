@@ -71,7 +71,7 @@ def test_a_run_moves_between_disk_and_s3(make_config: ConfigFactory, bucket: str
 
 
 @pytest.mark.slow
-def test_an_epoch_takes_at_most_46_requests(
+def test_an_epoch_takes_at_most_56_requests(
     flowmill: FlowmillCommand, config_file: Path, tmp_path: Path, s3_server: Server, bucket: str
 ) -> None:
     """Two shards, one reward, no evaluation: what is committed takes 30, and finding that nothing is there the rest."""
@@ -85,7 +85,7 @@ def test_an_epoch_takes_at_most_46_requests(
             done = flowmill("run", str(config_file), "--root", f"s3://{bucket}/{epochs}", *arguments, **environment)
             assert done.returncode == 0, done.stdout + done.stderr
             requests.append(faults.requests - before)
-    assert (requests[1] - requests[0]) / 2 <= 46, requests
+    assert (requests[1] - requests[0]) / 2 <= 56, requests
 
 
 @pytest.mark.slow

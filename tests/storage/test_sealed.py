@@ -54,6 +54,8 @@ def test_flips_in_records_of_runs_and_artifacts_are_found_and_repaired(
     context.run.add("tracking", {"mlflow_run_id": "1"})
     folder = Path(context.store.root.uri)
     files = [file.relative_to(folder) for file in sorted(folder.rglob("*.json")) if ".staging" not in file.parts]
+    # Of what is complete, a claim means nothing any more.
+    files = [file for file in files if file.name != "_claim.json"]
     assert {file.parts[0] for file in files} >= {"runs", "rewards", "policies", "evaluations"}
     rng = random.Random(0)
     for file in files:
