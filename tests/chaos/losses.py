@@ -1,6 +1,6 @@
 """Deletes, swaps and doubles files of a store and asks verify; ``python -m tests.chaos.losses ROOT --tries 100``.
 
-The store is copied first. Transient and foreign files (locks, claims to what is unfinished, the tracker's) are left alone.
+The store is copied first. Transient and foreign files (locks, claims, the tracker's) are left alone.
 """
 
 from __future__ import annotations
