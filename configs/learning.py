@@ -14,12 +14,12 @@ class AdvantageSection(Section):
 
     aggregation: Literal["sum", "gdpo"] = "sum"
     """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
-    std: Literal["group", "global", "running"] = "group"
-    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO); the mean is
-    that of ``mean``, but with 'running' that of the prompt's last rewards."""
-    mean: Literal["group", "global"] = "group"
+    std: Literal["group", "global", "running", "none"] = "group"
+    """Divide by the std of the group, of all rewards of the epoch, or of the prompt's last rewards (DDPO), or by
+    nothing (Dr.GRPO); the mean is that of ``mean``, but with 'running' that of the prompt's last rewards."""
+    mean: Literal["group", "global", "leave_one_out"] = "group"
     """Subtract the mean of the group, or with std 'global' that of all rewards of the epoch: (r - mean) / std over all,
-    MMDanceGRPO's default."""
+    MMDanceGRPO's default; or with std 'none' that of the others of the group (RLOO)."""
     epsilon: float = Field(1e-4, ge=0)
     """Added to the standard deviation, or its lower bound."""
     floor: Literal["add", "max"] = "add"

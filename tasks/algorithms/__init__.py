@@ -30,6 +30,8 @@ TOKEN_ALGORITHMS = Table(
         "dapo": "tasks.algorithms.token_grpo:DAPO",
         "gspo": "tasks.algorithms.token_grpo:GSPO",
         "cispo": "tasks.algorithms.token_grpo:CISPO",
+        "dr_grpo": "tasks.algorithms.token_grpo:DrGRPO",
+        "rloo": "tasks.algorithms.token_grpo:RLOO",
     },
     like="tasks.algorithms.base:Algorithm",
 )

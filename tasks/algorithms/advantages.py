@@ -46,22 +46,27 @@ class Normalizer:
     Flow-GRPO: population std + 1e-4. DanceGRPO: unbiased std + 1e-8. Flow-Factory: max(population std, 1e-6).
     """
 
-    std: Literal["group", "global"] = "group"
-    """Whose standard deviation."""
+    std: Literal["group", "global", "none"] = "group"
+    """Whose standard deviation; 'none': nothing is divided by (Dr.GRPO, arXiv 2503.20783)."""
     epsilon: float = 1e-4
     """Added to the std, or its lower bound."""
     floor: Literal["add", "max"] = "add"
     """Add epsilon, or take it as the lower bound."""
     unbiased: bool = False
     """Divide squares by n - 1."""
-    mean: Literal["group", "global"] = "group"
-    """Whose mean is subtracted, with a std over all (MMDanceGRPO: mean and unbiased std of all, + 1e-8)."""
+    mean: Literal["group", "global", "leave_one_out"] = "group"
+    """Whose mean is subtracted: with a std over all that of all too (MMDanceGRPO: unbiased std, + 1e-8), or without a
+    std that of the others of the group (RLOO, arXiv 2402.14740)."""
 
     def scale(self, rewards: Tensor, groups: Tensor) -> Tensor:
         """Return the divisor of each of (N,) rewards, float64."""
         if self.std == "global":
             return self.divisor(rewards).expand(len(rewards))
         count = torch.bincount(groups).double()
+        if self.std == "none":
+            # r - (n m - r) / (n - 1) = (r - m) n / (n - 1), so the mean of the others is a matter of scale alone.
+            others = (count - 1) / count if self.mean == "leave_one_out" else torch.ones_like(count)
+            return others[groups]
         return self._bounded(self._corrected(group_statistics(rewards, groups).std, count))[groups]
 
     def divisor(self, rewards: Tensor) -> Tensor:

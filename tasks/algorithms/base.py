@@ -92,6 +92,8 @@ class Requirements:
     """Log-probs that are those of the step's Gaussian, with its scale."""
     advantages: bool = True
     """Rewards enter the loss."""
+    normalization: tuple[tuple[str, str], ...] = ()
+    """Settings of ``advantage`` that belong to it, as (name, value); others would make it another algorithm."""
     teacher: str | None = None
     """Folder of another model of the family whose velocities are needed."""
     zero_advantages: bool = False

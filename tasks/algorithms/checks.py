@@ -25,6 +25,7 @@ def check_advantage(config: RunConfig) -> None:
     section = config.advantage
     _check_gdpo(section)
     _check_running(section)
+    _check_undivided(section)
     if section.mean == "global" and section.std != "global":
         raise ConfigError(
             f"advantage.mean is 'global', but advantage.std is '{section.std}': what is left of a reward without the "
@@ -61,6 +62,22 @@ def _check_gdpo(section: AdvantageSection) -> None:
             "its group and their sum by that of the epoch, as Flow-Factory does whatever its global_std says. Set "
             "advantage.std to 'group', or the aggregation to 'sum'."
         )
+
+
+def _check_undivided(section: AdvantageSection) -> None:
+    if section.std != "none":
+        if section.mean == "leave_one_out":
+            raise ConfigError(
+                f"advantage.mean is 'leave_one_out', but advantage.std is '{section.std}', with which the mean of the "
+                "others would be one more factor of the divisor. Set advantage.std to 'none', or mean to 'group'."
+            )
+        return
+    for name in ("epsilon", "floor", "unbiased"):
+        value = getattr(section, name)
+        if value != AdvantageSection.model_fields[name].default:
+            raise ConfigError(
+                f"advantage.{name} is {value!r}, but with advantage.std 'none' nothing is divided by. Remove it."
+            )
 
 
 def _check_running(section: AdvantageSection) -> None:

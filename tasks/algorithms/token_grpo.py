@@ -8,7 +8,7 @@ on-policy case: every ratio is exactly 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -20,6 +20,7 @@ from tasks.algorithms.token_objectives import (
     clipped_tokens,
     masked_mean,
     masked_sum,
+    product_log_ratio,
     sequence_log_ratio,
     token_kl,
 )
@@ -41,8 +42,8 @@ class TokenGRPO:
     """Mean over all tokens of the update, over each row's tokens, or sums over ``constant``."""
     constant: int | None = None
     """What sums over a row are divided by, with normalization 'constant': the longest completion, say."""
-    ratio: Literal["token", "sequence"] = "token"
-    """A ratio per token, or the geometric mean of a row's (GSPO)."""
+    ratio: Literal["token", "sequence", "product"] = "token"
+    """A ratio per token, or of a row the geometric mean (GSPO) or the product of its tokens' (RLOO)."""
     surrogate: Literal["clip", "cispo"] = "clip"
     """PPO's clipped surrogate, or CISPO's clipped weights."""
     kl_coef: float = 0.0
@@ -58,7 +59,7 @@ class TokenGRPO:
         """
         choices = {
             "normalization": ("token_mean", "sequence_mean", "constant"),
-            "ratio": ("token", "sequence"),
+            "ratio": ("token", "sequence", "product"),
             "surrogate": ("clip", "cispo"),
             "kl": ("k1", "k2", "k3"),
         }
@@ -83,8 +84,7 @@ class TokenGRPO:
         rows = expect(batch, TokenBatch)
         log_probs, entropy = models.log_probs(rows)
         old = rows.anchored(log_probs)
-        plain = log_probs - old
-        log_ratio = sequence_log_ratio(log_probs, old, rows.mask) if self.ratio == "sequence" else plain
+        log_ratio = self._log_ratio(log_probs, old, rows.mask)
         advantages = rows.advantages[:, None]
         if self.surrogate == "cispo":
             tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip_high)
@@ -96,6 +96,11 @@ class TokenGRPO:
             metrics["kl"] = masked_mean(kl.detach(), rows.mask)
             tokens = tokens + self.kl_coef * kl
         return RowLoss(loss=self._row(tokens, rows), metrics=metrics)
+
+    def _log_ratio(self, log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+        if self.ratio == "sequence":
+            return sequence_log_ratio(log_probs, old, mask)
+        return product_log_ratio(log_probs, old, mask) if self.ratio == "product" else log_probs - old
 
     def _row(self, tokens: Tensor, rows: TokenBatch) -> Tensor:
         if self.normalization == "token_mean":
@@ -135,7 +140,7 @@ class GSPO(TokenGRPO):
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4
-    ratio: Literal["token", "sequence"] = "sequence"
+    ratio: Literal["token", "sequence", "product"] = "sequence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +149,43 @@ class CISPO(TokenGRPO):
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     surrogate: Literal["clip", "cispo"] = "cispo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrGRPO(TokenGRPO):
+    """GRPO without what favors long wrong answers and easy prompts (arXiv 2503.20783): no std, sums over a constant."""
+
+    normalization: Literal["token_mean", "sequence_mean", "constant"] = "constant"
+
+    @property
+    def requires(self) -> Requirements:
+        """GRPO's, with rewards that only their group's mean is subtracted from."""
+        asked = TokenGRPO.requires.fget(self)  # type: ignore[attr-defined]
+        return replace(asked, normalization=(("std", "none"), ("mean", "group")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLOO(TokenGRPO):
+    """REINFORCE with the mean of the group's others as baseline (arXiv 2402.14740): a completion is one action.
+
+    Its ratio is the product of its tokens', clipped as TRL does where an epoch has several updates. With one update the
+    gradient is that of -A log p(completion).
+    """
+
+    ratio: Literal["token", "sequence", "product"] = "product"
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work, or tokens are weighed one by one.
+        """
+        TokenGRPO.__post_init__(self)
+        if (self.ratio, self.normalization, self.surrogate) != ("product", "sequence_mean", "clip"):
+            raise ValueError("ratio, normalization and surrogate of rloo are fixed; grpo has a choice of them.")
+
+    @property
+    def requires(self) -> Requirements:
+        """GRPO's, with rewards that the mean of the others is subtracted from."""
+        asked = TokenGRPO.requires.fget(self)  # type: ignore[attr-defined]
+        return replace(asked, normalization=(("std", "none"), ("mean", "leave_one_out")))

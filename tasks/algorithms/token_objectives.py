@@ -62,6 +62,14 @@ def sequence_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     return mean[:, None] + log_probs - log_probs.detach()
 
 
+def product_log_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Return the log-ratio of whole rows, (B, W): the sum over chosen tokens, at every token, with the whole gradient.
+
+    A mean over a row's tokens is then the row's own value, and its gradient that of log p(completion).
+    """
+    return masked_sum(log_probs - old, mask)[:, None].expand_as(log_probs)
+
+
 def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high: float) -> Tensor:
     """Return -sg(min(r, 1 + high)) A log p per token, (B, W): no token loses its gradient (arXiv 2506.13585).
 

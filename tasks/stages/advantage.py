@@ -136,7 +136,8 @@ class AdvantageStage(Stage):
     def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
-            std="global" if section.std == "global" else "group",
+            # Running statistics have a pool of their own, and take only the floor from here.
+            std="group" if section.std == "running" else section.std,
             epsilon=section.epsilon,
             floor=section.floor,
             unbiased=section.unbiased,

@@ -62,6 +62,13 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
             f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
         )
+    for name, value in requires.normalization:
+        found = getattr(config.advantage, name)
+        if found != value:
+            raise ConfigError(
+                f"advantage.{name} is '{found}', but optimize.algorithm '{config.optimize.algorithm.name}' is defined "
+                f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
+            )
     check_advantage(config)
 
 
