@@ -157,11 +157,21 @@ class DrGRPO(TokenGRPO):
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "constant"
 
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work, or rows are weighed by their lengths.
+        """
+        TokenGRPO.__post_init__(self)
+        if self.normalization != "constant":
+            raise ValueError("normalization of dr_grpo is 'constant'; grpo has a choice of it.")
+
     @property
     def requires(self) -> Requirements:
         """GRPO's, with rewards that only their group's mean is subtracted from."""
-        asked = TokenGRPO.requires.fget(self)  # type: ignore[attr-defined]
-        return replace(asked, normalization=(("std", "none"), ("mean", "group")))
+        # The class that slots make anew is not the one that super() alone would know.
+        return replace(super(DrGRPO, self).requires, normalization=(("std", "none"), ("mean", "group")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,5 +197,5 @@ class RLOO(TokenGRPO):
     @property
     def requires(self) -> Requirements:
         """GRPO's, with rewards that the mean of the others is subtracted from."""
-        asked = TokenGRPO.requires.fget(self)  # type: ignore[attr-defined]
-        return replace(asked, normalization=(("std", "none"), ("mean", "leave_one_out")))
+        # The class that slots make anew is not the one that super() alone would know.
+        return replace(super(RLOO, self).requires, normalization=(("std", "none"), ("mean", "leave_one_out")))

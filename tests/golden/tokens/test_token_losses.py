@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.maths.tokens import token_entropy, token_log_probs
-from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, TokenGRPO
+from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
 from tasks.algorithms.token_objectives import clipped_tokens, masked_mean, masked_sum, token_kl
 from tasks.algorithms.tokens import TokenBatch
 
@@ -191,3 +191,27 @@ def test_log_probs_at_a_temperature_and_entropy(folder: Path) -> None:
 
 def test_dapo_is_grpo_with_a_higher_bound_and_one_mean_over_all_tokens() -> None:
     assert DAPO() == DAPO(clip_low=0.2, clip_high=0.28, normalization="token_mean", ratio="token", surrogate="clip")
+
+
+def test_dr_grpo_is_grpo_with_sums_over_a_constant() -> None:
+    assert DrGRPO(constant=8) == DrGRPO(normalization="constant", constant=8, clip_low=0.2, clip_high=0.2, kl_coef=0.0)
+    for options in ({}, {"normalization": "token_mean"}):
+        with pytest.raises(ValueError, match="constant"):
+            DrGRPO(**options)  # type: ignore[arg-type]
+
+
+def test_rloo_is_reinforce_of_whole_completions_until_its_ratio_leaves_the_bounds(folder: Path) -> None:
+    for case in cases(folder, "policy_losses", "trl_grpo_token_").values():
+        batch, models = batch_of(case), Given(case)
+        advantages, mask = batch.advantages, batch.mask
+        loss = RLOO().loss(batch, models).loss  # type: ignore[arg-type]
+        (found,) = torch.autograd.grad(loss.sum(), models.logits)
+        log_p = torch.log_softmax(models.logits, -1).gather(-1, batch.ids[..., None])[..., 0]
+        ratio = torch.where(mask, log_p - batch.old_log_probs, 0.0).sum(-1).exp()
+        wanted = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        torch.testing.assert_close(loss, torch.where(mask.any(-1), wanted, 0.0))
+        # REINFORCE: rows whose ratio moves freely have its gradient, weighed by the ratio; the others none.
+        free = torch.where(advantages > 0, ratio < 1.2, ratio > 0.8)
+        weight = torch.where(free, ratio * advantages, 0.0).detach()
+        score = -(weight * torch.where(mask, log_p, 0.0).sum(-1)).sum()
+        torch.testing.assert_close(found, torch.autograd.grad(score, models.logits)[0])

@@ -282,6 +282,8 @@ def test_published_filter_by_hand() -> None:
         ("{std: running, buffer: 8}", "advantage.min_count is 16 and advantage.buffer 8"),
         ("{below: 0.5}", "advantage.below is 0.5, but it only acts on samples below advantage.threshold"),
         ("{mode: best_worst, best_of: 4}", "advantage.best_of is 4, but advantage.mode 'best_worst'"),
+        ("{mean: leave_one_out}", "Set advantage.std to 'none'"),
+        ("{std: none, epsilon: 1e-6}", "with advantage.std 'none' nothing is divided by"),
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
         ("{best_of: 3}", "multiple of 2"),
     ],

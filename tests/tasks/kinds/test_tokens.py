@@ -184,6 +184,26 @@ def test_adapters_train_and_the_reference_is_the_base_model(tmp_path: Path, norm
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "advantage"),
+    [
+        ("{name: dr_grpo, options: {constant: 4}}", "{std: none}"),
+        ("{name: rloo}", "{std: none, mean: leave_one_out}"),
+    ],
+)
+def test_algorithms_with_advantages_of_their_own_train_from_ratios_of_1(
+    tmp_path: Path, algorithm: str, advantage: str
+) -> None:
+    config = config_of(tmp_path, f"optimize.algorithm={algorithm}", f"advantage={advantage}")
+    check_config(config)
+    context = prepare(config)
+    run_epoch(context, 1)
+    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    assert first["ratio_mean"] == 1.0
+    with pytest.raises(ConfigError, match=r"is defined with '\w+'\. Set advantage\.std to 'none'"):
+        check_config(config_of(tmp_path, f"optimize.algorithm={algorithm}"))
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("rollout.steps=4", "rollout.steps is 4, but model.policy 'causal_lm' makes texts"),
