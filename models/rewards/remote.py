@@ -20,6 +20,7 @@ from configs.errors import ConfigError, RewardError
 from configs.fingerprint import canonical_json
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
+from models.rewards.bounded import MOST, bounded_client
 from models.rewards.service import wire
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ _CONNECT_S = 5.0
 _FIRST_S = 10.0
 #: Bytes of a request beside its media: prompts and metadata of a few rows.
 _ROOM = 1 << 16
+#: Bytes an answer may have, and those for each row of it: its score and a remark.
+_MOST, _MOST_PER_ROW = 1 << 20, 1 << 16
 #: Answers that say: ask again.
 _LATER = frozenset({408, 429, 500, 502, 503, 504})
 _REMEDY = (
@@ -65,7 +68,8 @@ class RemoteReward:
         """
         self._server, self._name, self._options = server, name, dict(options)
         token = os.environ.get(wire.TOKEN)
-        self._client = httpx.Client(
+        self._client = bounded_client(
+            server.timeout_s,
             base_url=server.url,
             headers={} if token is None else {"authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(server.timeout_s, connect=_CONNECT_S),
@@ -135,13 +139,15 @@ class RemoteReward:
         headers = {"content-type": wire.TYPE, wire.CHECKSUM: wire.checksum(body), wire.REWARD: wanted}
 
         def ask() -> Scores:
-            answer = self._send("POST", wire.SCORE, content=body, headers=headers)
+            answer = self._send(
+                "POST", wire.SCORE, content=body, headers=headers, most=_MOST + _MOST_PER_ROW * len(batch)
+            )
             if answer.headers.get(wire.CHECKSUM) != wire.checksum(answer.content):
                 raise _PassingError("its answer is not what the answer's checksum says")
             try:
                 return wire.unpack_answer(answer.content, len(batch))
             except wire.MALFORMED as error:
-                raise _PassingError(f"its answer is malformed: {error}") from None
+                raise _PassingError(f"its answer is malformed: {wire.why(error)}") from None
 
         return self._again(ask)
 
@@ -151,7 +157,7 @@ class RemoteReward:
             answer = self._send("GET", wire.INFO)
             try:
                 return wire.RewardInfo.model_validate(answer.json())
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError):  # RecursionError: brackets without end
                 raise ConfigError(
                     f"{self._place}: what answers there is no reward server of flowmill. Set 'server' to the address "
                     "that 'flowmill serve-reward' printed."
@@ -170,7 +176,7 @@ class RemoteReward:
     def _place(self) -> str:
         return f"reward '{self._name}' at {self._server.url}"
 
-    def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, *, most: int = _MOST, **more: Any) -> httpx.Response:
         """Return an answer of status 200.
 
         Raises:
@@ -180,10 +186,10 @@ class RemoteReward:
         """
         try:
             with self._slots:
-                answer = self._client.request(method, path, **more)
+                answer = self._client.request(method, path, extensions={MOST: most}, **more)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ConfigError(f"{self._place}: the address cannot be used: {error}. It begins with http://.") from None
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.DecodingError) as error:
             raise _PassingError(f"{type(error).__name__}: {error}") from None
         if answer.status_code != httpx.codes.OK:
             self._refuse(answer)
@@ -238,6 +244,6 @@ def _detail(answer: httpx.Response) -> str:
     """Return what a refusal says, in a line."""
     try:
         found = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.text.strip()[:200] or "nothing"
     return str(found.get("detail", found))[:2000] if isinstance(found, dict) else str(found)[:200]

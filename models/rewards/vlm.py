@@ -18,6 +18,7 @@ from PIL import Image
 from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from models.rewards.base import Scores
+from models.rewards.bounded import bounded_client
 
 T = TypeVar("T")
 
@@ -71,7 +72,10 @@ class Asking:
                 "the address of an OpenAI-compatible server, which ends in /v1."
             )
         key = os.environ.get(self.key_variable, "none")
-        self._client = OpenAI(base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES)
+        client = bounded_client(self.timeout_s, timeout=self.timeout_s, follow_redirects=True)
+        self._client = OpenAI(
+            base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES, http_client=client
+        )
 
     def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
         """Return what some work gives for every row, as many at a time as are wanted."""
@@ -93,12 +97,15 @@ class Asking:
         ]
         messages = [{"role": "user", "content": content}]
         try:
-            return self._client.chat.completions.create(
+            choice = self._client.chat.completions.create(
                 model=self.model, messages=messages, temperature=0.0, seed=0, **more
             ).choices[0]
+            if not isinstance(choice.message.content, str | None):
+                raise TypeError(f"its answer is no text but a {type(choice.message.content).__name__}")
+            return choice
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
-            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error}") from error
-        except (openai.OpenAIError, IndexError, TypeError) as error:
+            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error.__cause__ or error}") from error
+        except (openai.OpenAIError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise RewardError(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
                 f"{type(error).__name__}: {error}. Check its name, the key in {self.key_variable} and the endpoint."

@@ -115,7 +115,7 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
     try:
         return await batcher.submit(wire.unpack_request(body))
     except wire.MALFORMED as error:
-        raise _Refused(400, f"no request for scores: {error}") from None
+        raise _Refused(400, f"no request for scores: {wire.why(error)}") from None
     except BusyError as busy:
         raise _Refused(429, f"{busy}; ask again later") from None
     except FlowmillError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -23,6 +23,9 @@ REWARD = "x-flowmill-reward"
 #: Environment variable with the token, on both sides.
 TOKEN = "FLOWMILL_REWARD_TOKEN"
 
+#: Rows of a message, texts of a row, and all values within a message together. Whatever is more is nobody's request.
+_MOST_ROWS, _MOST_KEYS, _MOST_VALUES = 1 << 16, 1 << 12, 1 << 21
+
 
 class WireError(ValueError):
     """Bytes that are not what the protocol says."""
@@ -32,18 +35,21 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+_Texts = Annotated[list[str], Field(max_length=_MOST_ROWS)]
+
+
 class ScoreRequest(_Message):
     """Samples to score."""
 
     dtype: Literal["uint8", "float32", "text"]
     """Of the media."""
-    shape: list[int]
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 40)]], Field(min_length=1, max_length=8)]
     """Of the media."""
-    media: bytes | list[str]
+    media: bytes | _Texts
     """Row after row; a list where they are texts."""
-    prompts: list[str]
+    prompts: _Texts
     """One per row."""
-    metadata: list[dict[str, Any]]
+    metadata: Annotated[list[dict[str, Any]], Field(max_length=_MOST_ROWS)]
     """One per row."""
 
 
@@ -52,7 +58,7 @@ class ScoreAnswer(_Message):
 
     scores: bytes
     """Float32, little-endian."""
-    notes: list[str] | None
+    notes: _Texts | None
     """One per row, or nothing."""
 
 
@@ -60,7 +66,7 @@ class NeedsFields(_Message):
     """The fields of ``Needs``."""
 
     media: Literal["images", "clips", "latents", "texts"]
-    columns: list[str]
+    columns: _Texts
     groupwise: bool
     accelerated: bool
     batch_size: int | None = Field(ge=1)
@@ -163,11 +169,39 @@ def _pack(message: Mapping[str, Any]) -> bytes:
     return packed
 
 
+def why(error: Exception) -> str:
+    """Return what is wrong with a message, in a line, of however many things that are."""
+    if not isinstance(error, ValidationError):
+        return str(error)[:500]
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(str(part)[:60] for part in first['loc'])}: {first['msg'][:300]}"
+
+
 def _unpack(body: bytes) -> Any:
+    """Return what a body holds, counted while it is read: a byte of it may be an object of many."""
+    values = 0
+
+    def count(inner: Any) -> Any:
+        nonlocal values
+        values += 1 + len(inner)
+        if values > _MOST_VALUES:
+            raise WireError(f"more than {_MOST_VALUES} values in one message")
+        return inner
+
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise WireError(f"not msgpack: {error}") from None
+        return msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=_MOST_ROWS,
+            max_map_len=_MOST_KEYS,
+            list_hook=count,
+            object_hook=count,
+        )
+    except WireError:
+        raise
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"not msgpack: {str(error)[:200]}") from None
 
 
 #: What reading a message raises when it is not one; pydantic's own among them.

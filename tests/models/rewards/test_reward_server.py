@@ -281,7 +281,7 @@ def _request(**changes: Any) -> bytes:
         (b"\xc1\xff", "not msgpack"),
         (b"\x80\x04\x95.", "not msgpack"),
         (_request(shape=[2, 4, 4, 4]), "media have 96 bytes"),
-        (_request(shape=[-2, -48]), "media have 96 bytes"),
+        (_request(shape=[-2, -48]), "shape.0: Input should be greater than or equal to 1"),
         (_request(shape=[96]), "96 media, 2 prompts"),
         (_request(prompts=["a"]), "2 media, 1 prompts"),
         (_request(prompts=[1, 2]), "prompts"),

@@ -1,0 +1,167 @@
+"""Reward servers and judges that drip, bomb and lie: each ends in an error, soon and in little memory."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from configs.errors import FlowmillError, RewardError
+from configs.rewards import ServerSection
+from models.rewards.base import Needs
+from models.rewards.remote import RemoteReward
+from models.rewards.service import wire
+from models.rewards.testing import samples
+from models.rewards.vlm import VlmJudge
+
+_INFO: dict[str, Any] = {
+    "name": "constant",
+    "options": {},
+    "needs": wire.needs_fields(Needs()),
+    "perfect": None,
+    "max_bytes": 10**8,
+}
+
+
+@contextmanager
+def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(_INFO).encode()
+            self.wfile.write(b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            with suppress(OSError):
+                answer(self)
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _drip(head: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(to: http.server.BaseHTTPRequestHandler) -> None:
+        to.wfile.write(head)
+        for _ in range(200):
+            to.wfile.write(b" ")
+            to.wfile.flush()
+            time.sleep(0.1)
+
+    return answer
+
+
+def _send(body: bytes, *headers: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    head = b"".join(b"%s\r\n" % header for header in headers)
+    return lambda to: _written(to, b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n" + head + b"\r\n" + body)
+
+
+def _written(to: http.server.BaseHTTPRequestHandler, body: bytes) -> None:
+    to.wfile.write(body)
+
+
+_HOSTILE = {
+    "a body that drips": (
+        _drip(b"HTTP/1.0 200 OK\r\ncontent-length: 100000\r\n\r\n"),
+        "timed out|not complete after 1 s",
+    ),
+    "a head that drips": (_drip(b"HTTP/1.0 200 OK\r\nx-more: "), "timed out|not complete after 1 s"),
+    "gzip": (_send(gzip.compress(bytes(1000)), b"content-encoding: gzip"), "compressed"),
+    "a length": (_send(b"", b"content-length: 99999999999"), "more than the"),
+    "without a length": (_send(bytes(20_000_000)), "more than the"),
+}
+
+
+@pytest.mark.parametrize("what", _HOSTILE)
+def test_answers_of_servers_and_judges_are_bounded(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, said = _HOSTILE[what]
+    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
+    begun = time.monotonic()
+    with answering(answer) as url:
+        server = ServerSection(url=url, timeout_s=1.0, patience_s=0.5)
+        batch = samples(3)
+        given = (batch.media, batch.prompts, batch.metadata)
+        with pytest.raises(RewardError, match=said):
+            RemoteReward(server, "constant", {}).score(*given)
+        with pytest.raises(ConnectionError, match=said):
+            VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=1.0, concurrency=1).score(*given)
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b"[]",
+        b'{"choices": "no"}',
+        b'{"choices": [{"message": {"content": [1]}}]}',
+        b'{"choices": [{"message": 3}]}',
+    ],
+)
+def test_what_is_no_answer_of_a_judge_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
+    batch = samples(1)
+    with answering(_send(body)) as url, pytest.raises((RewardError, ConnectionError)):
+        VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=5.0).score(batch.media, batch.prompts, batch.metadata)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({**_INFO, "needs": {}}),
+        json.dumps({**_INFO, "needs": {**_INFO["needs"], "media": "nonsense"}}),
+        json.dumps({**_INFO, "max_bytes": -1}),
+        json.dumps({**_INFO, "perfect": float("nan")}),
+        "[" * 200_000,
+    ],
+)
+def test_what_a_server_says_of_itself_is_checked(body: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body.encode()))
+    with pytest.raises(FlowmillError):
+        RemoteReward(ServerSection(url="http://x"), "constant", {}, transport=transport).introduce()
+
+
+def _fields(**changes: Any) -> bytes:
+    media = np.zeros((1, 1, 1, 3), np.uint8).tobytes()
+    good = {"dtype": "uint8", "shape": [1, 1, 1, 3], "media": media, "prompts": ["a"], "metadata": [{}]}
+    return bytes(msgpack.packb({**good, **changes}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _fields(shape=[2**63] * 60_000),
+        _fields(shape=[2**63] * 1_300_000),
+        _fields(shape=[]),
+        _fields(prompts=[1] * 60_000),
+        _fields(metadata=[{"a": [[]] * 60_000}] * 100),
+        _fields(metadata=[{"a": [{}] * 60_000}] * 100),
+        b"\x91" * 12_000_000,
+        b"\xdd\xff\xff\xff\xff" * 10,
+    ],
+    ids=range(8),
+)
+def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
+    begun = time.monotonic()
+    with pytest.raises(wire.MALFORMED) as caught:
+        wire.unpack_request(body)
+    assert len(wire.why(caught.value)) < 1000
+    assert time.monotonic() - begun < 5
