@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]*:[^/?#\s]+@", re.IGNORECASE)
+#: Where the password of a setting, or of a component's option, belongs.
+_INSTEAD = {
+    "uri": "MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
+    "url": "the token is in FLOWMILL_REWARD_TOKEN",
+    "endpoint": "the key is in the variable that 'key_variable' names, OPENAI_API_KEY by default",
+}
+_ELSEWHERE = "programs read it from the environment or a file of theirs, ~/.netrc for one"
 
 
-def without_password(address: str | None, *, instead: str) -> str | None:
-    """Return an address as it is.
+def check_passwords(name: str, value: Any) -> None:
+    """Check that no address within a value holds a password.
 
     Args:
-        address: a URL.
-        instead: where the password belongs.
+        name: of the setting or option.
+        value: texts, or texts within lists and mappings.
 
     Raises:
-        ValueError: it holds a password; the message does not.
+        ValueError: one does; the message does not.
     """
-    if address is not None and "://" in address and urlsplit(address).password is not None:
-        raise ValueError(f"holds a password, which would be written down with the run. Take it out; {instead}")
-    return address
+    if isinstance(value, str):
+        if _PASSWORD.search(value):
+            instead = _INSTEAD.get(name, _ELSEWHERE)
+            raise ValueError(f"holds a password, which would be written down with the run. Take it out; {instead}")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            check_passwords("", str(key))
+            check_passwords(str(key), each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_passwords(name, each)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from configs.addresses import without_password
 from configs.section import Component, Section
 
 
@@ -21,11 +20,6 @@ class ServerSection(Section):
     """Requests of a process at a time."""
     patience_s: float = Field(120.0, ge=0)
     """Seconds of failures, each tried again, after which the run stops; it can be resumed."""
-
-    @field_validator("url")
-    @classmethod
-    def _no_password(cls, url: str) -> str | None:
-        return without_password(url, instead="the token is in FLOWMILL_REWARD_TOKEN")
 
     @model_validator(mode="before")
     @classmethod

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from configs.addresses import check_passwords
 
 
 class Section(BaseModel):
@@ -15,6 +17,12 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _no_password(cls, value: Any, info: ValidationInfo) -> Any:
+        check_passwords(info.field_name or "", value)
+        return value
 
 
 class Component(Section):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
-
-from configs.addresses import without_password
 from configs.section import Section
 
 
@@ -24,11 +21,3 @@ class TrackingSection(Section):
 
     assets: bool = False
     """Tell Prefect of every artifact that is committed as an asset materialized, with what it was made of."""
-
-    @field_validator("uri")
-    @classmethod
-    def _no_password(cls, uri: str | None) -> str | None:
-        return without_password(
-            uri,
-            instead="MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, a database PGPASSWORD",
-        )
