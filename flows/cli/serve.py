@@ -9,6 +9,9 @@ from configs.garbage import collect_as_usual
 from flows.cli.opening import say
 from tasks.execution.serve_reward import ServeRequest, reward_app
 
+#: Seconds for what is being scored to be answered once the server is told to stop.
+_GRACE_S = 10
+
 
 def serve_command(request: ServeRequest, *, quiet: bool) -> None:
     """Serve a reward until stopped; the last line before it answers says where.
@@ -28,7 +31,14 @@ def serve_command(request: ServeRequest, *, quiet: bool) -> None:
                 shown = f"[{host}]" if ":" in host else host
                 say(f"reward '{request.name}' answers at http://{shown}:{port}", quiet=quiet)
 
-    config = uvicorn.Config(app, host=request.host, port=request.port, log_level="warning", access_log=False)
+    config = uvicorn.Config(
+        app,
+        host=request.host,
+        port=request.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
     server = Server(config)
     collect_as_usual()
     try:

@@ -1,7 +1,8 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
-Status codes: 401 wrong token, 409 another reward is served, 413 too large, 400 not the protocol, 422 the reward failed
-for these samples, 429 busy, 503 the reward cannot reach what it needs. All but 200 carry a sentence as JSON.
+Status codes: 401 wrong token, 409 another reward is served, 413 too large, 400 not the protocol, 408 too slow,
+422 the reward failed for these samples, 429 busy, 503 the reward cannot reach what it needs. All but 200 carry a
+sentence as JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,11 @@ from models.rewards.call import needs_of_made
 from models.rewards.service import wire
 from models.rewards.service.batching import Batcher, BusyError, Limits
 from models.rewards.service.metrics import Metrics
+
+#: Requests of the largest size whose bodies are in memory at a time.
+_BODIES = 2
+#: Seconds for a body to come, and bytes per second of it beyond those.
+_BODY_S, _BODY_RATE = 30.0, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,28 @@ class Served:
     """How much is scored at once, and may wait."""
 
 
+class _Room:
+    """The bytes of bodies that may still come into memory."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+
+    @contextlib.contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Keep so many bytes for a request until it is answered.
+
+        Raises:
+            _Refused: there are too few.
+        """
+        if size > self._left:
+            raise _Refused(429, f"the bodies of other requests leave {self._left} bytes, this needs {size}; ask again")
+        self._left -= size
+        try:
+            yield
+        finally:
+            self._left += size
+
+
 class _Refused(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -51,6 +79,7 @@ class _Refused(Exception):
 def make_app(served: Served) -> FastAPI:
     """Return the app that serves a reward."""
     metrics = Metrics()
+    room = _Room(_BODIES * served.max_bytes)
     batcher = Batcher(served.reward, served.name, served.limits, metrics)
 
     @contextlib.asynccontextmanager
@@ -97,7 +126,8 @@ def make_app(served: Served) -> FastAPI:
     @app.post(wire.SCORE, dependencies=[Depends(authorized)])
     async def score(request: Request) -> Response:
         """Score samples."""
-        body = wire.pack_answer(await _scores(request, served, batcher))
+        with room.taken(_size(request, served.max_bytes)):
+            body = wire.pack_answer(await _scores(request, served, batcher))
         metrics.requests.labels("200").inc()
         return Response(body, media_type=wire.TYPE, headers={wire.CHECKSUM: wire.checksum(body)})
 
@@ -113,7 +143,7 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
     if request.headers.get(wire.CHECKSUM) != wire.checksum(body):
         raise _Refused(400, "the body is not what its checksum says: it was changed on its way")
     try:
-        return await batcher.submit(wire.unpack_request(body))
+        return await batcher.submit(await asyncio.to_thread(wire.unpack_request, body))
     except wire.MALFORMED as error:
         raise _Refused(400, f"no request for scores: {wire.why(error)}") from None
     except BusyError as busy:
@@ -124,12 +154,26 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
         raise _Refused(503, f"{type(error).__name__}: {error}") from None
 
 
+def _size(request: Request, most: int) -> int:
+    """Return how large a request's body may be: what it says, or all that is allowed."""
+    said = request.headers.get("content-length", "")
+    size = int(said) if said.isdecimal() and len(said) < 18 else most + bool(said)
+    if size > most:
+        raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
+    return size
+
+
 async def _body(request: Request, most: int) -> bytes:
     """Return a request's body, read no further than is allowed."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
-        parts.append(part)
+    limit_s = _BODY_S + _size(request, most) / _BODY_RATE
+    try:
+        async with asyncio.timeout(limit_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
+                parts.append(part)
+    except TimeoutError:
+        raise _Refused(408, f"the body was not complete after {limit_s:.0f} s; send it again, faster") from None
     return b"".join(parts)

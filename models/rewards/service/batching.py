@@ -6,8 +6,10 @@ Legend: B samples of a request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,7 +96,7 @@ class Batcher:
 
         Whatever goes wrong is the requests' to tell: this goes on.
         """
-        (outcome,) = await asyncio.gather(asyncio.to_thread(self._score, jobs), return_exceptions=True)
+        (outcome,) = await asyncio.gather(_apart(self._score, jobs), return_exceptions=True)
         if not isinstance(outcome, BaseException):
             start = 0
             for job in jobs:
@@ -119,6 +121,32 @@ class Batcher:
     def _note(self, change: int) -> None:
         self._waiting += change
         self._metrics.waiting.set(self._waiting)
+
+
+def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> asyncio.Future[Scores]:
+    """Return what some work gives, in a thread that keeps no process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Scores] = loop.create_future()
+
+    def tell(outcome: Scores | BaseException) -> None:
+        if done.done():
+            return
+        if isinstance(outcome, BaseException):
+            done.set_exception(outcome)
+        else:
+            done.set_result(outcome)
+
+    def carry_out() -> None:
+        outcome: Scores | BaseException
+        try:
+            outcome = work(jobs)
+        except BaseException as error:  # noqa: BLE001 - whoever asked is told
+            outcome = error
+        with contextlib.suppress(RuntimeError):  # the server is gone
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=carry_out, name="score", daemon=True).start()
+    return done
 
 
 def _alike(jobs: Sequence[_Job]) -> list[list[_Job]]:
