@@ -1,7 +1,8 @@
 """The page of ``flowmill view``, used as a person would, without a browser; and its server."""
 
-from __future__ import html
+from __future__ import annotations
 
+import html
 import os
 import signal
 import socket
