@@ -103,7 +103,7 @@ def test_answers_of_servers_and_judges_are_bounded(what: str, monkeypatch: pytes
             RemoteReward(server, "constant", {}).score(*given)
         with pytest.raises(ConnectionError, match=said):
             VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=1.0, concurrency=1).score(*given)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ def test_answers_of_servers_and_judges_are_bounded(what: str, monkeypatch: pytes
         b'{"choices": [{"message": {"content": [1]}}]}',
         b'{"choices": [{"message": 3}]}',
     ],
+    ids=["deep", "a list", "choices", "content", "message"],
 )
 def test_what_is_no_answer_of_a_judge_is_an_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.rewards.vlm._RETRIES", 0)
