@@ -1,8 +1,7 @@
-"""Text of others as text: what a terminal, a page or a spreadsheet would obey is made visible instead."""
+"""Text of others as text: what a terminal or a page would obey is made visible instead."""
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
 
@@ -12,8 +11,6 @@ _COMMANDING = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 #: What Markdown, with its mathematics, colors, links and directives, takes for markup.
 _MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&@^=\"'/])")
-#: What a spreadsheet takes for the beginning of a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -29,17 +26,6 @@ def visible(text: str, *, keep: str = "") -> str:
 def in_markdown(text: str) -> str:
     """Return a text such that Markdown and HTML show it as it is, in one line."""
     return _MARKUP.sub(lambda found: f"&#{ord(found[1])};", visible(text))
-
-
-def in_html(text: str) -> str:
-    """Return a text such that HTML shows it as it is."""
-    return html.escape(visible(text, keep="\n\t"))
-
-
-def in_cell(text: str) -> str:
-    """Return a text such that a spreadsheet shows it, and does not carry it out."""
-    shown = visible(text, keep="\n\t")
-    return f"'{shown}" if shown.lstrip(" ").startswith(_FORMULA) else shown
 
 
 def _commands(character: str) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from models.meter import Meter
+    from models.policies.reading import Reader
     from models.weights.stored_weights import StoredWeights
 
 
@@ -56,6 +57,8 @@ class Policy(ABC):
     """What its policies are: a name of the table of kinds, or "package.module:Class"."""
     pipeline_name: ClassVar[str | None] = None
     """Class of the diffusers pipeline it loads; none where its models are no pipelines."""
+    readers: ClassVar[tuple[Reader, ...]] = ()
+    """How its tokenizers read prompts, where they cut off what is too long."""
     blocks: ClassVar[tuple[str, ...]]
     """Attribute names of the trained modules' block lists, for sharding, compiling and checkpointing."""
     encoding_parts: ClassVar[frozenset[Part]] = frozenset({Part.TEXT})

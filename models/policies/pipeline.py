@@ -28,7 +28,7 @@ from models.policies.base import Part
 from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
 from models.policies.folders import FLOW, Fields, check_index, check_scheduler, read_index, whole
-from models.policies.reading import Reader, cut_notes
+from models.policies.reading import cut_notes
 from models.weights.lora_files import save_lora
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
@@ -83,8 +83,6 @@ class PipelinePolicy(DiffusionPolicy):
     """What the pipeline takes for ``max_shift`` where the scheduler's config has none."""
     schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
     """Scheduler classes whose schedule this family reads, and what of their configs."""
-    readers: ClassVar[tuple[Reader, ...]] = ()
-    """How its tokenizers read prompts."""
     settings_read: ClassVar[Fields] = Fields()
     """What is read of the settings in ``model_index.json``, beside the components."""
     guidance_argument: ClassVar[str] = "guidance_scale"

@@ -26,13 +26,12 @@ _TRIED = 2
 def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float], None] = time.sleep) -> MadeRewards:
     """Build every reward and judge and score made-up samples with each, of the first two prompts; return them.
 
-    Of one sample a reward of constant answers, or of one score for all, would pass. One that compares the samples of a
-    group gets two of each prompt.
+    Of one sample, one score for all would pass. A reward that compares the samples of a group gets two of each prompt.
 
     Rewards that the ranks score with are left to them, and only their options are checked.
 
-    The sample is made up: what it scores means nothing, only that they can be scored. A reward
-    whose connection fails is tried again, as a shard would be.
+    What made-up samples score means nothing, only that they can be scored. A reward whose connection fails is tried
+    again, as a shard would be.
 
     Args:
         config: the config.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from configs.addresses import check_passwords
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 
@@ -26,3 +27,10 @@ def test_a_password_is_refused_and_not_repeated(
     with pytest.raises(ConfigError, match=f"holds a password.*{instead}") as caught:
         make_config(override)
     assert "made-up" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 1_000_000, "x://" + ":" * 1_000_000, "x://:" * 200_000, "a@b:c, see x://u@h and x://h:80/@"]
+)
+def test_long_texts_and_addresses_without_passwords_pass(text: str) -> None:
+    check_passwords("prompt", text)

@@ -103,7 +103,7 @@ def test_answers_of_servers_and_judges_are_bounded(what: str, monkeypatch: pytes
             RemoteReward(server, "constant", {}).score(*given)
         with pytest.raises(ConnectionError, match=said):
             VlmJudge(model="m", endpoint=f"{url}/v1", timeout_s=1.0, concurrency=1).score(*given)
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def _fields(**changes: Any) -> bytes:
     ids=range(8),
 )
 def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(wire.MALFORMED) as caught:
         wire.unpack_request(body)
     assert len(wire.why(caught.value)) < 1000
-    assert time.monotonic() - begun < 60
+    assert time.process_time() - begun < 5

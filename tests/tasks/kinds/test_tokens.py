@@ -26,6 +26,7 @@ from tasks.inputs.sources import exported_folder
 from tasks.kinds.tokens.prompts import Prompts
 from tasks.kinds.tokens.text import stored_finish, stored_text
 from tasks.preflight.check import check_config
+from tasks.preflight.notes import cut_notes
 from tasks.review.reading import shards_of
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
@@ -217,6 +218,13 @@ def test_algorithms_with_advantages_of_their_own_train_from_ratios_of_1(
 def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_config(config_of(tmp_path, override))
+
+
+def test_a_local_model_has_no_notes_of_prompts_that_encoders_cut_off(tmp_path: Path) -> None:
+    write_language_model(tmp_path / "lm")
+    config = config_of(tmp_path)
+    assert config.model.path is not None
+    assert cut_notes(config) == []
 
 
 def test_prompts_are_cut_on_the_left_or_refused() -> None:
