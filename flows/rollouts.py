@@ -8,7 +8,7 @@ from typing import cast
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from flows.cancellation import check_cancelled
-from flows.stages import Future, RunStages, await_shards, finish, is_elsewhere, is_spread, submit
+from flows.stages import Future, RunStages, await_shards, finish, submit
 from tasks.identities.nodes import rolled_out_by
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
@@ -45,12 +45,12 @@ class EpochRollout:
         self._scores = [StageRun(self._following(epoch, section.slot)) for section in rewards]
         self._shards: dict[str, Future] = {}
         self._scored: list[dict[str, Future]] = [{} for _ in self._scores]
-        if is_elsewhere(self._rollout):
+        if self._stages.is_elsewhere(self._rollout):
             self._begin()
 
     def finish(self) -> None:
         """Do what is left, and complete the artifacts."""
-        if is_elsewhere(self._rollout):
+        if self._stages.is_elsewhere(self._rollout):
             with self._ledger.work(self._rollout.stage.name):
                 await_shards(self._rollout, self._shards)
             finish(self._rollout)
@@ -74,7 +74,7 @@ class EpochRollout:
         Rewards that work on the ranks have their turn after it.
         """
         rollout, futures = self._rollout, list[Future]()
-        together = [run for run in self._scores if is_spread(run)]
+        together = [run for run in self._scores if self._stages.is_spread(run)]
         left = {
             run.stage.slot: {shard.name: shard for shard in run.pending()}
             for run in self._scores

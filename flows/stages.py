@@ -26,7 +26,6 @@ from tasks.execution.crew import Crew, Listener
 from tasks.execution.execution import Execution
 from tasks.execution.ordered import ordered_stage
 from tasks.execution.orders import Order
-from tasks.execution.runners import make_runner
 from tasks.figures.describe import Made, describe_made
 from tasks.identities.nodes import Node
 from tasks.runs.advance import chosen_epoch, extend
@@ -123,9 +122,40 @@ class RunStages:
         """Start the ranks anew if they have stayed long enough."""
         self._execution.begin_epoch()
 
+    def is_spread(self, run: StageRun) -> bool:
+        """Return whether the run's ranks carry out a stage together."""
+        return run.stage.on_ranks and run.stage.config.execution.ranks > 1 and not self.is_elsewhere(run)
+
+    def is_elsewhere(self, run: StageRun) -> bool:
+        """Return whether the shards of a stage go to other processes one by one."""
+        return run.stage.separable and self._execution.elsewhere
+
     def work(self, run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
-        """Run the pending shards of a stage, if there are any; see ``work``."""
-        work(run, due, self._execution, on_commit=on_commit)
+        """Run the pending shards of a stage, if there are any.
+
+        Args:
+            run: the stage.
+            due: the shards; the ranks of a run ask the store themselves.
+            on_commit: hears the names of those that are committed, as soon as they are.
+        """
+        if not due:
+            return
+        if self.is_spread(run):
+            check_cancelled()
+            name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
+            carry_out.with_options(task_run_name=name)(run, self._execution.crew, on_commit)
+            return
+        if self.is_elsewhere(run):
+            started = {shard.name: submit(run, [shard]) for shard in due}
+            with run.stage.context.ledger.work(run.stage.name):
+                await_shards(run, started, on_commit=on_commit)
+            return
+        left = [*due]
+        while left:
+            check_cancelled()
+            done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
+            on_commit([shard.name for shard in left[:done]])
+            left = left[done:]
 
 
 def finish(run: StageRun) -> None:
@@ -134,47 +164,6 @@ def finish(run: StageRun) -> None:
     manifest = run.finish()
     if manifest is not None and not found and run.stage.config.tracking.assets:
         tell(run, manifest)
-
-
-def work(
-    run: StageRun, due: Sequence[Shard], execution: Execution, *, on_commit: OnCommit = lambda names: None
-) -> None:
-    """Run the pending shards of a stage, if there are any.
-
-    Args:
-        run: the stage.
-        due: the shards; the ranks of a run ask the store themselves.
-        execution: has the ranks.
-        on_commit: hears the names of those that are committed, as soon as they are.
-    """
-    if not due:
-        return
-    if is_spread(run):
-        check_cancelled()
-        name = f"{run.stage.name} e{run.stage.epoch} x{run.stage.config.execution.ranks}"
-        carry_out.with_options(task_run_name=name)(run, execution.crew, on_commit)
-        return
-    if is_elsewhere(run):
-        started = {shard.name: submit(run, [shard]) for shard in due}
-        with run.stage.context.ledger.work(run.stage.name):
-            await_shards(run, started, on_commit=on_commit)
-        return
-    left = [*due]
-    while left:
-        check_cancelled()
-        done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
-        on_commit([shard.name for shard in left[:done]])
-        left = left[done:]
-
-
-def is_spread(run: StageRun) -> bool:
-    """Return whether the run's ranks carry out a stage together."""
-    return run.stage.on_ranks and run.stage.config.execution.ranks > 1 and not is_elsewhere(run)
-
-
-def is_elsewhere(run: StageRun) -> bool:
-    """Return whether the shards of a stage go to other processes one by one."""
-    return run.stage.separable and make_runner(run.stage.config.execution).elsewhere
 
 
 def submit(run: StageRun, shards: Sequence[Shard], *, after: Future | None = None) -> Future:

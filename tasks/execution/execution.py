@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from tasks.execution.crew import Crew
+from tasks.execution.runners import make_runner
 from tasks.hosting.host import ModelHost
 from tasks.identities.nodes import Node
 from tasks.runs.context import RunContext
@@ -19,6 +20,8 @@ class Execution:
         self.context = context
         self.host = ModelHost(context)
         """Holds the run's models in this process."""
+        self.elsewhere = make_runner(context.config.execution).elsewhere
+        """Whether shards that need no other go to other processes one by one."""
 
     @cached_property
     def crew(self) -> Crew:

@@ -19,7 +19,7 @@ from tasks.figures.evaluations import Figures, grids, named_evaluations, named_f
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
-from tasks.figures.watch import correlations, shares, suspicions
+from tasks.figures.watch import correlations, read_scored, shares, suspicions
 from tasks.identities.nodes import Node, evaluation_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
@@ -90,12 +90,14 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     if made is None:
         return None
     points = [Point(key=key, value=value, step=epoch) for key, value in _epoch_figures(chain, made).items()]
+    scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
-        for slot, value in correlations(chain, epoch).items()
+        for slot, value in correlations(scored).items()
     ]
     points += [
-        Point(key=f"reward/{slot}_share", value=value, step=epoch) for slot, value in shares(chain, epoch).items()
+        Point(key=f"reward/{slot}_share", value=value, step=epoch)
+        for slot, value in shares(scored, chain.config.rewards).items()
     ]
     for update in made[epoch, "optimize", ""].summary["updates"]:
         step = int(update["update"])

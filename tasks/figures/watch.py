@@ -6,13 +6,15 @@ policy has found another way to please the reward than the one that was meant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 
 from configs.errors import CorruptError
+from configs.rewards import RewardSection
 from storage.tables import read_rows
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
@@ -67,46 +69,66 @@ def new_suspicions(chain: Chain, epoch: int) -> list[Suspicion]:
     return found
 
 
-def correlations(chain: Chain, epoch: int) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the samples of an epoch earned, by slot; a monitor that was not scored is not there."""
+
+    advantages: pa.Table | None
+    """The table of advantages; None before they are made."""
+    rewards: Mapping[str, pa.Table]
+    """That of each reward, if there are several."""
+    monitors: Mapping[str, pa.Table]
+    """That of each monitor."""
+
+
+def read_scored(chain: Chain, epoch: int) -> Scored:
+    """Read what is compared of an epoch; nothing where there is nothing to compare.
+
+    Raises:
+        NotCommittedError: a reward of several has not been scored.
+    """
+    config, store = chain.config, chain.store
+    several = config.rewards if len(config.rewards) > 1 else ()
+    rewards = {section.slot: chain.require(epoch, "score", section.slot).ref for section in several}
+    monitors = {section.slot: chain.find(epoch, "score", section.slot) for section in config.monitors}
+    advantage = chain.find(epoch, "advantage") if monitors else None
+    return Scored(
+        advantages=None if advantage is None else read_rows(store, advantage.ref),
+        rewards={slot: read_rows(store, ref) for slot, ref in rewards.items()},
+        monitors={slot: read_rows(store, entry.ref) for slot, entry in monitors.items() if entry is not None},
+    )
+
+
+def correlations(scored: Scored) -> dict[str, float]:
     """Return by monitor the correlation of its scores with the optimized sum over an epoch's samples.
 
     Raises:
         CorruptError: they are not of the same samples.
     """
-    advantage, monitors = chain.find(epoch, "advantage"), chain.config.monitors
-    if advantage is None or not monitors:
+    optimized, found = scored.advantages, {}
+    if optimized is None:
         return {}
-    store, found = chain.store, {}
-    optimized = read_rows(store, advantage.ref)
-    for section in monitors:
-        scored = chain.find(epoch, "score", section.slot)
-        if scored is None:
-            continue
-        monitored = read_rows(store, scored.ref)
+    for slot, monitored in scored.monitors.items():
         if optimized.column("sample_id") != monitored.column("sample_id"):
-            raise CorruptError(f"{scored.ref} scores other samples than {advantage.ref} is of.")
+            raise CorruptError(f"The monitor '{slot}' scores other samples than the advantages are of.")
         both = [torch.tensor(table.column("reward").to_numpy()) for table in (optimized, monitored)]
         known = ~(both[0].isnan() | both[1].isnan())
         value = correlation(both[0][known], both[1][known])
         if value is not None:
-            found[section.slot] = value
+            found[slot] = value
     return found
 
 
-def shares(chain: Chain, epoch: int) -> dict[str, float]:
+def shares(scored: Scored, sections: Sequence[RewardSection]) -> dict[str, float]:
     """Return by reward its share in what the sum of several distinguishes within groups, see ``contributions``."""
-    config, store = chain.config, chain.store
-    if len(config.rewards) < 2:
+    tables = list(scored.rewards.values())
+    if not tables:
         return {}
-    tables = [read_rows(store, chain.require(epoch, "score", section.slot).ref) for section in config.rewards]
     groups, _ = group_numbers(tables[0])
-    parts = [
-        section.weight * part
-        for section, part in zip(config.rewards, optimized_parts(config.rewards, tables), strict=True)
-    ]
+    parts = [section.weight * part for section, part in zip(sections, optimized_parts(sections, tables), strict=True)]
     known = ~torch.stack(parts).isnan().any(0)
     found = contributions([part[known] for part in parts], groups[known].unique(return_inverse=True)[1])
-    return {} if found is None else dict(zip((section.slot for section in config.rewards), found, strict=True))
+    return {} if found is None else dict(zip(scored.rewards, found, strict=True))
 
 
 def _monitored(chain: Chain, epochs: range) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -16,7 +16,7 @@ from storage.tables import read_rows
 from tasks.algorithms.advantages import contributions
 from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.figures.describe import describe_run
-from tasks.figures.watch import correlations, shares
+from tasks.figures.watch import correlations, read_scored, shares
 from tasks.identities.nodes import Node, run_nodes
 from tasks.preflight.check import check_config
 from tasks.stages.stage_run import StageRun
@@ -62,10 +62,11 @@ def test_what_each_reward_contributes_is_logged(make_config: Make) -> None:
     for node in run_nodes(context.config):
         if node.epoch == 1 and node.stage in ("rollout", "score"):
             StageRun(make_stage(context, node.stage, node.epoch, node.slot)).execute()
-    found = shares(context.chain, 1)
+    found = shares(read_scored(context.chain, 1), context.config.rewards)
     assert found.keys() == {"jpeg_compressibility", "bright"}
     assert sum(found.values()) == pytest.approx(1.0)
-    assert shares(prepare(make_config("run.name=single")).chain, 1) == {}, "one reward is all of it"
+    single = prepare(make_config("run.name=single"))
+    assert shares(read_scored(single.chain, 1), single.config.rewards) == {}, "one reward is all of it"
 
 
 def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
@@ -80,7 +81,8 @@ def test_monitors_are_scored_and_change_nothing(make_config: Make) -> None:
     total = read_rows(store, watched.chain.require(1, "advantage").ref).column("reward").to_numpy()
     bright = read_rows(store, watched.chain.require(1, "score", "bright").ref).column("reward").to_numpy()
     expected = float(np.corrcoef(total, bright)[0, 1])
-    assert correlations(watched.chain, 1) == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
+    found = correlations(read_scored(watched.chain, 1))
+    assert found == {"bright": pytest.approx(expected, rel=1e-5)}, "a constant follows nothing"
     assert describe_run(watched)["warnings"] == []
 
 

@@ -23,7 +23,7 @@ from models.rewards.wrappers import mean_ranks
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from tasks.algorithms.advantages import composed
-from tasks.figures.watch import correlations, shares
+from tasks.figures.watch import correlations, read_scored, shares
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
@@ -342,7 +342,8 @@ def test_composition_belongs_to_the_advantages_alone(make_config: Make) -> None:
         stage = make_stage(context, "advantage", 1)
         assert stage.ref != made(plain, "advantage")
         StageRun(stage).execute()
-        assert sum(shares(context.chain, 1).values()) == pytest.approx(1.0)
+        parts = shares(read_scored(context.chain, 1), context.config.rewards)
+        assert sum(parts.values()) == pytest.approx(1.0)
 
 
 def test_monitors_may_fail_for_some(make_config: Make) -> None:
@@ -353,7 +354,7 @@ def test_monitors_may_fail_for_some(make_config: Make) -> None:
     context = prepare(make_config(excluding("exclude_sample", failing).replace("rewards", "monitors")))
     StageRun(make_stage(context, "score", 1, "mine")).execute()
     assert rewards_of(context, "mine").column("reward").null_count == 4
-    assert -1.0 <= correlations(context.chain, 1)["mine"] <= 1.0
+    assert -1.0 <= correlations(read_scored(context.chain, 1))["mine"] <= 1.0
 
 
 @pytest.mark.campaign
