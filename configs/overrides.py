@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,6 @@ from configs.errors import ConfigError
 
 #: What messages do not repeat of an address.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
-#: What YAML cannot hold as it is, or takes for the end of a line.
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 #: Of the largest config anybody writes, many times over.
 _MOST_VALUES = 100_000
 
@@ -74,12 +71,6 @@ def _check_size(node: yaml.Node, known: dict[int, int]) -> int:
         raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values, those that aliases repeat included")
     known[id(node)] = count
     return count
-
-
-def text_override(key: str, text: str) -> str:
-    """Return the override that sets a key to a text as it is, whatever YAML would take it for."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return f"{key}=" + _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from configs.errors import StoreError
-from configs.overrides import text_override
+from configs.quoting import text_override
 from configs.suggest import near_path
 from storage.layout import RUNS, STAGING
 

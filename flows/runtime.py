@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 
 from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
-from configs.overrides import text_override
+from configs.quoting import text_override
 from configs.registry import imported
 from configs.schema import RunConfig
 from flows.requests import PipelineRequest

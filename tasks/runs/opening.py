@@ -10,7 +10,7 @@ from typing import Any
 from configs.errors import ConfigError, RunConflictError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, override_config, parse_config
-from configs.overrides import text_override
+from configs.quoting import text_override
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
 from storage import layout
