@@ -6,12 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.section import Section
+from configs.section import Component, Section
 
 
 class AdvantageSection(Section):
     """How rewards become advantages."""
 
+    estimator: Component = Component(name="group")
+    """One advantage per sample, as all other settings here say; of language models also one per token: gae, reinforce,
+    rloo, reinforce_plus_plus. When absent the one its algorithm needs."""
     aggregation: Literal["sum", "gdpo"] = "sum"
     """Weighted sum of rewards, then normalization; or each reward normalized in its group first (GDPO)."""
     std: Literal["group", "global", "running", "none"] = "group"

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError
 from configs.explain import explain, place, relevant
+from configs.followers import without_followers
 from configs.overrides import apply_overrides, blamed, read_yaml
-from configs.plans import without_default_plan
 from configs.presets import config_file
 from configs.schema import RunConfig
 from configs.suggest import near_path
@@ -63,7 +63,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     own = _mistakes(data)
     if overrides:
         given, data = data, _with_defaults(data)
-        without_default_plan(data, given, overrides)
+        without_followers(data, given)
     data = apply_overrides(data, overrides)
     run = data.setdefault("run", {})
     if isinstance(run, dict) and run.get("name") is None:

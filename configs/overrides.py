@@ -110,7 +110,10 @@ def _keys(override: str) -> list[str]:
 def _set(data: dict[str, Any], keys: list[str], value: object, override: str) -> None:
     node: Any = data
     for depth, key in enumerate(keys[:-1]):
-        node = _child(node, key, keys[:depth], override)
+        above, node = node, _child(node, key, keys[:depth], override)
+        if isinstance(node, str) and keys[depth + 1] == "options" and isinstance(above, dict):
+            # A component's name stands for the component.
+            node = above[key] = {"name": node}
     if isinstance(node, list):
         node[_index(node, keys[-1], keys[:-1], override)] = value
     elif isinstance(node, dict):

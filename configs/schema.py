@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from configs.critic import CriticSection
 from configs.execution import ExecutionSection
+from configs.followers import with_followers
 from configs.learning import AdvantageSection, ReplaySection
 from configs.optimizer import EmaSection, ScheduleSection
-from configs.plans import with_plan
 from configs.rewards import RewardSection
 from configs.section import Component, Section
 from configs.tokens import TokensSection
@@ -280,6 +281,8 @@ class RunConfig(Section):
     """From rewards to advantages."""
     optimize: OptimizeSection = OptimizeSection()
     """The training objective and optimizer."""
+    critic: CriticSection = CriticSection()
+    """The critic of algorithms that learn values, such as ppo."""
     evaluate: EvaluateSection = EvaluateSection()
     """Evaluation."""
     export: ExportSection = ExportSection()
@@ -291,8 +294,8 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _plan_of_the_algorithm(cls, data: Any) -> Any:
-        return with_plan(data)
+    def _as_the_algorithm_needs(cls, data: Any) -> Any:
+        return with_followers(data)
 
     @property
     def scored(self) -> tuple[RewardSection, ...]:

@@ -260,6 +260,7 @@ preprocess = stage_flow("preprocess")
 policy = stage_flow("policy")
 rollout = stage_flow("rollout")
 score = stage_flow("score")
+value = stage_flow("value")
 advantage = stage_flow("advantage")
 optimize = stage_flow("optimize")
 evaluate = stage_flow("evaluate")
@@ -267,5 +268,5 @@ judge = stage_flow("judge")
 export = stage_flow("export")
 FLOWS = {
     flow.name: flow
-    for flow in (base, encode, preprocess, policy, rollout, score, advantage, optimize, evaluate, judge, export)
+    for flow in (base, encode, preprocess, policy, rollout, score, value, advantage, optimize, evaluate, judge, export)
 }

@@ -22,6 +22,7 @@ KINDS = (
     "embeddings",
     "trajectories",
     "rewards",
+    "values",
     "advantages",
     "policies",
     "evaluations",

@@ -15,7 +15,7 @@ from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
 from storage.verify import list_artifacts
 
 #: Stages whose files an epoch leaves behind; the others serve the run as a whole.
-EPOCH_STAGES = ("rollout", "score", "advantage", "optimize", "evaluate", "judge", "export")
+EPOCH_STAGES = ("rollout", "score", "value", "advantage", "optimize", "evaluate", "judge", "export")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

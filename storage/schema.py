@@ -79,6 +79,30 @@ ADVANTAGES = pa.schema(
 )
 
 
+#: Of every token the policy chose, in order: what a critic expected, and what the base model would have given it.
+#: Null where a run needs none.
+VALUES = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("values", pa.list_(pa.float32())),
+        pa.field("reference_log_probs", pa.list_(pa.float32())),
+    ]
+)
+
+#: Beside the advantages of samples, row by row, where every token has its own; null where the sample is left out.
+TOKEN_ADVANTAGES = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("advantages", pa.list_(pa.float32())),
+        pa.field("returns", pa.list_(pa.float32())),
+        pa.field("values", pa.list_(pa.float32())),
+        pa.field("reference_log_probs", pa.list_(pa.float32())),
+    ]
+)
+
+
 def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
     """Write columns as one Parquet file with the schema's version in its metadata.
 

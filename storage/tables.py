@@ -1,4 +1,4 @@
-"""Artifacts whose shards are one table each: prompts, rewards, advantages."""
+"""Artifacts whose shards are tables: prompts, rewards, values, advantages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 
 #: Name of the columns of each kind in ``storage.schema``, which is imported only where a table is: it takes Arrow.
-TABLES: Mapping[str, str] = {"prompts": "PROMPTS", "rewards": "REWARDS", "advantages": "ADVANTAGES"}
+TABLES: Mapping[str, str] = {
+    "prompts": "PROMPTS",
+    "rewards": "REWARDS",
+    "values": "VALUES",
+    "advantages": "ADVANTAGES",
+    "token_advantages": "TOKEN_ADVANTAGES",
+}
 
 
 def write_rows(kind: str, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write the one table of a shard of an artifact whose kind is in ``TABLES``.
+    """Write one table of ``TABLES`` of a shard: that of its artifact's kind, or another beside it.
 
     Raises:
         pyarrow.ArrowInvalid: a column does not fit the kind's.
@@ -27,24 +33,30 @@ def write_rows(kind: str, folder: Path, columns: Mapping[str, Sequence[Any]]) ->
     schema.write_table(folder / _file(kind), columns, vars(schema)[TABLES[kind]])
 
 
-def read_rows(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
-    """Return all rows of an artifact whose kind is in ``TABLES``, in shard order.
+def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) -> pa.Table:
+    """Return all rows of a table of ``TABLES`` of an artifact, in shard order.
+
+    Args:
+        store: the store.
+        ref: the artifact.
+        table: which; that of the artifact's kind when absent.
 
     Raises:
         CorruptError: a table is damaged.
     """
-    return pa.concat_tables([read_shard(store, ref, record) for record in store.shards(ref)])
+    return pa.concat_tables([read_shard(store, ref, record, table) for record in store.shards(ref)])
 
 
-def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord) -> pa.Table:
-    """Return the rows of one shard of such an artifact.
+def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, table: str | None = None) -> pa.Table:
+    """Return the rows of one shard of such an artifact; see ``read_rows``.
 
     Raises:
         CorruptError: the table is damaged.
     """
     from storage import schema
 
-    return schema.read_table(store.files(ref, record), _file(ref.kind), vars(schema)[TABLES[ref.kind]])
+    kind = table or ref.kind
+    return schema.read_table(store.files(ref, record), _file(kind), vars(schema)[TABLES[kind]])
 
 
 def _file(kind: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from configs.errors import ConfigError
 from configs.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Part(Enum):
     TEXT = "text"
     DENOISER = "denoiser"
     VAE = "vae"
+    CRITIC = "critic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,25 @@ class Policy(ABC):
         Raises:
             ConfigError: the folder holds another model, or an option or size is not valid.
         """
+
+    @classmethod
+    def load_critic(cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int) -> Any:
+        """Load a critic of such policies; return its ``models.policies.trainable:Trainable``, fresh.
+
+        Args:
+            folder: of the base model.
+            settings: what ``settings_for`` returns.
+            own: it has a backbone of its own, else a head on what the policy computes.
+            lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
+            seed: seed of the adapters' initial weights.
+
+        Raises:
+            ConfigError: the family has no critics.
+        """
+        raise ConfigError(
+            f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "
+            "needs none, such as grpo."
+        )
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:

@@ -18,6 +18,7 @@ from configs.schema import RunConfig
 from models.libraries import read_json
 from models.maths.tokens import token_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
+from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists
 from models.policies.trainable import Trainable
 from models.weights.stored_weights import StoredWeights, empty_model
 
@@ -95,6 +96,20 @@ class CausalLM(Policy):
         policy.stored = {MODEL: StoredWeights.of(folder, model)}
         return policy
 
+    @classmethod
+    def load_critic(
+        cls, folder: Path, settings: PolicySettings, *, own: bool, lora: LoraSpec | None, seed: int
+    ) -> TrainableCritic:
+        """Load a critic with a backbone of its own, or a head on the policy's hidden states."""
+        check_folder(folder)
+        made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
+        return made.trainable(lora, seed=seed)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The model's layers."""
+        return block_lists(self.model)
+
     @property
     def trained(self) -> dict[str, Any]:
         """The language model."""
@@ -137,20 +152,33 @@ class CausalLM(Policy):
         return out.logits[:, -1], out.past_key_values
 
     def logits(self, ids: Tensor, lengths: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
-        """Return (B, W, V) logits of whole rows.
+        """Return (B, W, V) logits of whole rows; see ``forward``."""
+        found: Tensor = self.forward(ids, lengths, modules).logits
+        return found
+
+    def forward(
+        self, ids: Tensor, lengths: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False
+    ) -> Any:
+        """Return what the model says of whole rows.
 
         Args:
             ids: (B, W) int64, padded on the right with anything.
             lengths: (B,) int64 tokens of each row.
             modules: what is called instead of the policy's own (a reference).
+            hidden: also ``hidden_states``, the last of which (B, W, H) the logits are made of.
         """
         places = torch.arange(ids.shape[1], device=ids.device)
         mask = (places < lengths[:, None]).long()
         positions = places.expand_as(ids)
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            found: Tensor = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        return found
+            return model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=False,
+                output_hidden_states=hidden,
+            )
 
     def _autocast(self) -> torch.autocast:
         dtype = self.settings.dtype
@@ -170,7 +198,15 @@ class TrainableLM(Trainable):
             lengths: (B,) int64.
             temperature: divides logits.
         """
-        logits = self.policy.logits(ids, lengths)
+        return self._said(self.policy.logits(ids, lengths), ids, temperature)
+
+    def log_probs_and_hidden(self, ids: Tensor, lengths: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what ``log_probs`` does, and the (B, W, H) hidden states that logits are made of, without gradient."""
+        out = self.policy.forward(ids, lengths, hidden=True)
+        return *self._said(out.logits, ids, temperature), out.hidden_states[-1].detach()
+
+    @staticmethod
+    def _said(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         return token_log_probs(logits, ids, temperature), token_entropy(logits.detach(), temperature)
 
     @torch.no_grad()

@@ -53,7 +53,7 @@ class Sharding:
 def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
     """Yield the blocks of a denoiser: those in lists of these names, and what is no list itself."""
     for name in blocks:
-        held = getattr(module, name, None)
+        held = dict(module.named_modules()).get(name)
         yield from held if isinstance(held, nn.ModuleList) else () if held is None else (held,)
 
 

@@ -32,6 +32,8 @@ TOKEN_ALGORITHMS = Table(
         "cispo": "tasks.algorithms.token_grpo:CISPO",
         "dr_grpo": "tasks.algorithms.token_grpo:DrGRPO",
         "rloo": "tasks.algorithms.token_grpo:RLOO",
+        "ppo": "tasks.algorithms.ppo:PPO",
+        "reinforce_plus_plus": "tasks.algorithms.ppo:ReinforcePP",
     },
     like="tasks.algorithms.base:Algorithm",
 )

@@ -92,6 +92,10 @@ class Requirements:
     """Log-probs that are those of the step's Gaussian, with its scale."""
     advantages: bool = True
     """Rewards enter the loss."""
+    per_token: bool = False
+    """Advantages are of tokens, not of samples."""
+    critic: bool = False
+    """A critic is trained beside the policy; its values are what advantages are estimated from."""
     normalization: tuple[tuple[str, str], ...] = ()
     """Settings of ``advantage`` that belong to it, as (name, value); others would make it another algorithm."""
     teacher: str | None = None
@@ -151,6 +155,8 @@ class Models:
     """Moving average of the trained parameters, if one is kept."""
     on_policy: bool = False
     """True while the trained policy still is the behavior policy."""
+    held: bool = False
+    """The policy stays as it is in this epoch, while what is trained beside it learns."""
     meter: Meter | None = None
     """Counts backward passes, where somebody wants to know."""
     remembered: dict[tuple[int, int], Tensor] | None = None
@@ -163,6 +169,8 @@ class RowLoss:
 
     loss: Tensor
     """(B,) with gradient."""
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B,) losses of what is trained beside the policy, by part: no parameter is in two of them."""
     metrics: Mapping[str, Tensor]
     """(B,) figures per row without gradient; the loop reports their means.
 

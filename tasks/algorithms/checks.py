@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from configs.errors import ConfigError
 from configs.learning import AdvantageSection, ReplaySection
 from configs.schema import RunConfig
+from tasks.algorithms.estimators import make_estimator
 
 if TYPE_CHECKING:
     from models.maths.transitions import Kernel
@@ -23,6 +24,7 @@ def check_advantage(config: RunConfig) -> None:
         ConfigError: two exclude each other, or one needs another to act.
     """
     section = config.advantage
+    _check_estimated(config)
     _check_gdpo(section)
     _check_running(section)
     _check_undivided(section)
@@ -53,6 +55,20 @@ def check_advantage(config: RunConfig) -> None:
             f"advantage.group_mean_min is {low} and advantage.group_mean_max {high}, so no group could be trained on. "
             "Swap them."
         )
+
+
+def _check_estimated(config: RunConfig) -> None:
+    """Check that nothing is set of advantages of samples where there is one per token."""
+    section = config.advantage
+    if not make_estimator(config).per_token:
+        return
+    for name, field in AdvantageSection.model_fields.items():
+        value = getattr(section, name)
+        if name != "estimator" and value != field.get_default():
+            raise ConfigError(
+                f"advantage.{name} is {value!r}, but advantage.estimator '{section.estimator.name}' gives every token "
+                f"an advantage of its own, for which it means nothing. Remove advantage.{name}, or the estimator."
+            )
 
 
 def _check_gdpo(section: AdvantageSection) -> None:

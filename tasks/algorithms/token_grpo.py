@@ -29,6 +29,9 @@ from tasks.algorithms.tokens import TokenBatch, TokenModels
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: How the KL to the base model is logged where its log-probs are stored.
+_KLS: tuple[Estimator, ...] = ("k1", "k3")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGRPO:
@@ -82,15 +85,22 @@ class TokenGRPO:
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
         """Return the loss of every row, its tokens weighed as ``normalization`` says."""
         rows = expect(batch, TokenBatch)
-        log_probs, entropy = models.log_probs(rows)
+        return self.of_log_probs(rows, models, *models.log_probs(rows))
+
+    def of_log_probs(self, rows: TokenBatch, models: TokenModels, log_probs: Tensor, entropy: Tensor) -> RowLoss:
+        """Return the loss of every row whose (B, W) log-probs and entropies are known."""
         old = rows.anchored(log_probs)
         log_ratio = self._log_ratio(log_probs, old, rows.mask)
-        advantages = rows.advantages[:, None]
+        advantages = rows.by_token
         if self.surrogate == "cispo":
             tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip_high)
         else:
             tokens = clipped_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
+        if rows.reference is not None:
+            for name in _KLS:
+                before = token_kl(log_probs.detach(), rows.reference, name)
+                metrics[f"kl_before_{name}"] = masked_mean(before, rows.mask)
         if self.kl_coef > 0:
             kl = token_kl(log_probs, models.reference_log_probs(rows), self.kl)
             metrics["kl"] = masked_mean(kl.detach(), rows.mask)

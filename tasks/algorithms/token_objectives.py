@@ -80,3 +80,21 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
         high: how far above 1 a weight may be.
     """
     return -torch.exp(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs
+
+
+def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Return 0.5 max((v - R)^2, (old + clip(v - old) - R)^2) per token, (B, W) (PPO's reference code; verl, OpenRLHF).
+
+    The larger of the two, so that a step towards R beyond the clip range has no gradient and one away from it has all.
+
+    Args:
+        values: (B, W) with gradient.
+        old: (B, W) as they were when advantages were estimated.
+        returns: (B, W).
+        clip: how far values may move from the old ones; None: as far as they will.
+    """
+    plain = (values - returns).square()
+    if clip is None:
+        return plain / 2
+    bounded = old + (values - old).clamp(-clip, clip)
+    return torch.maximum(plain, (bounded - returns).square()) / 2

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.policies.causal_lm import TrainableLM
+    from models.policies.critic_lm import TrainableCritic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,19 @@ class TokenBatch(Batch):
     """(B,) float32: rows of the update over tokens that the policy chose in all of it."""
     own: Tensor
     """(B,) bool: old log-probs are those of the policy as it is now."""
+    token_advantages: Tensor | None = None
+    """(B, W) float32, where every token has an advantage of its own; 0 elsewhere."""
+    returns: Tensor | None = None
+    """(B, W) float32 what a critic learns, where advantages are per token."""
+    values: Tensor | None = None
+    """(B, W) float32 what the critic expected when advantages were estimated, where there is one."""
+    reference: Tensor | None = None
+    """(B, W) float32 log-probs of the base model, where they were stored."""
+
+    @property
+    def by_token(self) -> Tensor:
+        """The (B, W) advantages of tokens, or one for all of a row, (B, 1)."""
+        return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
 
     def anchored(self, log_probs: Tensor) -> Tensor:
         """Return the (B, W) old log-probs; where they are the policy's own, exactly those it has now."""
@@ -50,13 +64,32 @@ class TokenModels(Models):
     """The policy being trained."""
     temperature: float
     """Divides logits, as in the rollout."""
+    critic: TrainableCritic | None = None
+    """The critic, where one is trained."""
 
     def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs, with gradient, and entropies."""
         return self.trainable.log_probs(batch.ids, batch.lengths, self.temperature)
 
+    def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what ``log_probs`` does, and the critic's (B, W) values with gradient; no gradient joins the two.
+
+        While the policy is held its log-probs have none.
+        """
+        critic = self.critic
+        assert critic is not None
+        ids, lengths, hidden = batch.ids, batch.lengths, None
+        with torch.set_grad_enabled(not self.held):
+            if critic.reads_policy:
+                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, lengths, self.temperature)
+            else:
+                log_probs, entropy = self.log_probs(batch)
+        return log_probs, entropy, critic.values(ids, lengths, hidden)
+
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
-        """Return the base model's (B, W) log-probs; computed once per row and epoch."""
+        """Return the base model's (B, W) log-probs: those stored, else computed once per row and epoch."""
+        if batch.reference is not None:
+            return batch.reference
         known = self.remembered
         if known is not None and all(key in known for key in batch.keys):
             rows = [known[key][: batch.ids.shape[1]] for key in batch.keys]

@@ -20,7 +20,7 @@ from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
 from tasks.figures.watch import correlations, read_scored, shares, suspicions
-from tasks.identities.nodes import Node, evaluation_nodes
+from tasks.identities.nodes import Node, estimate_nodes, evaluation_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
@@ -241,7 +241,7 @@ def _evaluation(
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
     """Return what an epoch's training made, by stage; None while it does not count or is not complete."""
     nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in chain.config.scored)]
-    nodes += [Node(epoch, "advantage"), Node(epoch, "optimize")]
+    nodes += [*estimate_nodes(chain.config, epoch), Node(epoch, "optimize")]
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None

@@ -16,6 +16,7 @@ IDENTITIES = Table(
         "policy": "tasks.identities.policy:PolicyIdentity",
         "rollout": "tasks.identities.rollout:RolloutIdentity",
         "score": "tasks.identities.score:ScoreIdentity",
+        "value": "tasks.identities.value:ValueIdentity",
         "advantage": "tasks.identities.advantage:AdvantageIdentity",
         "optimize": "tasks.identities.optimize:OptimizeIdentity",
         "evaluate": "tasks.identities.evaluate:EvaluateIdentity",

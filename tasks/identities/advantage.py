@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.rewards import RewardSection
+from configs.section import Component
+from tasks.algorithms.estimators import has_values, make_estimator
 from tasks.identities.identity import Identity
 from tasks.identities.nodes import Node
 
@@ -29,7 +31,7 @@ class AdvantageIdentity(Identity):
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
         # Advantages that were made before there was a choice keep their names.
-        later = {"kl_gate": None, "mean": "group"}
+        later = {"kl_gate": None, "mean": "group", "estimator": Component(name="group")}
         unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
         section = self.config.advantage.model_dump(mode="json", exclude=unused)
         return {"advantage": section, "weights": weights, **more}
@@ -37,9 +39,15 @@ class AdvantageIdentity(Identity):
     def upstream(self) -> tuple[Node, ...]:
         """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
 
-        With a gate on the KL the monitors that doubt a reward are read too.
+        With a gate on the KL the monitors that doubt a reward are read too. Advantages of tokens need their
+        trajectories, and what the estimator asks of the values of this epoch and the advantages of the one before.
         """
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
+        estimator = make_estimator(self.config)
+        if estimator.per_token:
+            values = (Node(self.epoch, "value"),) if has_values(self.config) else ()
+            before = (Node(self.epoch - 1, "advantage"),) if estimator.adapts and self.epoch > 1 else ()
+            return (*rewards, Node(self.epoch, "rollout"), *values, *before)
         if self.config.advantage.kl_coef > 0:
             return (*rewards, *(Node(epoch, "rollout") for epoch in self.epochs))
         return rewards

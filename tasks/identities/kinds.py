@@ -41,6 +41,10 @@ class KindIdentity(ABC):
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what training depends on, besides its inputs and the section ``optimize``."""
 
+    def value_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return what values of samples depend on, where the kind has such; asked where an estimator needs them."""
+        return {}
+
     @abstractmethod
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Return what of the kind an export tells, besides what all exports do."""

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from configs.schema import RunConfig
+from tasks.algorithms.estimators import has_values
 
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
 #: Stages of which an epoch may have several.
 SLOTTED = ("score", "evaluate", "judge")
 #: Stages that make sense for epoch 1 and later only.
-TRAINING = ("rollout", "score", "advantage", "optimize")
+TRAINING = ("rollout", "score", "value", "advantage", "optimize")
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
 OF = "@"
 
@@ -56,11 +57,18 @@ def run_nodes(config: RunConfig) -> Iterator[Node]:
     for epoch in range(1, config.run.epochs + 1):
         yield Node(epoch, "rollout")
         yield from (Node(epoch, "score", reward.slot) for reward in config.scored)
-        yield Node(epoch, "advantage")
+        yield from estimate_nodes(config, epoch)
         yield Node(epoch, "optimize")
         if is_evaluated(config, epoch):
             yield from evaluation_nodes(config, epoch)
     yield Node(config.run.epochs, "export")
+
+
+def estimate_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
+    """Yield the stages from an epoch's scores to its advantages."""
+    if has_values(config):
+        yield Node(epoch, "value")
+    yield Node(epoch, "advantage")
 
 
 def evaluation_nodes(config: RunConfig, epoch: int, name: str = "") -> Iterator[Node]:

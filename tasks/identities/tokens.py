@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
+from tasks.algorithms.estimators import make_estimator
 from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
 
@@ -30,8 +31,13 @@ class TokensIdentity(KindIdentity):
         return {"tokens": _drawn(section), "evaluate": section.evaluate, **_called(config)}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """The temperature that log-probs belong to."""
-        return {"temperature": tokens_of(config).temperature}
+        """The temperature that log-probs belong to, and the critic where one is trained."""
+        critic = {"critic": config.critic.model_dump(mode="json")} if make_estimator(config).needs_values else {}
+        return {"temperature": tokens_of(config).temperature, **critic}
+
+    def value_options(self, config: RunConfig) -> Mapping[str, Any]:
+        """The temperature, and how the model is called."""
+        return {"temperature": tokens_of(config).temperature, **_called(config)}
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""

@@ -15,6 +15,8 @@ from storage.layout import PARTS, ArtifactRef
 
 PIPELINE = "pipeline"
 OPTIMIZER = "optimizer.safetensors"
+CRITIC = "critic.safetensors"
+CRITIC_OPTIMIZER = "critic_optimizer.safetensors"
 ABOUT_POLICY = "policy.json"
 
 
@@ -101,6 +103,18 @@ def chosen_weights(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> 
     store.require(ref)
     names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
     return next((each for each in (weights, Weights.TRAINED) if each.value in names), None)
+
+
+def critic_files(store: ArtifactStore, ref: ArtifactRef) -> list[Path] | None:
+    """Return the files of the critic that was trained beside a policy, see ``tensor_files``; None: none was yet.
+
+    Raises:
+        NotCommittedError: the policy is not complete.
+        CorruptError: its files are damaged.
+    """
+    store.require(ref)
+    names = {file.name.rpartition("/")[2] for file in store.shards(ref)[0].files}
+    return tensor_files(policy_folder(store, ref), CRITIC) if CRITIC in names else None
 
 
 def policy_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
-from configs.errors import StoreError
+from configs.errors import ConfigError, StoreError
 from configs.registry import create
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
@@ -23,6 +23,7 @@ from storage.trajectories.base import Sample, TrajectoryShard
 from tasks.algorithms.base import Models, Requirements
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import Prompt, StoredPrompt
+from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
 from tasks.kinds.sample_set import SampleSet
@@ -81,6 +82,28 @@ class Maker(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Valuing:
+    """What values of stored samples are computed with."""
+
+    context: RunContext
+    """The run."""
+    host: ModelHost
+    """Holds its models."""
+    policy: ArtifactRef
+    """The policy that the epoch trains, with its critic."""
+    values: bool
+    """A critic's values are asked for."""
+    reference: bool
+    """Log-probs of the base model are asked for."""
+
+    def load(self) -> None:
+        """Load the models, whole on every rank; all ranks ask together, once."""
+        self.host.assemble(self.policy, Weights.TRAINED)
+        if self.values:
+            self.host.critic(self.policy).gather()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What the samples of an epoch are trained with."""
 
@@ -123,6 +146,8 @@ class Kind(ABC):
 
     encodes: ClassVar[bool] = True
     """Prompts are encoded ahead, into the embedding cache."""
+    per_token: ClassVar[bool] = False
+    """Every entry of a sample's log-probs is a choice that can have an advantage of its own."""
     sampling_parts: ClassVar[frozenset[Part]]
     """Parts of the model that make samples; the others may leave the device meanwhile."""
     training_parts: ClassVar[frozenset[Part]]
@@ -209,9 +234,20 @@ class Kind(ABC):
     ) -> SampleSet:
         """Return stored samples as rows to train on."""
 
+    def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
+        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None for what is not asked for.
+
+        Raises:
+            ConfigError: samples of this kind have none.
+        """
+        raise ConfigError(
+            f"advantage.estimator asks for values, which samples of the kind '{kind_name(valuing.context.config)}' do "
+            "not have. Set it to 'group'."
+        )
+
     @abstractmethod
-    def models(self, config: RunConfig, trainable: Trainable) -> Models:
-        """Return what an algorithm may ask of the policy."""
+    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> Models:
+        """Return what an algorithm may ask of the policy, and of what is trained beside it, by part."""
 
     @abstractmethod
     def export(self, exporting: Exporting, folder: Path) -> None:

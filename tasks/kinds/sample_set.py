@@ -55,9 +55,12 @@ class SampleSet(ABC):
         if found.null_count:
             missing = pc.filter(self.reader.sample_ids, pc.is_null(found))
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
-        self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[found.to_numpy()]
+        order = found.to_numpy()
+        self.earned = advantages.take(pa.array(order))
+        """What each sample earned, (N,) rows."""
+        self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
         """(N,) float32; NaN for samples that are left out."""
-        self.rewards: np.ndarray = advantages.column("reward").to_numpy()[found.to_numpy()]
+        self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
         # Policies are numbered by the epoch they come out of; epoch n starts from number n - 1.
         start = int(self.reader.epochs.max(initial=1)) - 1
         self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)

@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from configs.errors import CorruptError
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Algorithm
+from tasks.algorithms.estimators import make_estimator
 from tasks.inputs.components import make_algorithm, open_trajectory_store
 from tasks.kinds.kind import Kind, Training
 from tasks.kinds.rows import Units, plan_updates
@@ -48,9 +50,22 @@ class TrainingData:
     def samples(self, host: ModelHost | None = None) -> SampleSet:
         """Return the samples; without a host no batch can be asked for."""
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
-        advantages = pa.concat_tables([read_rows(self.context.store, ref) for ref in self._advantages])
+        advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
         training = Training(context=self.context, host=host, epoch=self.epoch, predicted=self._predicted)
         return self.kind.training_set(training, shards, advantages, self.algorithm.requires)
+
+    def _earned(self, advantages: ArtifactRef) -> pa.Table:
+        """Return the advantages of samples, with those of tokens beside them where there are such."""
+        store = self.context.store
+        table = read_rows(store, advantages)
+        if not make_estimator(self.config).per_token:
+            return table
+        tokens = read_rows(store, advantages, "token_advantages")
+        if tokens.column("sample_id") != table.column("sample_id"):
+            raise CorruptError(f"{advantages} has advantages of other tokens than of samples.")
+        for name in tokens.column_names[1:]:
+            table = table.append_column(tokens.schema.field(name), tokens.column(name))
+        return table
 
     def plan(self, samples: SampleSet) -> list[Units]:
         """Return the units of every update."""

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,12 +26,14 @@ from tasks.kinds.rows import Units, micro_batches, padded, rows_among
 from tasks.kinds.sample_set import Correctable, SampleSet
 from tasks.optimize.checkpoints import Checkpoints
 from tasks.optimize.data import TrainingData
-from tasks.optimize.loop import Reading, TrainerState, dealt, run_updates
-from tasks.optimize.optimizers import make_optimizer
+from tasks.optimize.loop import Reading, TrainedPart, TrainerState, dealt, run_updates
+from tasks.optimize.optimizers import critic_settings, make_optimizer
+from tasks.optimize.rates import learning_rate
 from tasks.optimize.scaling import loss_scale
 from tasks.optimize.state import METRICS, Kept, read_state, write_state
 
 if TYPE_CHECKING:
+    from models.policies.trainable import Trainable
     from tasks.hosting.host import ModelHost
 
 
@@ -93,19 +96,36 @@ class TrainingEpoch:
         before = self._data.policy
         trainable = self._host.borrow(before)
         kept, self._host.trainer = self._host.trainer, None
-        if kept is not None and kept.policy == str(before):
+        if kept is not None and kept.policy == str(before) and self._holds_beside(cast(Kept, kept)):
             return cast(Kept, kept).state(trainable)
         section = self._config.optimize
         parameters = trainable.parameters()
+        fused = self._config.execution.fused_adamw
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
         scale = loss_scale(self._config.model.dtype)
-        optimizer = make_optimizer(parameters, section, fused=self._config.execution.fused_adamw)
+        optimizer = make_optimizer(parameters, section, fused=fused)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
+        if self._data.algorithm.requires.critic:
+            state.beside["critic"] = self._critic(self._host.borrow_critic(before))
         folder = policy_folder(self._context.store, before)
         if (folder / METRICS).exists():
             read_state(state, folder)
             state.metrics.clear()
         return state
+
+    def _holds_beside(self, kept: Kept) -> bool:
+        """Return whether what was trained beside the policy still is what the host holds; then it is borrowed."""
+        return all(part.trainable is self._host.borrow_critic(self._data.policy) for part in kept.beside.values())
+
+    def _critic(self, trainable: Trainable) -> TrainedPart:
+        section = critic_settings(self._config.optimize, self._config.critic)
+        fused = self._config.execution.fused_adamw
+        return TrainedPart(
+            trainable,
+            make_optimizer(trainable.parameters(), section, fused=fused),
+            learning_rate=partial(learning_rate, section),
+            max_grad_norm=section.max_grad_norm,
+        )
 
     def _models(self, state: TrainerState, requires: Requirements) -> Models:
         """Return what the algorithm may ask for: behavior weights, base model and teacher only if it does."""
@@ -115,7 +135,9 @@ class TrainingEpoch:
             self._host.give_teacher(state.trainable, requires.teacher)
         average = state.ema.values if state.ema is not None else None
         trainable = state.trainable
-        models = self._data.kind.models(self._config, trainable)
+        beside = {name: part.trainable for name, part in state.beside.items()}
+        models = self._data.kind.models(self._config, trainable, beside)
+        models.held = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
             # Ranks that compute in step cannot leave out what one of them happens to know.

@@ -33,6 +33,20 @@ _AHEAD = 2
 
 
 @dataclass(slots=True)
+class TrainedPart:
+    """What is trained beside the policy, by an optimizer of its own."""
+
+    trainable: Trainable
+    """Its parameters change in place."""
+    optimizer: MomentOptimizer
+    """Over them."""
+    learning_rate: Callable[[int], float]
+    """Updates done -> the rate of the next."""
+    max_grad_norm: float
+    """Gradients are clipped to this norm, apart from all others."""
+
+
+@dataclass(slots=True)
 class TrainerState:
     """Everything that must survive a restart."""
 
@@ -48,11 +62,18 @@ class TrainerState:
     """One entry per update of this epoch."""
     scale: LossScale | None = None
     """Scale of the loss, with a float16 forward."""
+    beside: dict[str, TrainedPart] = field(default_factory=dict)
+    """What is trained beside the policy, by name."""
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The trained parameters."""
+        """The policy's trained parameters."""
         return self.trainable.parameters()
+
+    @property
+    def everything(self) -> list[torch.nn.Parameter]:
+        """All trained parameters."""
+        return [*self.parameters, *(each for part in self.beside.values() for each in part.trainable.parameters())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,7 @@ def run_updates(
         means = _gradients(state, algorithm, models, ahead, rows=rows, ranks=ranks)
         gradient_norm = number_of(torch.nn.utils.clip_grad_norm_(state.parameters, section.max_grad_norm))
         _check_finite(means, gradient_norm, number)
+        _step_beside(state, means, number)
         means["lr"] = learning_rate(section, state.total_updates)
         state.optimizer.set_learning_rate(means["lr"])
         state.optimizer.step()
@@ -115,6 +137,19 @@ def run_updates(
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> None:
+    """Clip and step what is trained beside the policy, each part by itself; note its gradient norm and rate."""
+    for name, part in state.beside.items():
+        parameters = part.trainable.parameters()
+        norm = number_of(torch.nn.utils.clip_grad_norm_(parameters, part.max_grad_norm))
+        _check_finite(means, norm, number)
+        means[f"{name}_grad_norm"], means[f"{name}_lr"] = norm, part.learning_rate(state.total_updates)
+        part.optimizer.set_learning_rate(means[f"{name}_lr"])
+        part.optimizer.step()
+        part.trainable.changed()
+        part.optimizer.zero_grad(set_to_none=True)
 
 
 def dealt(chunks: Sequence[Units], ranks: Ranks) -> Sequence[Units]:
@@ -160,20 +195,21 @@ def _gradients(
     figures = RowFigures(rows, first=not state.metrics)
     if state.scale is None:
         _accumulate(batches(), algorithm, models, figures, ranks)
-        ranks.sum_gradients(state.parameters)
+        ranks.sum_gradients(state.everything)
         return _reduce(figures, ranks)
     overflows = 0
     while True:
         factor = state.scale.factor(rows)
         figures = RowFigures(rows, first=not state.metrics)
         _accumulate(batches(), algorithm, models, figures, ranks, factor)
-        ranks.sum_gradients(state.parameters)
+        ranks.sum_gradients(state.everything)
         means = _reduce(figures, ranks)
-        finite = unscale(state.parameters, factor)
+        finite = unscale(state.everything, factor)
         if finite or state.scale.exhausted or not math.isfinite(means["loss"]):
             break
         state.scale, overflows = state.scale.smaller(), overflows + 1
-        state.optimizer.zero_grad(set_to_none=True)
+        for optimizer in (state.optimizer, *(part.optimizer for part in state.beside.values())):
+            optimizer.zero_grad(set_to_none=True)
     means |= {"loss_scale": factor, "overflows": float(overflows)}
     state.scale = state.scale.after_update()
     return means
@@ -191,10 +227,12 @@ def _accumulate(
     for number, batch in enumerate(batches):
         ranks.pulse.at(f"micro-batch {number + 1} of an update of {figures.rows} rows")
         result = algorithm.loss(batch, models)
-        loss = (result.loss * batch.weights * batch.importance).sum() / figures.rows * factor
+        rows = sum(result.beside.values(), result.loss)
+        loss = (rows * batch.weights * batch.importance).sum() / figures.rows * factor
         with backward(models.meter):
             loss.backward()  # type: ignore[no-untyped-call]
-        figures.add(batch, {"loss": result.loss, **result.metrics})
+        beside = {f"{name}_loss": values for name, values in result.beside.items()}
+        figures.add(batch, {"loss": result.loss, **beside, **result.metrics})
 
 
 def _reduce(figures: RowFigures, ranks: Ranks) -> dict[str, float]:

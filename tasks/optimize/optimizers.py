@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from configs.critic import CriticSection
 from configs.errors import ConfigError
 from configs.registry import Table, resolve
 from configs.schema import OptimizeSection, RunConfig
@@ -72,6 +73,12 @@ def make_optimizer(
     kind = resolve(OPTIMIZERS, section.optimizer, what="optimize.optimizer")
     made: MomentOptimizer = kind(parameters, section, fused=fused)
     return made
+
+
+def critic_settings(section: OptimizeSection, critic: CriticSection) -> OptimizeSection:
+    """Return how a critic is trained: as the policy, but for what its own section says."""
+    own = {"learning_rate": critic.learning_rate, "schedule": critic.schedule, "max_grad_norm": critic.max_grad_norm}
+    return section.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
 def check_optimizer(config: RunConfig) -> None:

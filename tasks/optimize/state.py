@@ -7,7 +7,7 @@ Both are read by any number of ranks that hold it either way.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +22,8 @@ from models.weights.averages import Ema
 from models.weights.tensor_files import TensorFiles, begin_parts, finish_parts, write_parts
 from storage.layout import part_folder
 from tasks.hosting.ranks import Ranks
-from tasks.inputs.sources import OPTIMIZER, Weights, tensor_files
-from tasks.optimize.loop import TrainerState
+from tasks.inputs.sources import CRITIC, CRITIC_OPTIMIZER, OPTIMIZER, Weights, tensor_files
+from tasks.optimize.loop import TrainedPart, TrainerState
 from tasks.optimize.optimizers import MomentOptimizer
 from tasks.optimize.scaling import LossScale
 
@@ -31,6 +31,20 @@ if TYPE_CHECKING:
     import torch
 
 METRICS = "metrics.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """The files of what is trained beside the policy."""
+
+    weights: str
+    """Its weights."""
+    optimizer: str
+    """What its optimizer keeps."""
+
+
+#: By the name of the part.
+BESIDE = {"critic": PartFiles(CRITIC, CRITIC_OPTIMIZER)}
 
 Files = Mapping[str, Mapping[str, Tensor]]
 
@@ -104,6 +118,8 @@ class Kept:
     """Updates since the start of the run."""
     scale: LossScale | None
     """Scale of the loss, with a float16 forward."""
+    beside: Mapping[str, TrainedPart]
+    """What was trained beside the policy, with weights that are of the same artifact."""
 
     @classmethod
     def of(cls, state: TrainerState, policy: str) -> Kept:
@@ -114,11 +130,14 @@ class Kept:
             ema=state.ema,
             total_updates=state.total_updates,
             scale=state.scale,
+            beside=state.beside,
         )
 
     def state(self, trainable: Trainable) -> TrainerState:
         """Return the state to go on with, of weights that are this policy's."""
-        return TrainerState(trainable, self.optimizer, self.ema, self.total_updates, scale=self.scale)
+        return TrainerState(
+            trainable, self.optimizer, self.ema, self.total_updates, scale=self.scale, beside=dict(self.beside)
+        )
 
 
 def read_state(state: TrainerState, folder: Path) -> None:
@@ -134,7 +153,11 @@ def read_state(state: TrainerState, folder: Path) -> None:
         if not files:
             raise CorruptError(f"{folder} has no moving average, but optimize.ema is set.")
         TensorFiles(files).read_into(dict(zip(own, state.ema.values, strict=True)))
-    _read_moments(state, folder, own)
+    _read_moments(state.optimizer, tensor_files(folder, OPTIMIZER), own)
+    for name, part in state.beside.items():
+        part.trainable.read(tensor_files(folder, BESIDE[name].weights))
+        parameters = dict(part.trainable.named_parameters())
+        _read_moments(part.optimizer, tensor_files(folder, BESIDE[name].optimizer), parameters)
     progress = json.loads((folder / METRICS).read_text())
     state.total_updates = progress["total_updates"]
     state.metrics.extend(progress["metrics"])
@@ -142,8 +165,7 @@ def read_state(state: TrainerState, folder: Path) -> None:
         state.scale = LossScale(**progress["loss_scale"])
 
 
-def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.Parameter]) -> None:
-    files = tensor_files(folder, OPTIMIZER)
+def _read_moments(optimizer: MomentOptimizer, files: Sequence[Path], own: Mapping[str, torch.nn.Parameter]) -> None:
     if not files:
         return  # ranks write no file without tensors: nothing had a gradient yet
     stored, targets, begun = TensorFiles(files), dict[str, Tensor](), set[str]()
@@ -153,8 +175,8 @@ def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.
             raise CorruptError(f"{files[0]} holds moments of '{name}', which is not trained.")
         if name not in begun:
             begun.add(name)
-            state.optimizer.begin(own[name])
-            targets |= _moments(state, own[name], name)
+            optimizer.begin(own[name])
+            targets |= _moments(optimizer, own[name], name)
     if set(targets) != set(stored.shapes):
         odd = sorted(set(targets) ^ set(stored.shapes))[0]
         raise CorruptError(f"{files[0]} is the state of another optimizer; the first difference is '{odd}'.")
@@ -163,20 +185,31 @@ def _read_moments(state: TrainerState, folder: Path, own: Mapping[str, torch.nn.
 
 def _files(state: TrainerState) -> dict[str, Mapping[str, Tensor]]:
     """Return the tensors of every file, as they are held."""
-    own = {name: parameter.detach() for name, parameter in state.trainable.named_parameters()}
+    own = _weights(state.trainable)
     files: dict[str, Mapping[str, Tensor]] = {Weights.TRAINED.value: own}
     if state.ema is not None:
         files[Weights.AVERAGE.value] = dict(zip(own, state.ema.values, strict=True))
-    moments: dict[str, Tensor] = {}
-    for name, parameter in state.trainable.named_parameters():
-        moments |= _moments(state, parameter, name)
-    files[OPTIMIZER] = moments
+    files[OPTIMIZER] = _all_moments(state.optimizer, state.trainable)
+    for name, part in state.beside.items():
+        files[BESIDE[name].weights] = _weights(part.trainable)
+        files[BESIDE[name].optimizer] = _all_moments(part.optimizer, part.trainable)
     return files
 
 
-def _moments(state: TrainerState, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
+def _weights(trainable: Trainable) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in trainable.named_parameters()}
+
+
+def _all_moments(optimizer: MomentOptimizer, trainable: Trainable) -> dict[str, Tensor]:
+    moments: dict[str, Tensor] = {}
+    for name, parameter in trainable.named_parameters():
+        moments |= _moments(optimizer, parameter, name)
+    return moments
+
+
+def _moments(optimizer: MomentOptimizer, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
     """Return what the optimizer keeps of a parameter, by its key in the file; what is filled changes the optimizer."""
-    kept = state.optimizer.moments(parameter).items()
+    kept = optimizer.moments(parameter).items()
     return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from configs.critic import CriticSection
 from configs.errors import ConfigError
 from configs.registry import Table, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms.base import Requirements
+from tasks.algorithms.estimators import make_estimator
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
 from tasks.kinds.cost import Cost
-from tasks.kinds.kind import make_kind
+from tasks.kinds.kind import Kind, make_kind
 from tasks.optimize.optimizers import check_optimizer
 from tasks.preflight.check_execution import check_execution
 from tasks.preflight.check_rewards import check_rewards
@@ -39,6 +41,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     _check_registered(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
     _check_kind(config, requires)
+    _check_estimator(config, kind, requires)
     # What the base model is comes first: all that is asked of its architecture depends on it.
     check_model(config)
     check_execution(config)
@@ -59,6 +62,20 @@ def _check_kind(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"optimize.algorithm '{config.optimize.algorithm.name}' trains policies of the kind '{requires.kind}', but "
             f"model.policy '{config.model.policy}' is of the kind '{name}'. Choose an algorithm of that kind."
+        )
+
+
+def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> None:
+    """Check that samples have what advantages are estimated of, and that no critic is set which nobody trains."""
+    if make_estimator(config).per_token and not kind.per_token:
+        raise ConfigError(
+            f"advantage.estimator is '{config.advantage.estimator.name}', which gives every token an advantage, but "
+            f"model.policy '{config.model.policy}' makes no tokens. Set it to 'group', or remove it."
+        )
+    if not requires.critic and config.critic != CriticSection():
+        raise ConfigError(
+            f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "
+            "nothing. Remove it, or choose the algorithm 'ppo'."
         )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from configs.load import override_config
-from tasks.identities.nodes import Node, policy_after
+from tasks.identities.nodes import TRAINING, Node, policy_after
 from tasks.runs.context import RunContext
 from tasks.runs.length import remember_length
 from tasks.runs.opening import recorded
 
 #: Stages that come before all epochs, and those that every epoch has.
 _FIRST = ("base", "encode", "preprocess", "policy")
-_TRAINING = ("rollout", "score", "advantage", "optimize")
 
 
 def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "latest"]) -> int:
@@ -27,7 +26,7 @@ def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "
     done = trained(context)
     if stage in _FIRST:
         return 0
-    if stage not in _TRAINING:
+    if stage not in TRAINING:
         return done
     if asked == "latest":
         return max(1, _last(context, "rollout", done))

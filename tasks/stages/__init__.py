@@ -12,6 +12,7 @@ STAGES = Table(
         "policy": "tasks.stages.policy:PolicyStage",
         "rollout": "tasks.stages.rollout:RolloutStage",
         "score": "tasks.stages.score:ScoreStage",
+        "value": "tasks.stages.value:ValueStage",
         "advantage": "tasks.stages.advantage:AdvantageStage",
         "optimize": "tasks.stages.optimize:OptimizeStage",
         "evaluate": "tasks.stages.evaluate:EvaluateStage",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +27,13 @@ from tasks.algorithms.advantages import (
     shape_advantages,
 )
 from tasks.algorithms.checks import check_advantage
+from tasks.algorithms.estimators import TokenEstimator, make_estimator
 from tasks.algorithms.uncertainty import uncertain
 from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.identities.advantage import AdvantageIdentity
 from tasks.inputs.components import open_trajectory_store
 from tasks.stages.stage import Output, Shard, Stage
+from tasks.stages.token_tables import TokenTables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +84,9 @@ class AdvantageStage(Stage):
         everything, *earlier = self._epochs()
         counted = self._counted(everything)
         now = everything.take(counted)
+        estimator = make_estimator(self.config)
+        if estimator.per_token:
+            return self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
         groups, names = group_numbers(now.samples)
         advantages = self._normalized(now, groups, _history(names, earlier))
         if section.threshold is not None:
@@ -89,16 +94,41 @@ class AdvantageStage(Stage):
         shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
         kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
         shaped = torch.where(kept, shaped, 0.0)
-        columns = {
-            **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
-            "reward": _nullable(now.total, counted),
-            "advantage": _nullable(shaped, counted),
-        }
-        write_rows("advantages", folder, columns)
+        self._write(everything, counted, now.total, shaped, folder)
         summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted)}
         if section.kl_gate is not None:
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
+
+    def _per_token(self, estimator: TokenEstimator, everything: _Epoch, counted: Tensor, folder: Path) -> Output:
+        """Write an advantage per sample, the mean of its tokens', and beside it those of tokens."""
+        now = everything.take(counted)
+        groups, _ = group_numbers(now.samples)
+        tokens = TokenTables.read(self.context.store, self.inputs(), everything.samples, self.config.rollout.store)
+        kl_coef = self._kl_coef(estimator)
+        found = tokens.estimate(estimator, now.total, groups, counted, kl_coef=kl_coef)
+        self._write(everything, counted, now.total, found.of_samples, folder)
+        write_rows("token_advantages", folder, found.columns)
+        kept = torch.ones_like(now.total, dtype=torch.bool)
+        summary = {**_summary(now.total, groups, found.of_samples, kept), **_excluded(everything, counted)}
+        return Output(rows=len(counted), summary={**summary, **found.summary})
+
+    def _kl_coef(self, estimator: TokenEstimator) -> float:
+        """Return the weight of the KL in this epoch: of an estimator that adapts, what follows the epoch before."""
+        *_, before = self.inputs()
+        if not estimator.adapts or before.kind != self.identity.kind:
+            return estimator.kl_coef
+        summary = self.context.store.require(before).summary
+        return estimator.next_kl_coef(summary["kl_coef"], summary["kl"], int(summary["samples"]))
+
+    def _write(self, everything: _Epoch, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path) -> None:
+        """Write rewards and advantages (M,) of the samples that count."""
+        columns = {
+            **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
+            "reward": _nullable(rewards, counted),
+            "advantage": _nullable(advantages, counted),
+        }
+        write_rows("advantages", folder, columns)
 
     def _counted(self, epoch: _Epoch) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
@@ -155,8 +185,9 @@ class AdvantageStage(Stage):
         """Return what the samples of each epoch earned, this one first."""
         count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
-        rolled: Sequence[ArtifactRef | None] = [ref for ref in refs if ref.kind != "rewards"]
-        rolled = rolled or [None] * len(self.identity.epochs)
+        rolled: Sequence[ArtifactRef | None] = [None] * len(self.identity.epochs)
+        if self.config.advantage.kl_coef > 0:
+            rolled = [ref for ref in refs if ref.kind == "trajectories"]
         return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
     def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:

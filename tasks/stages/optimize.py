@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.policies.base import Part
 from storage.checkpoints import clear_checkpoints
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
+from tasks.inputs.components import make_algorithm
 from tasks.stages.policy import SHARD
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from models.policies.base import Part
     from tasks.optimize.loop import TrainerState
 
 
@@ -29,7 +30,8 @@ class OptimizeStage(Stage):
     @property
     def parts(self) -> frozenset[Part]:
         """What is trained."""
-        return self.policy_kind.training_parts
+        critic = frozenset({Part.CRITIC} if make_algorithm(self.config).requires.critic else ())
+        return self.policy_kind.training_parts | critic
 
     @property
     def sizes(self) -> Mapping[str, int | None]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.followers import FORWARD
 from configs.load import load_config
-from configs.plans import FORWARD
 from configs.presets import preset_gpu, preset_line, presets
 from configs.registry import create
 from flows.cli.opening import refuse_bare_settings
@@ -19,6 +19,8 @@ from tests.conftest import ROOT
 
 def test_a_name_alone_is_a_component() -> None:
     whole = load_config("digits", ["optimize.algorithm={name: grpo}", "rollout.plan={name: all}"])
+    clipped = load_config("digits", ["optimize.algorithm=grpo", "optimize.algorithm.options.clip_range=0.1"])
+    assert clipped.optimize.algorithm.options == {"clip_range": 0.1}
     assert load_config("digits", ["optimize.algorithm=grpo", "rollout.plan=all"]) == whole
     assert load_config("digits", ["rewards=[digits]"]).rewards == load_config("digits").rewards
 

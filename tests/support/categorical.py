@@ -227,7 +227,7 @@ class Categorical(Kind, KindIdentity):
     ) -> ChoiceSet:
         return ChoiceSet(shards, advantages)
 
-    def models(self, config: RunConfig, trainable: Trainable) -> Models:
+    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> Models:
         return Models(trainable=trainable)
 
     def export(self, exporting: Exporting, folder: Path) -> None:

@@ -126,7 +126,7 @@ class Diffusion(Kind):
         """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
         return training_set(training, shards, advantages, requires)
 
-    def models(self, config: RunConfig, trainable: Trainable) -> DiffusionModels:
+    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> DiffusionModels:
         """Return velocities."""
         return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
 

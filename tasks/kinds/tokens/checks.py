@@ -14,6 +14,7 @@ from configs.section import Section
 from models.rewards.base import Needs
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage
+from tasks.algorithms.estimators import make_estimator
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.kinds.cost import Cost
@@ -62,6 +63,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
             f"rollout.group_size is {config.rollout.group_size}, but optimize.algorithm "
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
         )
+    _check_estimator(config, requires)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
         if found != value:
@@ -70,6 +72,36 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
+
+
+def _check_estimator(config: RunConfig, requires: Requirements) -> None:
+    """Check that advantages are of what the algorithm trains on, and that a critic is asked for where one is set."""
+    algorithm, estimator = config.optimize.algorithm.name, config.advantage.estimator.name
+    made = make_estimator(config)
+    if made.needs_values != requires.critic:
+        needs = "trains a critic" if requires.critic else "trains no critic"
+        other = "'gae'" if requires.critic else "'group', or choose the algorithm 'ppo'"
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' {needs}, and only 'gae' reads "
+            f"one's values. Set advantage.estimator to {other}."
+        )
+    if requires.per_token and not made.per_token:
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' takes advantages of tokens. "
+            "Remove it, and the algorithm's own is taken."
+        )
+    if made.per_token and requires.normalization:
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' is defined with advantages of "
+            "samples. Set advantage.estimator to 'group', or choose 'grpo', which takes any."
+        )
+    reward_kl = getattr(made, "kl_coef", 0.0)
+    loss_kl = config.optimize.algorithm.options.get("kl_coef", 0.0)
+    if reward_kl and loss_kl:
+        raise ConfigError(
+            f"advantage.estimator '{estimator}' has kl_coef {reward_kl} and optimize.algorithm '{algorithm}' has "
+            f"{loss_kl}: the KL would count twice, in the reward and in the loss. Set one of them to 0."
+        )
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:

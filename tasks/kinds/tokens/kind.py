@@ -13,6 +13,7 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies.base import Part
 from models.policies.causal_lm import TrainableLM
+from models.policies.critic_lm import CRITIC, TrainableCritic
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.trajectories.base import TrajectoryShard
@@ -21,13 +22,14 @@ from tasks.algorithms.tokens import TokenModels
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
-from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
+from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training, Valuing
 from tasks.kinds.sample_set import SampleSet
 from tasks.kinds.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from tasks.kinds.tokens.exporting import LanguageModelExport
 from tasks.kinds.tokens.making import evaluation_maker, rollout_maker
 from tasks.kinds.tokens.sets import TextSet
 from tasks.kinds.tokens.text import stored_text
+from tasks.kinds.tokens.valuing import values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +45,7 @@ class Tokens(Kind):
     """Language models: samples are texts."""
 
     encodes = False
+    per_token = True
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
     saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
@@ -93,9 +96,17 @@ class Tokens(Kind):
         """Return texts as rows."""
         return TextSet(shards, advantages, device=None if training.host is None else training.host.device)
 
-    def models(self, config: RunConfig, trainable: Trainable) -> TokenModels:
-        """Return log-probs."""
-        return TokenModels(trainable=cast(TrainableLM, trainable), temperature=tokens_of(config).temperature)
+    def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
+        """One forward of each text through critic and base model."""
+        return values_of(valuing, shard)
+
+    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> TokenModels:
+        """Return log-probs and values."""
+        return TokenModels(
+            trainable=cast(TrainableLM, trainable),
+            temperature=tokens_of(config).temperature,
+            critic=cast("TrainableCritic | None", beside.get(CRITIC)),
+        )
 
     def export(self, exporting: Exporting, folder: Path) -> None:
         """Write a model folder or an adapter."""

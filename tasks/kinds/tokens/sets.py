@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.base import Requirements
 from tasks.algorithms.tokens import TokenBatch
 from tasks.hosting.devices import moved
 from tasks.kinds.rows import Units
@@ -21,6 +23,40 @@ from tasks.kinds.tokens.making import padded_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: Columns of what every token earned -> fields of a batch.
+_BY_TOKEN = {
+    "advantages": "token_advantages",
+    "returns": "returns",
+    "values": "values",
+    "reference_log_probs": "reference",
+}
+
+
+class Ragged:
+    """Rows of different length in one flat array."""
+
+    def __init__(self, flat: np.ndarray, bounds: np.ndarray) -> None:
+        """Bind to numbers, and to where the rows begin and end."""
+        self._flat, self._bounds = flat, bounds
+
+    @classmethod
+    def of(cls, table: pa.Table, name: str) -> Ragged | None:
+        """Return a column of lists, a null as a row without numbers; None where all are null."""
+        column = table.column(name).combine_chunks()
+        if column.null_count == len(column):
+            return None
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        return cls(pc.list_flatten(column).to_numpy(), np.concatenate([[0], np.cumsum(sizes)]))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if row >= len(self):
+            raise IndexError(row)
+        return self._flat[self._bounds[row] : self._bounds[row + 1]]
 
 
 class TextSet(SampleSet):
@@ -32,6 +68,16 @@ class TextSet(SampleSet):
         """Bind to the samples; see ``SampleSet``."""
         super().__init__(shards, advantages, device=device)
         self._unchanged, self._share = True, 1.0
+        self._by_token = {name: Ragged.of(self.earned, name) for name in _BY_TOKEN if name in self.earned.column_names}
+
+    def live(self, requires: Requirements) -> np.ndarray:
+        """Return which samples can contribute; of those with advantages per token, all that have some."""
+        found = self._by_token.get("advantages")
+        if found is None:
+            return super().live(requires)
+        some = np.array([bool(found[row].any()) for row in range(len(found))], np.bool_)
+        live: np.ndarray = (some | requires.zero_advantages) & ~np.isnan(self.advantages)
+        return live
 
     def positions(self) -> np.ndarray:
         """Return 1 for every sample."""
@@ -54,6 +100,13 @@ class TextSet(SampleSet):
         shape = (len(samples), ids.shape[1])
         old = [self.reader.log_probs[sample] for sample in samples]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
+        known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
+        by_token = {
+            field: self._numbers(shape, masks, [table[sample] for sample in samples])
+            for field, table in known.items()
+            if table is not None
+        }
+        about: dict[str, Any] = {**by_token, **common}
         return TokenBatch(
             ids=ids,
             lengths=lengths,
@@ -62,7 +115,7 @@ class TextSet(SampleSet):
             sampled_log_probs=self._numbers(shape, masks, sampled),
             share=torch.full((len(samples),), self._share, device=device),
             own=moved(torch.from_numpy(self._unchanged & (self.ages[samples] == 0)), device),
-            **common,
+            **about,
         )
 
     def _numbers(self, shape: tuple[int, int], masks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> Tensor:

@@ -1,0 +1,48 @@
+"""What follows the algorithm where a config does not say: the steps a rollout stores, and how advantages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Algorithms that noise final latents anew, and so need nothing else of a rollout; a test compares with what they say.
+FORWARD = frozenset({"nft", "awm", "dpo", "dgpo", "crd"})
+#: Algorithms whose advantages are per token, and the estimator each is defined with; a test compares here too.
+PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
+#: Section and setting of what follows, and what it is where the algorithm does not care.
+_FOLLOWING = (("rollout", "plan", "all"), ("advantage", "estimator", "group"))
+
+
+def with_followers(data: Any) -> Any:
+    """Return a config's data with the plan and the estimator that its algorithm needs, where it names none."""
+    optimize = _section(data, "optimize")
+    algorithm = None if optimize is None else optimize.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    known = isinstance(name, str)
+    needed = ("final" if known and name in FORWARD else None, PER_TOKEN.get(name) if known else None)
+    for (part, setting, default), component in zip(_FOLLOWING, needed, strict=True):
+        section = _section(data, part)
+        if section is None:
+            continue
+        given = section.get(setting)
+        if given is None and component is not None:
+            data = {**data, part: {**section, setting: {"name": component}}}
+        elif isinstance(given, Mapping) and "name" not in given:
+            data = {**data, part: {**section, setting: {"name": component or default, **given}}}
+    return data
+
+
+def without_followers(filled: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Leave out again the names that a file does not give: an override may name another algorithm."""
+    for part, setting, _ in _FOLLOWING:
+        section = _section(filled, part) or {}
+        if setting not in (_section(given, part) or {}) and isinstance(section.get(setting), dict):
+            section[setting].pop("name", None)
+
+
+def _section(data: Any, name: str) -> dict[str, Any] | None:
+    """Return a section as it is written down, {} where it is left out, None where it is no such thing."""
+    found = data.get(name) if isinstance(data, Mapping) else None
+    if found is None:
+        return {} if isinstance(data, Mapping) else None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,155 @@
+"""Critics of language models: what a policy may expect to earn from each token on.
+
+Legend: B rows, W positions, H hidden dims. Rows are padded on the right, as those of the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from configs.schema import RunConfig
+from models.policies.base import Part, Policy, PolicySettings
+from models.policies.trainable import Trainable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.weights.lora import LoraSpec
+
+#: The trained module by its name.
+CRITIC = "critic"
+
+
+class ValueModel(nn.Module):
+    """A head of one number per token, on a backbone of its own or on hidden states that are given."""
+
+    def __init__(self, backbone: Any, hidden: int, device: torch.device) -> None:
+        """Begin with a head of zeros, so that all values are 0.
+
+        Args:
+            backbone: a transformers model without a language head; None: hidden states are given.
+            hidden: H.
+            device: of the head.
+        """
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(hidden, 1, device=device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def add_adapter(self, config: Any) -> None:
+        """Add adapters to the backbone."""
+        self.backbone.add_adapter(config)
+
+    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, hidden: Tensor | None) -> Tensor:
+        """Return (B, W) float32 values of the state after each token."""
+        if self.backbone is not None:
+            out = self.backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            hidden = out.last_hidden_state
+        assert hidden is not None
+        # A head of half precision would round values that differ by little.
+        with torch.autocast(hidden.device.type, enabled=False):
+            found: Tensor = self.head(hidden.float())[..., 0]
+        return found
+
+
+class CriticLM(Policy):
+    """A critic with a backbone like the policy's, or without one."""
+
+    kind = "tokens"
+
+    def __init__(self, settings: PolicySettings, model: ValueModel) -> None:
+        """Bind to a value model."""
+        super().__init__(settings)
+        self.model = model
+
+    @classmethod
+    def settings_for(
+        cls, config: RunConfig, *, dtype: torch.dtype, device: torch.device, empty: bool
+    ) -> PolicySettings:
+        """Those of the policy; asked of its family."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
+    ) -> CriticLM:
+        """Load a backbone from a language model's folder, and give it a head of zeros."""
+        from transformers import AutoModel
+
+        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
+        backbone: Any = AutoModel.from_pretrained(folder, dtype=settings.dtype, use_safetensors=True, **loading)
+        backbone = backbone.to(settings.device).eval()
+        if settings.gradient_checkpointing:
+            backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return cls(settings, ValueModel(backbone, int(backbone.config.hidden_size), settings.device))
+
+    @classmethod
+    def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
+        """Return a head alone, for hidden states of the policy of a folder."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return cls(settings, ValueModel(None, int(config.hidden_size), settings.device))
+
+    @property
+    def blocks(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The backbone's layers."""
+        backbone = self.model.backbone
+        return () if backbone is None else tuple(f"backbone.{name}" for name in block_lists(backbone))
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The value model."""
+        return {CRITIC: self.model}
+
+    def trainable(self, lora: LoraSpec | None, *, seed: int) -> TrainableCritic:
+        """Make it trainable: backbone or its adapters, and the head."""
+        return TrainableCritic(self, lora, seed=seed)
+
+    def save_lora(self, folder: Path) -> None:
+        """Never asked: critics are not exported."""
+        raise NotImplementedError
+
+
+class TrainableCritic(Trainable):
+    """A critic that learns."""
+
+    policy: CriticLM
+
+    def __init__(self, policy: CriticLM, lora: LoraSpec | None, *, seed: int) -> None:
+        """Make a freshly loaded critic trainable; see ``Trainable``."""
+        super().__init__(policy, None if policy.model.backbone is None else lora, seed=seed)
+        policy.model.head.requires_grad_(True).float()
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether it values hidden states of the policy."""
+        return self.policy.model.backbone is None
+
+    def values(self, ids: Tensor, lengths: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Return (B, W) float32 values of the state each token was chosen in: of the tokens before it; 0 at position 0.
+
+        Args:
+            ids: (B, W) int64.
+            lengths: (B,) int64.
+            hidden: (B, W, H) the policy's, where it has no backbone; no gradient goes there.
+        """
+        places = torch.arange(ids.shape[1], device=ids.device)
+        mask, positions = (places < lengths[:, None]).long(), places.expand_as(ids)
+        dtype = self.policy.settings.dtype
+        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
+            found = self.policy.model(ids, mask, positions, None if hidden is None else hidden.detach())
+        return nn.functional.pad(found[:, :-1], (1, 0))
+
+
+def block_lists(model: Any) -> tuple[str, ...]:
+    """Return the names of the lists that hold a transformers model's blocks, which it says are never split."""
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    lists = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    return tuple(name for name, part in lists if len(part) and type(part[0]).__name__ in kinds)

@@ -1,0 +1,268 @@
+"""From what samples earned to the advantage of every token: a table of estimators, one small class each.
+
+What an estimator reads decides which stages a run has, so nothing here takes torch before it is asked to compute.
+
+Legend: N samples, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from configs.registry import Table, chosen
+from configs.schema import RunConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ESTIMATORS = Table(
+    {
+        "group": "tasks.algorithms.estimators:Group",
+        "gae": "tasks.algorithms.estimators:GAE",
+        "reinforce": "tasks.algorithms.estimators:Reinforce",
+        "rloo": "tasks.algorithms.estimators:LeaveOneOut",
+        "reinforce_plus_plus": "tasks.algorithms.estimators:ReinforcePlusPlus",
+    },
+    like="tasks.algorithms.estimators:Estimator",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earned:
+    """What the samples of an epoch earned."""
+
+    scores: Tensor
+    """(N,) float64: the weighted sum of rewards."""
+    groups: Tensor
+    """(N,) int64."""
+    mask: Tensor
+    """(N, T) bool: tokens the policy chose."""
+    kl: Tensor | None
+    """(N, T) float64 of each token to the reference, where ``needs_reference``."""
+    values: Tensor | None
+    """(N, T) float64, where ``needs_values``."""
+    kl_coef: float
+    """Weight of the KL in this epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """What training takes."""
+
+    advantages: Tensor
+    """(N, T) float64."""
+    returns: Tensor
+    """(N, T) float64: what a critic learns."""
+
+
+class Estimator:
+    """One way from rewards to advantages."""
+
+    per_token: ClassVar[bool] = True
+    """Every token has an advantage of its own; else a sample has one, as the other settings of ``advantage`` say."""
+    needs_values: ClassVar[bool] = False
+    """It reads a critic's values."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it reads log-probs of the base model."""
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its KL coefficient follows the KL of the epoch before."""
+        return False
+
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return advantages and returns of tokens.
+
+        Raises:
+            TypeError: it has none.
+        """
+        raise TypeError(f"{type(self).__name__} knows no tokens")
+
+
+class Group(Estimator):
+    """One advantage per sample, within its group: what all other settings of ``advantage`` are about."""
+
+    per_token = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEstimator(Estimator):
+    """What all estimators over tokens share: the KL to the base model as part of the reward."""
+
+    kl_coef: float = 0.0
+    """Weight of the KL to the base model in the reward of every token; 0: none."""
+    kl: Literal["k1", "k2", "k3"] = "k1"
+    """How that KL is estimated from the log-probs of the rollout."""
+    target_kl: float | None = None
+    """Nats per sample: after every epoch kl_coef rises where the KL is above, and falls where it is below."""
+    horizon: float = 10_000.0
+    """With target_kl: samples over which kl_coef would change by a fifth."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.kl not in ("k1", "k2", "k3"):
+            raise ValueError(f"kl is {self.kl!r}; it must be 'k1', 'k2' or 'k3'.")
+        if self.kl_coef < 0:
+            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
+        if self.target_kl is not None and not (self.target_kl > 0 and self.horizon > 0 and self.kl_coef > 0):
+            raise ValueError("target_kl and horizon must be above 0, and kl_coef, from which it starts, too.")
+
+    @property
+    def needs_reference(self) -> bool:
+        """With a KL."""
+        return self.kl_coef > 0
+
+    @property
+    def adapts(self) -> bool:
+        """With a target."""
+        return self.target_kl is not None
+
+    def next_kl_coef(self, kl_coef: float, kl: float, samples: int) -> float:
+        """Return the coefficient of the epoch that follows one of so many samples, whose KL was ``kl`` nats each."""
+        from tasks.algorithms.token_advantages import adapted_kl_coef
+
+        assert self.target_kl is not None
+        return adapted_kl_coef(kl_coef, kl, target=self.target_kl, samples=samples, horizon=self.horizon)
+
+    def _rewards(self, earned: Earned) -> Tensor:
+        from tasks.algorithms.token_advantages import token_rewards
+
+        return token_rewards(earned.scores, earned.mask, earned.kl, earned.kl_coef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAE(TokenEstimator):
+    """Generalized advantages (arXiv 1506.02438) from a critic's values."""
+
+    needs_values = True
+    discount: float = 1.0
+    """gamma: how much less a later reward counts, per token."""
+    decay: float = 0.95
+    """lambda: 1 trusts rewards alone, 0 the critic."""
+    whiten: bool = True
+    """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        super().__post_init__()
+        _check_shares(discount=self.discount, decay=self.decay)
+
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return GAE of token rewards; returns are those of the advantages before they are whitened."""
+        from tasks.algorithms.token_advantages import gae, whitened
+
+        assert earned.values is not None
+        rewards = self._rewards(earned)
+        advantages, returns = gae(rewards, earned.values, earned.mask, discount=self.discount, decay=self.decay)
+        return Estimated(advantages=whitened(advantages, earned.mask) if self.whiten else advantages, returns=returns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(TokenEstimator):
+    """What follows each token, as it is (REINFORCE)."""
+
+    discount: float = 1.0
+    """gamma: how much less a later reward counts, per token."""
+    whiten: bool = False
+    """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        super().__post_init__()
+        _check_shares(discount=self.discount)
+
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return discounted returns, maybe whitened."""
+        from tasks.algorithms.token_advantages import discounted_returns, whitened
+
+        returns = discounted_returns(self._rewards(earned), earned.mask, self.discount)
+        return Estimated(advantages=whitened(returns, earned.mask) if self.whiten else returns, returns=returns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePlusPlus(Reinforce):
+    """REINFORCE++ (arXiv 2501.03262): returns whitened over all tokens of the epoch, no critic and no group.
+
+    With ``baseline: group`` the mean of its group is subtracted from each score first.
+    """
+
+    whiten: bool = True
+    """Advantages have mean 0 and variance 1 over all tokens of the epoch."""
+    baseline: Literal["none", "group"] = "none"
+    """What is subtracted from scores before anything else."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        super().__post_init__()
+        if self.baseline not in ("none", "group"):
+            raise ValueError(f"baseline is {self.baseline!r}; it must be 'none' or 'group'.")
+
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return whitened returns."""
+        from dataclasses import replace
+
+        from tasks.algorithms.advantages import Normalizer, group_advantages
+
+        if self.baseline == "group":
+            centered = group_advantages(earned.scores, earned.groups, Normalizer(std="none"))
+            earned = replace(earned, scores=centered)
+        return super().estimate(earned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveOneOut(TokenEstimator):
+    """RLOO (arXiv 2402.14740): a completion is one action; its baseline is the mean of the others of its group.
+
+    The KL of all its tokens is part of the score, as in TRL, so that the others' KL is part of the baseline.
+    """
+
+    def estimate(self, earned: Earned) -> Estimated:
+        """Return one advantage for all tokens of a sample."""
+        from tasks.algorithms.advantages import Normalizer, group_advantages
+
+        scores = self._rewards(earned).sum(-1)
+        found = group_advantages(scores, earned.groups, Normalizer(std="none", mean="leave_one_out"))
+        spread = found[:, None] * earned.mask
+        return Estimated(advantages=spread, returns=scores[:, None] * earned.mask)
+
+
+def _check_shares(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {value}; it must lie between 0 and 1.")
+
+
+def make_estimator(config: RunConfig) -> Estimator:
+    """Return how a run's advantages are estimated.
+
+    Raises:
+        ConfigError: there is no such estimator, or an option cannot work.
+    """
+    found: Estimator = chosen(ESTIMATORS, config.advantage.estimator, what="advantage.estimator")
+    return found
+
+
+def has_values(config: RunConfig) -> bool:
+    """Return whether a run has a stage of values: of a critic's, or of log-probs of the base model per token."""
+    estimator = make_estimator(config)
+    return estimator.needs_values or estimator.needs_reference

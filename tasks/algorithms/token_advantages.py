@@ -1,0 +1,118 @@
+"""Advantages of single tokens: rewards, GAE, returns, whitening. Pure: tensors in, tensors out, float64 inside.
+
+Legend: N samples, T tokens; ``mask`` (N, T) bool of tokens the policy chose, with gaps where it did not (what a tool
+said); results are 0 elsewhere, whatever stands there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Added to a variance before its root, as TRL and verl do.
+_SMALL = 1e-8
+
+
+def token_rewards(scores: Tensor, mask: Tensor, kl: Tensor | None, kl_coef: float) -> Tensor:
+    """Return the reward of every token, (N, T): -kl_coef times its KL, and the score on the last token (InstructGPT).
+
+    Args:
+        scores: (N,).
+        mask: (N, T); rows without any token have no reward.
+        kl: (N, T) estimates of the KL to the reference, or None.
+        kl_coef: its weight.
+    """
+    places = torch.arange(mask.shape[1])
+    last = torch.where(mask, places, -1).amax(-1)
+    rewards = torch.where(places == last[:, None], scores.double()[:, None], 0.0)
+    return rewards if kl is None else rewards - torch.where(mask, kl_coef * kl.double(), 0.0)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, decay: float) -> tuple[Tensor, Tensor]:
+    """Return advantages and returns, (N, T) each (GAE, arXiv 1506.02438, eq. 16; verl's ``compute_gae``).
+
+    From the last token back: delta = r + discount V_next - V, A = delta + discount decay A_next, return = A + V.
+    'Next' is the next chosen token, so gaps are crossed without decay; after the last there is nothing.
+
+    Args:
+        rewards: (N, T).
+        values: (N, T) of the state each token was chosen in.
+        mask: (N, T).
+        discount: gamma.
+        decay: lambda.
+    """
+    rewards, values = rewards.double(), values.double()
+    advantages = torch.zeros_like(rewards)
+    following = ahead = rewards.new_zeros(len(rewards))
+    for place in range(rewards.shape[1] - 1, -1, -1):
+        chosen, value = mask[:, place], values[:, place]
+        advantage = rewards[:, place] + discount * following - value + discount * decay * ahead
+        ahead = torch.where(chosen, advantage, ahead)
+        following = torch.where(chosen, value, following)
+        advantages[:, place] = torch.where(chosen, advantage, 0.0)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor:
+    """Return R = r + discount R_next, (N, T); see ``gae`` for what is next (REINFORCE++, arXiv 2501.03262)."""
+    rewards = rewards.double()
+    returns = torch.zeros_like(rewards)
+    ahead = rewards.new_zeros(len(rewards))
+    for place in range(rewards.shape[1] - 1, -1, -1):
+        found = rewards[:, place] + discount * ahead
+        ahead = torch.where(mask[:, place], found, ahead)
+        returns[:, place] = torch.where(mask[:, place], found, 0.0)
+    return returns
+
+
+def whitened(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
+    """Return (x - mean) / sqrt(var + 1e-8) over all chosen tokens, (N, T); one token alone, which has no spread, is 0.
+
+    The variance is unbiased, as in ``masked_whiten`` of TRL and of verl.
+
+    Args:
+        values: (N, T).
+        mask: (N, T).
+        shift_mean: without it the mean is added again.
+    """
+    known = values.double()[mask]
+    mean = known.mean() if len(known) else known.sum()
+    variance = known.var() if len(known) > 1 else known.new_zeros(())
+    found = (values.double() - mean) * torch.rsqrt(variance + _SMALL)
+    return torch.where(mask, found if shift_mean else found + mean, 0.0)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """Return 1 - Var(R - V) / Var(R) over chosen tokens: 0 of a critic that knows nothing, 1 of one that knows all.
+
+    Where all returns are equal there is nothing to explain: 0.
+    """
+    wanted, guessed = returns.double()[mask], values.double()[mask]
+    spread = wanted.var(correction=0) if len(wanted) else wanted.sum()
+    return float(1 - (wanted - guessed).var(correction=0) / spread) if spread > 0 else 0.0
+
+
+def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, horizon: float) -> float:
+    """Return the coefficient after so many samples of a KL: c (1 + clip(kl / target - 1, +-0.2) n / horizon).
+
+    Ziegler et al. (arXiv 1909.08593, section 2.2); ``AdaptiveKLController`` of TRL and verl.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * samples / horizon)
+
+
+def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float) -> Tensor:
+    """Return what is added to the score of completions that near the limit, (N,) float64, 0 or less (DAPO, eq. 13).
+
+    Args:
+        lengths: (N,) tokens.
+        longest: tokens a completion may have.
+        buffer: tokens before it over which the penalty grows from 0.
+        factor: the penalty at the limit.
+    """
+    over = lengths.double() - (longest - buffer)
+    return -over.clamp(0, buffer) / buffer * factor

@@ -1,0 +1,31 @@
+"""What is known of the tokens of an epoch before they are rewarded: a critic's values, the base model's log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.algorithms.estimators import make_estimator
+from tasks.identities.identity import Identity
+from tasks.identities.kinds import kind_identity
+from tasks.identities.nodes import Node, policy_after
+
+
+class ValueIdentity(Identity):
+    """Values and reference log-probs of an epoch's samples; no reward has a part in them."""
+
+    name = "value"
+    kind = "values"
+
+    def options(self) -> Mapping[str, Any]:
+        """Which of the two there are, and how they are computed."""
+        estimator = make_estimator(self.config)
+        about: dict[str, Any] = {"reference": estimator.needs_reference}
+        if estimator.needs_values:
+            about["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
+            about["seed"] = self.config.run.seed
+        return {**about, **kind_identity(self.config).value_options(self.config)}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The policy that the epoch trains, with its critic, and the trajectories."""
+        return (policy_after(self.epoch - 1), Node(self.epoch, "rollout"))

@@ -1,0 +1,148 @@
+"""What is stored of every token of an epoch, laid out for an estimator, and what it estimates as columns of a table.
+
+Legend: N samples, M of them that count, T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from configs.errors import CorruptError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.tables import read_rows
+from tasks.algorithms.estimators import Earned, TokenEstimator
+from tasks.algorithms.token_advantages import explained_variance
+from tasks.algorithms.token_objectives import masked_sum, token_kl
+from tasks.inputs.components import open_trajectory_store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LIST = pa.list_(pa.float32())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEstimates:
+    """What an estimator made of an epoch."""
+
+    of_samples: Tensor
+    """(M,) float64 mean of the advantages of each sample's tokens."""
+    columns: Mapping[str, Any]
+    """A table of ``TOKEN_ADVANTAGES``, N rows."""
+    summary: Mapping[str, float]
+    """Figures of the epoch."""
+
+
+class TokenTables:
+    """Log-probs of chosen tokens, with values and reference log-probs where a run has them, by sample."""
+
+    def __init__(self, ids: Sequence[str], stored: Mapping[str, Sequence[np.ndarray] | None]) -> None:
+        """Bind to (N,) sample ids, and to rows of each by name."""
+        self._ids, self._stored = ids, stored
+
+    @classmethod
+    def read(cls, store: ArtifactStore, inputs: Sequence[ArtifactRef], samples: pa.Table, form: str) -> TokenTables:
+        """Read what an advantage stage's inputs hold of some samples.
+
+        Args:
+            store: the store.
+            inputs: artifacts, of which trajectories and values are read.
+            samples: their order.
+            form: of the trajectory store.
+
+        Raises:
+            CorruptError: a sample is missing.
+        """
+        ids = samples.column("sample_id").to_pylist()
+        of = {ref.kind: ref for ref in inputs}
+        opener, rolled = open_trajectory_store(form), of["trajectories"]
+        tables = [opener.open(store.files(rolled, record)).table for record in store.shards(rolled)]
+        stored = {"log_probs": _by_sample(pa.concat_tables(tables), "log_probs", ids, rolled)}
+        for name in ("values", "reference_log_probs"):
+            found = of.get("values")
+            stored[name] = None if found is None else _by_sample(read_rows(store, found), name, ids, found)
+        return cls(ids, stored)
+
+    def estimate(
+        self, estimator: TokenEstimator, scores: Tensor, groups: Tensor, counted: Tensor, *, kl_coef: float
+    ) -> TokenEstimates:
+        """Return what an estimator makes of the samples that count.
+
+        Args:
+            estimator: the estimator.
+            scores: (M,) float64.
+            groups: (M,) int64.
+            counted: (N,) bool, M of them true.
+            kl_coef: weight of the KL in this epoch.
+        """
+        kept = counted.nonzero()[:, 0].tolist()
+        log_probs, mask = self._laid_out("log_probs", kept)
+        values, reference = (self._laid_out_or_none(name, kept) for name in ("values", "reference_log_probs"))
+        kl = None if reference is None else token_kl(log_probs, reference, estimator.kl)
+        earned = Earned(scores=scores, groups=groups, mask=mask, kl=kl, values=values, kl_coef=kl_coef)
+        found = estimator.estimate(earned)
+        own = {"advantages": found.advantages, "returns": found.returns}
+        columns: dict[str, Any] = {"sample_id": list(self._ids)}
+        columns |= {name: self._column(table, mask, kept) for name, table in own.items()}
+        columns |= {name: self._stored_column(name, kept) for name in ("values", "reference_log_probs")}
+        summary = {"samples": float(len(kept)), "tokens": float(mask.sum())}
+        if reference is not None:
+            for name in ("k1", "k3"):
+                summed = masked_sum(token_kl(log_probs, reference, name), mask)
+                summary["kl" if name == "k1" else "kl_k3"] = float(summed.mean())
+            summary["kl_coef"] = kl_coef
+        if values is not None:
+            summary["explained_variance"] = explained_variance(values, found.returns, mask)
+            summary["value_mean"] = float(values[mask].mean())
+            summary["return_mean"] = float(found.returns[mask].mean())
+        means = masked_sum(found.advantages, mask) / mask.sum(-1).clamp(min=1)
+        return TokenEstimates(of_samples=means, columns=columns, summary=summary)
+
+    def _laid_out(self, name: str, kept: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the numbers of samples, (M, T) float64, and where they are, (M, T) bool."""
+        rows = self._stored[name]
+        assert rows is not None
+        chosen = [rows[row] for row in kept]
+        sizes = np.array([len(row) for row in chosen])
+        mask = np.arange(int(sizes.max(initial=1)))[None, :] < sizes[:, None]
+        full = np.zeros(mask.shape)
+        full[mask] = np.concatenate(chosen)
+        return torch.from_numpy(full), torch.from_numpy(mask)
+
+    def _laid_out_or_none(self, name: str, kept: Sequence[int]) -> Tensor | None:
+        return None if self._stored[name] is None else self._laid_out(name, kept)[0]
+
+    def _column(self, table: Tensor, mask: Tensor, kept: Sequence[int]) -> pa.Array:
+        """Return (M, T) numbers as a column of N lists, null where a sample does not count."""
+        rows: list[np.ndarray | None] = [None] * len(self._ids)
+        for place, numbers, chosen in zip(kept, table.float().numpy(), mask.numpy(), strict=True):
+            rows[place] = numbers[chosen]
+        return pa.array(rows, _LIST)
+
+    def _stored_column(self, name: str, kept: Sequence[int]) -> pa.Array:
+        found = self._stored[name]
+        if found is None:
+            return pa.nulls(len(self._ids), _LIST)
+        known = set(kept)
+        return pa.array([row if place in known else None for place, row in enumerate(found)], _LIST)
+
+
+def _by_sample(table: pa.Table, name: str, ids: Sequence[str], ref: ArtifactRef) -> list[np.ndarray] | None:
+    """Return a column of lists in the order of some samples; None where it is null."""
+    column = table.column(name).combine_chunks()
+    if column.null_count == len(column):
+        return None
+    places = {sample: row for row, sample in enumerate(table.column("sample_id").to_pylist())}
+    missing = next((sample for sample in ids if sample not in places), None)
+    if missing is not None:
+        raise CorruptError(f"{ref} has no sample {missing}, which was scored. Run the stage again with --force.")
+    flat, bounds = column.flatten().to_numpy(), column.offsets.to_numpy()
+    bounds = bounds - bounds[0]
+    return [flat[bounds[row] : bounds[row + 1]] for row in (places[sample] for sample in ids)]

@@ -1,0 +1,86 @@
+"""Values and reference log-probs of the samples of an epoch: one forward of each, no reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from models.policies.base import Part
+from storage.contents import Contents
+from storage.tables import write_rows
+from tasks.algorithms.estimators import make_estimator
+from tasks.inputs.components import open_trajectory_store
+from tasks.kinds.kind import Valuing
+from tasks.stages.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ValueStage(Stage):
+    """What a critic expects of every token, and what the base model would have given it.
+
+    Kept apart from rollouts, so that another critic needs no new ones, and from rewards, so that another reward needs
+    no new values.
+    """
+
+    saves_memory = ("Lower execution.micro_batch_size, or set critic.backbone to 'policy'.",)
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What is trained, and the critic."""
+        return self.policy_kind.training_parts | {Part.CRITIC}
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of training, which computes values again."""
+        return {"micro_batch_size": self.config.execution.micro_batch_size}
+
+    def shards(self) -> list[Shard]:
+        """The shards of the trajectories."""
+        return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[1]).shards]
+
+    def load(self) -> None:
+        """Policy and critic; ranks that hold their weights together make them whole."""
+        self._valuing.load()
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Compute the values of one shard."""
+        self.host.use_threads()
+        store, trajectories = self.context.store, self.inputs()[1]
+        record = store.record(trajectories, shard.name)
+        assert record is not None
+        opened = open_trajectory_store(self.config.rollout.store).open(store.files(trajectories, record))
+        self._valuing.load()
+        found = self.policy_kind.values(self._valuing, opened)
+        names = ("sample_id", "prompt_id", "group_id")
+        columns = {name: opened.table.column(name).to_pylist() for name in names}
+        ragged = {name: _ragged(rows, len(columns["sample_id"])) for name, rows in found.items()}
+        write_rows("values", folder, {**columns, **ragged})
+
+        def content() -> str:
+            contents = Contents()
+            contents.add_table({**columns, **{name: rows.to_pylist() for name, rows in ragged.items()}})
+            return str(contents)
+
+        return Output(rows=opened.table.num_rows, content=content)
+
+    @property
+    def _valuing(self) -> Valuing:
+        estimator = make_estimator(self.config)
+        return Valuing(
+            context=self.context,
+            host=self.host,
+            policy=self.inputs()[0],
+            values=estimator.needs_values,
+            reference=estimator.needs_reference,
+        )
+
+
+def _ragged(rows: list[np.ndarray] | None, count: int) -> pa.Array:
+    """Return rows of float32 numbers as a column, null where there are none."""
+    kind = pa.list_(pa.float32())
+    return pa.nulls(count, kind) if rows is None else pa.array(rows, kind)

@@ -1,0 +1,205 @@
+"""PPO through the stages: a critic beside the policy, values of tokens, and advantages estimated from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+from storage.tables import read_rows
+from tasks.identities.nodes import Node, run_nodes
+from tasks.preflight.check import check_config
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.language_models import texts_data
+
+PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}", "critic.learning_rate=0.01")
+
+
+def config_of(folder: Path, *overrides: str) -> RunConfig:
+    path = folder / "texts.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(texts_data(folder)))
+    return load_config(path, [*PPO, *overrides])
+
+
+def updates_of(context: RunContext, epoch: int) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = context.store.require(context.policy_ref(epoch)).summary["updates"]
+    return found
+
+
+def files_of(context: RunContext, epoch: int) -> Path:
+    ref = context.policy_ref(epoch)
+    return context.store.folder(ref, context.store.shards(ref)[0])
+
+
+def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "run.epochs=3")
+    check_config(config)
+    assert config.advantage.estimator.name == "gae", "it follows the algorithm"
+    assert [node.stage for node in run_nodes(config) if node.epoch == 1][:4] == [
+        "rollout",
+        "score",
+        "value",
+        "advantage",
+    ]
+    context = prepare(config)
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    first, second = updates_of(context, 1)
+    assert first["ratio_mean"] == 1.0
+    assert first["kl_before_k1"] == 0.0, "the policy still is the base model, to the last bit"
+    assert first["value"] == 0.0, "a fresh head says nothing"
+    assert second["kl_before_k3"] > 0
+    assert second["value"] != 0
+    assert {"critic_loss", "critic_grad_norm", "critic_lr", "value_clip"} <= first.keys()
+    assert first["critic_lr"] == 0.01
+    names = {path.name for path in files_of(context, 1).iterdir()}
+    assert {
+        "policy.safetensors",
+        "optimizer.safetensors",
+        "critic.safetensors",
+        "critic_optimizer.safetensors",
+    } <= names
+    summaries = [context.store.require(context.chain.require(e, "advantage").ref).summary for e in (1, 2, 3)]
+    assert summaries[0]["kl"] == 0.0
+    assert summaries[0]["explained_variance"] == 0.0
+    assert summaries[1]["kl"] != 0.0
+    tokens = read_rows(context.store, context.chain.require(2, "advantage").ref, "token_advantages")
+    values = read_rows(context.store, context.chain.require(2, "value").ref)
+    lengths = [len(row) for row in values.column("values").to_pylist()]
+    assert [len(row) for row in tokens.column("advantages").to_pylist()] == lengths
+    whole = np.concatenate([np.asarray(row) for row in tokens.column("advantages").to_pylist()])
+    assert whole.mean() == pytest.approx(0, abs=1e-6)
+    assert whole.std(ddof=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_new_reward_needs_neither_rollouts_nor_values_and_a_new_critic_no_rollouts(tmp_path: Path) -> None:
+    plain = prepare(config_of(tmp_path))
+    run_epoch(plain, 1)
+    rewarded = prepare(
+        config_of(tmp_path, "run.name=other", 'rewards=[{name: "tests.support.language_models:digits_in", weight: 2}]')
+    )
+    valued = prepare(config_of(tmp_path, "run.name=third", "critic.backbone=policy"))
+    for context, same in ((rewarded, ("rollout", "value")), (valued, ("rollout",))):
+        run_epoch(context, 1)
+        for stage in ("rollout", "value", "advantage", "optimize"):
+            node = Node(1, stage)
+            assert (context.chain.ref(node) == plain.chain.ref(node)) == (stage in same), stage
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.lora={rank: 2, alpha: 4}",), ("critic.backbone=policy",)])
+def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    found = []
+    for name in ("memory", "files"):
+        context = prepare(config_of(tmp_path, f"store.root={tmp_path / name}", "run.name=one", *overrides))
+        run_epoch(context, 1)
+        if name == "files":
+            context = prepare(config_of(tmp_path, f"store.root={tmp_path / name}", "run.name=one", *overrides))
+        run_epoch(context, 2)
+        found.append({path.name: path.read_bytes() for path in files_of(context, 2).iterdir()})
+    assert found[0] == found[1]
+
+
+def test_values_of_a_shared_backbone_do_not_move_the_policy(tmp_path: Path) -> None:
+    weights = []
+    for rate in ("0.1", "0.0001"):
+        context = prepare(
+            config_of(
+                tmp_path,
+                f"store.root={tmp_path / rate}",
+                "critic.backbone=policy",
+                "optimize.updates_per_epoch=1",
+                f"critic.learning_rate={rate}",
+            )
+        )
+        run_epoch(context, 1)
+        weights.append(load_file(files_of(context, 1) / "policy.safetensors"))
+        critic = load_file(files_of(context, 1) / "critic.safetensors")
+        assert set(critic) == {"critic.head.weight", "critic.head.bias"}
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_critic_alone_learns_in_the_first_epochs(tmp_path: Path) -> None:
+    context = prepare(config_of(tmp_path, "critic.alone_epochs=1"))
+    run_epoch(context, 1)
+    base = load_file(tmp_path / "lm" / "model.safetensors")
+    held = load_file(files_of(context, 1) / "policy.safetensors")
+    assert all(torch.equal(held[f"model.{name}"], value) for name, value in base.items() if f"model.{name}" in held)
+    assert updates_of(context, 1)[0]["critic_grad_norm"] > 0
+    assert updates_of(context, 1)[0]["grad_norm"] == 0
+    run_epoch(context, 2)
+    assert updates_of(context, 2)[0]["ratio_mean"] == 1.0
+    assert updates_of(context, 2)[0]["grad_norm"] > 0
+
+
+def test_the_coefficient_of_the_kl_follows_that_of_the_epoch_before(tmp_path: Path) -> None:
+    options = "advantage.estimator.options={kl_coef: 0.1, target_kl: 1.0e-6, horizon: 32}"
+    context = prepare(config_of(tmp_path, options, "run.epochs=3", "optimize.learning_rate=0.01"))
+    for epoch in (1, 2, 3):
+        run_epoch(context, epoch)
+    found = [context.store.require(context.chain.require(e, "advantage").ref).summary for e in (1, 2, 3)]
+    assert found[0]["kl_coef"] == 0.1
+    assert found[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 16 / 32)), "the KL of the first epoch is 0"
+    sign = 0.2 if found[1]["kl"] > 1e-6 else -0.2
+    assert found[2]["kl_coef"] == pytest.approx(found[1]["kl_coef"] * (1 + sign * 16 / 32))
+    last = make_stage(context, "advantage", 3)
+    assert last.inputs()[-1] == context.chain.require(2, "advantage").ref
+    StageRun(last).execute()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "estimator"),
+    [
+        ("grpo", "{name: reinforce, options: {kl_coef: 0.05}}"),
+        ("grpo", "{name: rloo, options: {kl_coef: 0.05}}"),
+        ("reinforce_plus_plus", "{name: reinforce_plus_plus}"),
+        ("reinforce_plus_plus", "{name: reinforce_plus_plus, options: {baseline: group}}"),
+    ],
+)
+def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estimator: str) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    config = load_config(path, [f"optimize.algorithm={algorithm}", f"advantage.estimator={estimator}"])
+    check_config(config)
+    context = prepare(config)
+    run_epoch(context, 1)
+    assert updates_of(context, 1)[0]["ratio_mean"] == 1.0
+    assert not (files_of(context, 1) / "critic.safetensors").exists()
+    assert ("value" in [node.stage for node in run_nodes(config)]) == ("kl_coef" in estimator)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("optimize.algorithm=grpo", "critic.learning_rate=null"), "trains no critic"),
+        (("advantage.estimator=group",), "only 'gae' reads"),
+        (("advantage.std=none",), "advantage.std is 'none'"),
+        (("optimize.algorithm.options={kl_coef: 0.1}",), "count twice"),
+        (("advantage.estimator.options={decay: 2}",), "decay is 2"),
+        (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, overrides: tuple[str, ...], said: str) -> None:
+    given = [*overrides]
+    if overrides[0] == "optimize.algorithm=grpo":
+        given.append("advantage.estimator=gae")
+    with pytest.raises(ConfigError, match=said):
+        check_config(config_of(tmp_path, *given))
+
+
+def test_images_have_neither_tokens_nor_critics(tmp_path: Path) -> None:
+    for overrides, said in (
+        (["advantage.estimator=gae"], "makes no tokens"),
+        (["critic.alone_epochs=2"], "trains none"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_config(load_config("tiny_sd3", overrides))
