@@ -18,8 +18,7 @@ def with_followers(data: Any) -> Any:
     optimize = _section(data, "optimize")
     algorithm = None if optimize is None else optimize.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    known = isinstance(name, str)
-    needed = ("final" if known and name in FORWARD else None, PER_TOKEN.get(name) if known else None)
+    needed = ("final" if name in FORWARD else None, PER_TOKEN.get(name)) if isinstance(name, str) else (None, None)
     for (part, setting, default), component in zip(_FOLLOWING, needed, strict=True):
         section = _section(data, part)
         if section is None:
