@@ -26,10 +26,11 @@ from models.rewards.make import MadeRewards
 from models.weights.context_parallel import TokenSplit
 from models.weights.sharding import Sharding, local
 from storage.layout import ArtifactRef
+from tasks.hosting.critic import HeldCritic
 from tasks.hosting.devices import free_cached_memory, peak_memory, use_deterministic_kernels
 from tasks.hosting.ranks import Ranks
 from tasks.inputs.components import lora_spec
-from tasks.inputs.sources import Weights, chosen_weights, critic_files, local_model, weight_files
+from tasks.inputs.sources import Weights, chosen_weights, local_model, weight_files
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class ModelHost:
         self._encoder: Policy | None = None
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
-        self._critic: Trainable | None = None
-        self._critic_holds: str | None = None
+        self.critic = HeldCritic(context.store, self._fresh_critic)
+        """The critic that is trained beside the policy, where there is one."""
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
         self.trainer: Any = None
         """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
@@ -94,8 +95,8 @@ class ModelHost:
         if self._trainable is not None:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
-        if self._critic is not None:
-            parts["critic"] = self._critic.policy.modules()
+        if self.critic.held is not None:
+            parts["critic"] = self.critic.held.policy.modules()
         return {name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()}
 
     def memory(self) -> dict[str, int]:
@@ -150,10 +151,7 @@ class ModelHost:
     # Loading and releasing
 
     def prepare(self, parts: frozenset[Part]) -> None:
-        """Make room for a stage that needs some parts.
-
-        Text encoders are forgotten, and on an accelerator the critic; others leave the device.
-        """
+        """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others."""
         with self._lock:
             if self._prepared == parts:
                 return
@@ -161,7 +159,7 @@ class ModelHost:
             if Part.TEXT not in parts:
                 self._encoder = None
             if Part.CRITIC not in parts and self.device.type != "cpu":
-                self._critic = self._critic_holds = None
+                self.critic.forget()
             if self._trainable is not None:
                 self._place_decoder(self._trainable.policy)
             free_cached_memory(self.device)
@@ -171,7 +169,7 @@ class ModelHost:
         with self._lock:
             held = self._encoder is not None or self._trainable is not None
             self._encoder = self._trainable = self._holds = self._prepared = self.trainer = None
-            self._critic = self._critic_holds = None
+            self.critic.forget()
             if held:
                 free_cached_memory(self.device)
 
@@ -225,33 +223,7 @@ class ModelHost:
     def keep(self, ref: ArtifactRef) -> None:
         """Hear that what became of the borrowed policy are the trained weights of an artifact."""
         self._holds = (str(ref), Weights.TRAINED.value)
-        if self._critic is not None:
-            self._critic_holds = str(ref)
-
-    def critic(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic that was trained beside a policy artifact; beside one that has none, a fresh one.
-
-        Raises:
-            ConfigError: the family has no critics.
-        """
-        with self._lock:
-            if self._critic_holds != str(ref):
-                files = critic_files(self.context.store, ref)
-                if files is None or self._critic is None:
-                    self._critic = self._fresh_critic()
-                self._critic.scatter()
-                if files is not None:
-                    self._critic.read(files)
-                self._critic_holds = str(ref)
-            assert self._critic is not None
-            return self._critic
-
-    def borrow_critic(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic beside a policy artifact, to be changed: it then is that of none."""
-        held = self.critic(ref)
-        held.scatter()
-        self._critic_holds = None
-        return held
+        self.critic.keep(ref)
 
     def _fresh_critic(self) -> Trainable:
         family, section, folder = self._family, self.config.critic, self.context.base_folder

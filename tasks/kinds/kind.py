@@ -100,7 +100,7 @@ class Valuing:
         """Load the models, whole on every rank; all ranks ask together, once."""
         self.host.assemble(self.policy, Weights.TRAINED)
         if self.values:
-            self.host.critic(self.policy).gather()
+            self.host.critic.of(self.policy).gather()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

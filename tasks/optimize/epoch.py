@@ -106,7 +106,7 @@ class TrainingEpoch:
         optimizer = make_optimizer(parameters, section, fused=fused)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         if self._data.algorithm.requires.critic:
-            state.beside["critic"] = self._critic(self._host.borrow_critic(before))
+            state.beside["critic"] = self._critic(self._host.critic.borrow(before))
         folder = policy_folder(self._context.store, before)
         if (folder / METRICS).exists():
             read_state(state, folder)
@@ -115,7 +115,7 @@ class TrainingEpoch:
 
     def _holds_beside(self, kept: Kept) -> bool:
         """Return whether what was trained beside the policy still is what the host holds; then it is borrowed."""
-        return all(part.trainable is self._host.borrow_critic(self._data.policy) for part in kept.beside.values())
+        return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in kept.beside.values())
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
         section = critic_settings(self._config.optimize, self._config.critic)

@@ -92,7 +92,7 @@ class TokenTables:
         columns: dict[str, Any] = {"sample_id": list(self._ids)}
         columns |= {name: self._column(table, mask, kept) for name, table in own.items()}
         columns |= {name: self._stored_column(name, kept) for name in ("values", "reference_log_probs")}
-        summary = {"samples": float(len(kept)), "tokens": float(mask.sum())}
+        summary = {"samples": float(len(kept)), "token_count": float(mask.sum())}
         if reference is not None:
             for name in ("k1", "k3"):
                 summed = masked_sum(token_kl(log_probs, reference, name), mask)

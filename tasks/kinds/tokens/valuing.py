@@ -31,7 +31,7 @@ def values_of(valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.
     host, config = valuing.host, valuing.context.config
     size, temperature = config.execution.micro_batch_size, tokens_of(config).temperature
     policy = cast(TrainableLM, host.trainable(valuing.policy, Weights.TRAINED))
-    critic = cast(TrainableCritic, host.critic(valuing.policy)) if valuing.values else None
+    critic = cast(TrainableCritic, host.critic.of(valuing.policy)) if valuing.values else None
     if valuing.reference:
         host.give_reference(policy)
     values: list[np.ndarray] = []

@@ -1,0 +1,56 @@
+"""The critic of a run in one process: which weights it holds, and who has borrowed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from tasks.inputs.sources import critic_files
+
+if TYPE_CHECKING:
+    from models.policies.trainable import Trainable
+
+
+class HeldCritic:
+    """Made when first asked for, and kept until it is forgotten."""
+
+    def __init__(self, store: ArtifactStore, make: Callable[[], Trainable]) -> None:
+        """Bind to where critics are stored, and to what makes a fresh one."""
+        self._store, self._make = store, make
+        self._holds: str | None = None
+        self.held: Trainable | None = None
+        """The critic, once there is one."""
+
+    def of(self, ref: ArtifactRef) -> Trainable:
+        """Return the critic that was trained beside a policy artifact; beside one that has none, a fresh one.
+
+        Raises:
+            ConfigError: the family has no critics.
+        """
+        if self.held is None or self._holds != str(ref):
+            files = critic_files(self._store, ref)
+            if files is None or self.held is None:
+                self.held = self._make()
+            self.held.scatter()
+            if files is not None:
+                self.held.read(files)
+            self._holds = str(ref)
+        return self.held
+
+    def borrow(self, ref: ArtifactRef) -> Trainable:
+        """Return the critic beside a policy artifact, to be changed: it then is that of none."""
+        found = self.of(ref)
+        found.scatter()
+        self._holds = None
+        return found
+
+    def keep(self, ref: ArtifactRef) -> None:
+        """Hear that what became of the borrowed critic is that beside a policy artifact."""
+        if self.held is not None:
+            self._holds = str(ref)
+
+    def forget(self) -> None:
+        """Drop it."""
+        self.held = self._holds = None
