@@ -169,6 +169,10 @@ class Run:
         """Return the optimized sums and advantages of an epoch."""
         return self._table(epoch, "advantage")
 
+    def values(self, epoch: int) -> pa.Table:
+        """Return the values and the base model's log-probs of an epoch's tokens, of runs that have such a stage."""
+        return self._table(epoch, "value")
+
     def images(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, Image | list[Image]]:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from models.maths.transitions import KERNELS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 
@@ -43,6 +45,8 @@ COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Samplers": ("rollout.sampler", KERNELS),
     "Plans": ("rollout.plan", PLANS),
     "Algorithms": ("optimize.algorithm", ALGORITHMS),
+    "Algorithms of language models": ("optimize.algorithm", TOKEN_ALGORITHMS),
+    "Estimators of advantages": ("advantage.estimator", ESTIMATORS),
     "Rewards": ("rewards", REWARDS),
     "Runners": ("execution.runner", RUNNERS),
     "Launchers": ("execution.launcher", LAUNCHERS),
@@ -69,8 +73,10 @@ def render() -> str:
             "| name | option | type | default | |",
             "|---|---|---|---|---|",
         ]
-        for name in sorted(table):
-            lines += _component(name, resolve(table, name, what=setting))
+        found = {name: resolve(table, name, what=setting) for name in sorted(table)}
+        modules = Counter(kind.__module__ for kind in found.values())
+        for name, kind in found.items():
+            lines += _component(name, kind, alone=modules[kind.__module__] == 1)
         lines.append("")
     return "\n".join(lines)
 
@@ -139,10 +145,10 @@ def _value(value: Any) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value, default=str)}`"
 
 
-def _component(name: str, kind: Any) -> Iterator[str]:
+def _component(name: str, kind: Any, *, alone: bool) -> Iterator[str]:
     options = kind.options_type if hasattr(kind, "options_type") else kind
-    # What an algorithm is stands at the head of its file.
-    told = sys.modules[kind.__module__] if kind.__module__.startswith("tasks.algorithms") else kind
+    # What an algorithm is stands at the head of its file, where that has no other.
+    told = sys.modules[kind.__module__] if alone and kind.__module__.startswith("tasks.algorithms") else kind
     about = _text(inspect.getdoc(told))
     yield f"| **`{name}`** | | | | {about} |"
     if not dataclasses.is_dataclass(options):

@@ -13,6 +13,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
+from tasks.algorithms.estimators import make_estimator
 from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
 from tasks.figures.tracked import Point, epoch_content, evaluation_content
 from tasks.inputs.components import open_trajectory_store
@@ -79,7 +80,8 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     """Return the samples of an epoch with what they earned, as far as it is known.
 
     Beside the columns of the samples: 'reward.<label>' of each reward and monitor that was scored, and once advantages
-    are made 'reward', the optimized sum, and 'advantage'. Null where a sample has none.
+    are made 'reward', the optimized sum, and 'advantage'; where tokens have advantages of their own, also 'advantages',
+    'returns', 'values' and 'reference_log_probs', a list each. Null where a sample has none.
 
     Raises:
         NotCommittedError: the epoch has no rollout.
@@ -94,6 +96,9 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     entry = chain.find(epoch, "advantage")
     if entry is not None:
         table = _beside(table, read_rows(store, entry.ref), {"reward": "reward", "advantage": "advantage"})
+        if make_estimator(chain.config).per_token:
+            tokens = read_rows(store, entry.ref, "token_advantages")
+            table = _beside(table, tokens, {name: name for name in tokens.column_names[1:]})
     return table
 
 

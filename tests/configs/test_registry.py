@@ -18,7 +18,8 @@ from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from storage.roots import ROOTS
 from storage.trajectories import TRAJECTORY_STORES
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.optimize.optimizers import OPTIMIZERS
@@ -36,6 +37,8 @@ TABLES = {
     "roots": ROOTS,
     "trajectory stores": TRAJECTORY_STORES,
     "algorithms": ALGORITHMS,
+    "algorithms of language models": TOKEN_ALGORITHMS,
+    "estimators": ESTIMATORS,
     "launchers": LAUNCHERS,
     "runners": RUNNERS,
     "optimizers": OPTIMIZERS,

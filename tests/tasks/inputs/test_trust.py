@@ -22,7 +22,8 @@ from models.maths.solvers import SOLVERS
 from models.maths.transitions import KERNELS
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.inputs.trust import HARMLESS, carried_out, check_trusted, pattern, remember
@@ -231,7 +232,10 @@ def _placed(value: Any, annotation: Any, rest: list[str], text: str) -> Any:
     return _with(section, ".".join(rest), text)
 
 
-@pytest.mark.parametrize("table", [REWARDS, ALGORITHMS, KERNELS, PLANS, SOLVERS, BUILDERS, RUNNERS, LAUNCHERS])
+@pytest.mark.parametrize(
+    "table",
+    [REWARDS, ALGORITHMS, TOKEN_ALGORITHMS, ESTIMATORS, KERNELS, PLANS, SOLVERS, BUILDERS, RUNNERS, LAUNCHERS],
+)
 def test_every_option_of_every_component_with_a_text_wants_trust(
     make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Table
 ) -> None:
