@@ -6,13 +6,14 @@ then a record that names them. The newest two stay, and none once the policy is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
 from storage import layout
+from storage.checksums import check_size
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.roots.base import FileEntry
@@ -51,18 +52,52 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
     if not names:
         return None
     path = f"{layout.checkpoints(ref)}/{names[-1]}"
+    entries = _checked(store, path, deep=True)
+    folder = {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
+    return int(names[-1].partition("-")[0]), folder
+
+
+def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> Iterator[tuple[str, str]]:
+    """Yield (folder, what is wrong with it) of every checkpoint that is not what its record says.
+
+    Args:
+        store: the store.
+        ref: the policy.
+        deep: compare every byte, not sizes alone.
+    """
+    for name in _committed(store, ref):
+        path = f"{layout.checkpoints(ref)}/{name}"
+        try:
+            _checked(store, path, deep=deep)
+        except CorruptError as error:
+            # Whoever trains removes the oldest meanwhile.
+            if store.root.read(f"{path}.json") is not None:
+                yield path, str(error)
+
+
+def _checked(store: ArtifactStore, path: str, *, deep: bool) -> list[FileEntry]:
+    """Return the files of a checkpoint, their sizes or every byte compared.
+
+    Raises:
+        CorruptError: they are not what its record says.
+    """
     try:
         files = unseal(store.root.read(f"{path}.json") or b"", f"{path}.json")["files"]
         entries = [FileEntry.parse(file) for file in files]
+        sizes = {} if deep else store.root.files(path)
         for entry in entries:
-            store.root.check(path, entry)
-        folder = {store.root.fetch(path, entry).parents[entry.name.count("/")] for entry in entries}.pop()
+            if deep:
+                store.root.check(path, entry)
+            else:
+                check_size(sizes.get(entry.name), entry, where=f"{path}/{entry.name}")
+        if not entries:
+            raise ValueError("it names no files")
     except (ValueError, KeyError, TypeError, CorruptError) as error:
         raise CorruptError(
-            f"Checkpoint {path} was damaged after it was committed ({error}). Remove {path}.json: training then goes "
-            "on from the checkpoint before it, or from the start of the epoch."
+            f"Checkpoint {path} was damaged after it was committed ({error}). 'flowmill store repair' sets it aside: "
+            "training then goes on from the checkpoint before it, or from the start of the epoch."
         ) from None
-    return int(names[-1].partition("-")[0]), folder
+    return entries
 
 
 def _committed(store: ArtifactStore, ref: ArtifactRef) -> list[str]:

@@ -25,6 +25,7 @@ from storage.contents import joined
 from storage.files import ShardFiles
 from storage.layout import ArtifactRef
 from storage.records import Manifest, ShardRecord, encode, manifest_from, parse, record_from
+from storage.removals import is_removed
 from storage.roots import open_root
 from storage.roots.base import FileEntry, Root
 from storage.together import Alone, Company, publish
@@ -254,7 +255,7 @@ class ArtifactStore:
 
     def removed(self, ref: ArtifactRef) -> bool:
         """Return whether an artifact's files were removed on purpose; its records and manifest stay."""
-        return self.root.read(layout.removed(ref)) is not None
+        return is_removed(self.root.read(layout.removed(ref)), ref)
 
     def _publish(
         self, ref: ArtifactRef, shard: str, folder: Path, company: Company, known: Sequence[FileEntry] = ()

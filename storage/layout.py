@@ -34,6 +34,7 @@ LINEAGE = "lineage"
 QUARANTINE = "quarantine"
 PARTS = "parts"
 COPIES = "copies"
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -82,7 +83,7 @@ class ArtifactRef:
 
 def manifest(ref: ArtifactRef) -> str:
     """Path of the manifest."""
-    return f"{ref.path}/manifest.json"
+    return f"{ref.path}/{_MANIFEST}"
 
 
 def records(ref: ArtifactRef) -> str:
@@ -108,6 +109,11 @@ def claim(ref: ArtifactRef) -> str:
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
     """Folder of one shard's files; the content digest in its name keeps different contents apart."""
     return f"{ref.path}/{shard}-{digest[:12]}"
+
+
+def holds_files(name: str) -> bool:
+    """Return whether a name right below an artifact is that of a folder with files of a shard."""
+    return not name.startswith("_") and name != _MANIFEST
 
 
 def part_folder(number: int) -> str:

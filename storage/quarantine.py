@@ -5,7 +5,8 @@ from __future__ import annotations
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.copies import put_back
-from storage.layout import QUARANTINE
+from storage.layout import QUARANTINE, ArtifactRef
+from storage.removals import removal_note
 from storage.verify import Problem
 
 
@@ -18,7 +19,12 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     ref = problem.ref
     if ref is None:
         return _put_back(store, problem.path)
-    if problem.kind == "orphaned":
+    if problem.path == layout.removed(ref):
+        return _note_anew(store, ref)
+    if problem.path:
+        # A checkpoint's record goes before its files, which count for nothing then.
+        paths = [f"{problem.path}.json", problem.path]
+    elif problem.kind == "orphaned":
         paths = [problem.message.partition(" ")[0]]
     else:
         paths = [layout.manifest(ref)]
@@ -40,6 +46,15 @@ def _put_back(store: ArtifactStore, path: str) -> list[str]:
         moved += [place] if _set_aside(store, place) else []
         if place in whole:
             store.root.create(place, whole[place])
+    return moved
+
+
+def _note_anew(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
+    """Set a note of a removal aside; where files were removed, another takes its place."""
+    path = layout.removed(ref)
+    moved = [path] if _set_aside(store, path) else []
+    if not any(layout.holds_files(name) for name in store.root.list(ref.path)):
+        store.root.create(path, removal_note(ref, "the note of it was damaged"))
     return moved
 
 

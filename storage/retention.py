@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +10,7 @@ from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry, RunFolder, damaged_records, list_runs
+from storage.removals import removal_note
 from storage.verify import list_artifacts
 
 #: Stages whose files an epoch leaves behind; the others serve the run as a whole.
@@ -68,7 +67,7 @@ def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
             # Without a record it may be a training under way: its age is not known, so it counts as new.
             if item["runs"] or (item["age_s"] or 0.0) >= retention.older_than_s:
                 removals.append(Removal(what=artifact, size=size, reason="no run names it", trace=False))
-        elif artifact in past and not item["removed"]:
+        elif artifact in past and (not item["removed"] or _left(store, ArtifactRef.parse(artifact))):
             reason = f"all runs that name it are more than {retention.keep_epochs} epochs further"
             removals.append(Removal(what=artifact, size=size, reason=reason, trace=True))
     return removals
@@ -85,17 +84,24 @@ def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
 
 def remove(store: ArtifactStore, removal: Removal) -> None:
     """Remove one thing. Killed halfway, the same removal is found again."""
-    if not removal.trace:
-        # Without its manifest nobody takes the rest for whole.
-        store.root.remove(f"{removal.what}/manifest.json")
+    if removal.what.startswith(f"{layout.RUNS}/"):
         store.root.remove(removal.what)
         return
     ref = ArtifactRef.parse(removal.what)
-    note = json.dumps({"removed": time.time(), "reason": removal.reason}).encode()
-    store.root.create(layout.removed(ref), note)
-    for name in store.root.list(ref.path):
-        if not name.startswith("_") and name != "manifest.json":
-            store.root.remove(f"{ref.path}/{name}")
+    if removal.trace:
+        store.root.create(layout.removed(ref), removal_note(ref, removal.reason))
+    else:
+        # Without its manifest nobody takes the rest for whole; its records, which say how old it is, go last.
+        store.root.remove(layout.manifest(ref))
+    for name in _left(store, ref):
+        store.root.remove(f"{ref.path}/{name}")
+    if not removal.trace:
+        store.root.remove(ref.path)
+
+
+def _left(store: ArtifactStore, ref: ArtifactRef) -> list[str]:
+    """Return the folders of an artifact that hold files of its shards."""
+    return [name for name in store.root.list(ref.path) if layout.holds_files(name)]
 
 
 def _past(kept: Mapping[str, RunFolder], retention: Retention) -> set[str]:

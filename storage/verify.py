@@ -11,12 +11,14 @@ import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
+from storage.checkpoints import damaged_checkpoints
 from storage.checksums import check_size
 from storage.commit import ArtifactStore
 from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import damaged_records, list_runs, readable_entries
 from storage.records import Manifest, ShardRecord
+from storage.removals import check_note
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
@@ -60,7 +62,12 @@ class Problem:
     message: str
     """What was found and what was expected."""
     path: str = ""
-    """The record of a run."""
+    """What alone is set aside: the record of a run, or what an artifact can do without."""
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the artifact lacks something of its own, which its stage makes anew."""
+        return self.ref is not None and self.kind != "orphaned" and not self.path
 
 
 def verify_store(store: ArtifactStore, *, deep: bool) -> dict[str, Any]:
@@ -131,7 +138,8 @@ def check_artifact(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> tup
             problems.append(Problem(ref=ref, shard=shard, kind="corrupt", message=str(error)))
         else:
             records += [record] if record is not None else []
-    problems += _check_manifest(ref, manifest, records)
+    problems += [*_check_manifest(ref, manifest, records), *_check_removal(store, ref)]
+    problems += [] if manifest is not None else _check_checkpoints(store, ref, deep=deep)
     if store.removed(ref):
         return problems, 0
     sizes = dict(store.root.files(ref.path))
@@ -156,6 +164,22 @@ def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, records: list[S
     return problems
 
 
+def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
+    """Yield what is wrong with the note that an artifact's files were removed."""
+    path = layout.removed(ref)
+    data = store.root.read(path)
+    try:
+        check_note(data, ref) if data is not None else None
+    except CorruptError as error:
+        yield Problem(ref=ref, shard=None, kind="corrupt", message=str(error), path=path)
+
+
+def _check_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> Iterator[Problem]:
+    """Yield the checkpoints of a training under way that it could not go on from."""
+    for path, message in damaged_checkpoints(store, ref, deep=deep):
+        yield Problem(ref=ref, shard=None, kind="corrupt", message=message, path=path)
+
+
 def _check_record(
     store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, sizes: Mapping[str, int], *, deep: bool
 ) -> list[Problem]:
@@ -176,7 +200,7 @@ def _check_record(
 def _orphans(ref: ArtifactRef, records: list[ShardRecord], sizes: Mapping[str, int]) -> list[Problem]:
     """Return the files of a complete artifact that nothing names."""
     named = {f"{record.shard}-{record.digest[:12]}/{file.name}" for record in records for file in record.files}
-    loose = [name for name in sizes if name not in named and not name.startswith("_") and name != "manifest.json"]
+    loose = [name for name in sizes if name not in named and layout.holds_files(name)]
     folders = sorted({name.partition("/")[0] for name in loose})
     return [
         Problem(ref=ref, shard=None, kind="orphaned", message=f"{ref.path}/{name} is orphaned: no record names it.")

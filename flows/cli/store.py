@@ -125,7 +125,7 @@ def repair(
         from flows.cli.stage import regenerate
 
         users = users_of(store)
-        damaged = {problem.ref for problem in problems if problem.ref is not None and problem.kind != "orphaned"}
+        damaged = {problem.ref for problem in problems if problem.ref is not None and problem.lacks}
         regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged}, trust_store=trust_store)
     for loss in left:
         console.print(f"not repaired: {loss.message}", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -12,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
-from storage.checkpoints import commit_checkpoint
+from storage import layout
+from storage.checkpoints import commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.quarantine import quarantine
+from storage.removals import removal_note
 from storage.retention import Retention, plan_removals, remove
 from storage.transfer import copy_run
 from storage.verify import find_problems, verify_store
@@ -137,6 +140,9 @@ def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> N
     assert (removal.what, removal.trace) == (str(ref), True)
     assert removal.size > 0
     assert list(folder.glob("*/*.tar"))
+    # Killed right after its first step, the removal is found again.
+    store.root.create(layout.removed(ref), removal_note(ref, removal.reason))
+    assert plan_removals(store, Retention(keep_epochs=1)) == [removal]
     remove(store, removal)
     assert not list(folder.glob("*/*.tar"))
     fresh = open_run(store.root.uri, "small")
@@ -145,6 +151,84 @@ def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> N
     assert verify_store(fresh.store, deep=True)["problems"] == []
     with pytest.raises(NotCommittedError, match="removed by 'flowmill store gc'"):
         fresh.store.folder(ref, fresh.store.records(ref)[0])
+    check_notes_of_removals(context, ref)
+
+
+def check_notes_of_removals(context: RunContext, removed: ArtifactRef) -> None:
+    """A note that is lost, flipped or copied elsewhere is seen, and put right."""
+    store, (other, _) = context.store, folder_of(context, "rollout", 2)
+    note, elsewhere = (Path(store.root.uri) / layout.removed(ref) for ref in (removed, other))
+    whole = note.read_bytes()
+    elsewhere.write_bytes(whole)
+    assert not store.removed(other), "what is not its own says nothing"
+    (problem,) = find_problems(store, deep=True)
+    assert f"says that the files of {removed} were removed" in problem.message
+    quarantine(store, problem)
+    assert not elsewhere.exists()
+    note.write_bytes(whole[:-20])
+    (problem,) = find_problems(store, deep=True)
+    assert "is not JSON as it was committed" in problem.message
+    assert not problem.lacks
+    quarantine(store, problem)
+    assert find_problems(store, deep=True) == []
+    note.unlink()
+    assert {problem.kind for problem in find_problems(store, deep=False)} == {"missing"}
+    # As version 0.1.0 wrote it.
+    note.write_text(json.dumps({"removed": 1.0, "reason": "r"}))
+    assert find_problems(store, deep=True) == []
+
+
+def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
+    store, ref = ArtifactStore(str(tmp_path / "s")), ArtifactRef("rewards", "0" * 32)
+    for shard in "01":
+        with store.root.staging() as folder:
+            (folder / "x").write_text(shard)
+            store.commit(ref, shard, folder, rows=1, producer={"started": 0.0})
+    store.seal(ref, shards=["0", "1"], summary={}, stage="score", stage_version=1, options={}, inputs=())
+    (removal,) = plan_removals(store, Retention())
+
+    class KilledError(Exception):
+        pass
+
+    done, carried_out = 0, store.root.remove
+
+    def remove_some(path: str) -> None:
+        nonlocal done
+        if done == 0:
+            raise KilledError
+        done -= 1
+        carried_out(path)
+
+    for steps in range(5):
+        done = steps
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(store.root, "remove", remove_some)
+            with contextlib.suppress(KilledError):
+                remove(store, removal)
+        if not store.root.list(ref.path):
+            return
+        assert [each.what for each in plan_removals(store, Retention())] == [str(ref)], steps
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_damaged_checkpoint_is_seen_and_set_aside(tmp_path: Path, deep: bool) -> None:
+    store, ref = ArtifactStore(str(tmp_path / "s")), ArtifactRef("policies", "0" * 32)
+    for update in (1, 2):
+        with store.root.staging() as folder:
+            (folder / "policy.safetensors").write_text(f"weights {update}")
+            commit_checkpoint(store, ref, update, folder)
+    assert find_problems(store, deep=deep) == []
+    (newest,) = Path(store.root.uri).glob("policies/*/_checkpoints/000002-*/policy.safetensors")
+    newest.write_text("weights 0" if deep else "weights")
+    with pytest.raises(CorruptError, match="'flowmill store repair' sets it aside"):
+        latest_checkpoint(store, ref)
+    (problem,) = find_problems(store, deep=deep)
+    assert not problem.lacks
+    assert len(quarantine(store, problem)) == 2
+    assert find_problems(store, deep=deep) == []
+    assert latest_checkpoint(store, ref) is not None
+    assert latest_checkpoint(store, ref)[0] == 1
 
 
 def test_what_replay_still_reads_stays(make_config: ConfigFactory) -> None:
