@@ -15,6 +15,15 @@ from storage.files import Files, arrow_file
 #: 2 made latents and means two of any number of ``arrays`` of a sample.
 SCHEMA_VERSION = 2
 _VERSION_KEY = b"flowmill.schema_version"
+#: Key of a column's description in its metadata.
+DESCRIPTION = b"description"
+
+
+def column(name: str, kind: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
+    """Return a column that says what it holds."""
+    return pa.field(name, kind, nullable=nullable, metadata={DESCRIPTION: description.encode()})
+
+
 _ARRAY = [
     pa.field("name", pa.string()),
     pa.field("dtype", pa.string()),
@@ -22,83 +31,94 @@ _ARRAY = [
     pa.field("offset", pa.int64()),
     pa.field("size", pa.int64()),
 ]
+_SAMPLE = column("sample_id", pa.string(), "Identity of the sample within its artifact; other artifacts have it too.")
+_PROMPT = column("prompt_id", pa.string(), "Identity of the prompt: of its text, metadata and image.")
+_GROUP = column("group_id", pa.string(), "Samples that are compared with each other: of one prompt, or of one branch.")
+_METADATA = column("metadata", pa.string(), "Further columns of the prompt's source, as JSON.")
 
 PROMPTS = pa.schema(
     [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("prompt", pa.string(), nullable=False),
-        pa.field("metadata", pa.string(), nullable=False),
+        _PROMPT,
+        column("split", pa.string(), "train, heldout or negative."),
+        column("prompt", pa.string(), "Text of the prompt."),
+        _METADATA,
     ]
 )
 
 #: One row per sample. Offsets are those of raw bytes in the file the shard's store names.
 SAMPLES = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("group_id", pa.string(), nullable=False),
-        pa.field("prompt", pa.string(), nullable=False),
-        pa.field("metadata", pa.string(), nullable=False),
-        pa.field("epoch", pa.int32(), nullable=False),
-        pa.field("replica", pa.int32(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
-        pa.field("policy", pa.string(), nullable=False),
-        pa.field("sigmas", pa.list_(pa.float32()), nullable=False),
-        pa.field("steps", pa.list_(pa.int32()), nullable=False),
-        pa.field("states", pa.list_(pa.int32()), nullable=False),
-        pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
-        pa.field("reference_kl", pa.list_(pa.float32()), nullable=False),
-        pa.field("arrays", pa.list_(pa.struct(_ARRAY)), nullable=False),
-        pa.field("media_format", pa.string(), nullable=False),
-        pa.field("media_offset", pa.int64(), nullable=False),
-        pa.field("media_size", pa.int64(), nullable=False),
+        _SAMPLE,
+        _PROMPT,
+        _GROUP,
+        column("prompt", pa.string(), "Text of the prompt."),
+        _METADATA,
+        column("epoch", pa.int32(), "Epoch of the rollout."),
+        column("replica", pa.int32(), "Position within the group, from 0."),
+        column("seed", pa.int64(), "Seed of the initial noise."),
+        column("policy", pa.string(), "Artifact of the policy that made it."),
+        column("sigmas", pa.list_(pa.float32()), "Noise levels of the whole schedule, from 1 to 0."),
+        column("steps", pa.list_(pa.int32()), "Trained steps; step i leads from state i to state i + 1."),
+        column("states", pa.list_(pa.int32()), "Steps whose latents are stored."),
+        column("log_probs", pa.list_(pa.float32()), "Log-prob of each trained step, mean over latent dimensions."),
+        column("reference_kl", pa.list_(pa.float32()), "KL of each trained step to the base model, if asked for."),
+        column("arrays", pa.list_(pa.struct(_ARRAY)), "Raw arrays: name, type, shape, and where their bytes lie."),
+        column("media_format", pa.string(), "png, webp or mp4; empty where there is no image or clip."),
+        column("media_offset", pa.int64(), "Where the image or clip begins in the payload file; -1 without one."),
+        column("media_size", pa.int64(), "Bytes of the image or clip."),
     ]
 )
 
 #: A reward that is null was not asked for; with a note it was, and failed as the note says.
 REWARDS = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("group_id", pa.string(), nullable=False),
-        pa.field("reward", pa.float32()),
-        pa.field("note", pa.string(), nullable=False),
+        _SAMPLE,
+        _PROMPT,
+        _GROUP,
+        column("reward", pa.float32(), "The score; null where none was asked for, or it failed.", nullable=True),
+        column("note", pa.string(), "What the reward read or remarked, or why it failed."),
     ]
 )
 
 #: Where reward and advantage are null the sample is left out of training.
 ADVANTAGES = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("group_id", pa.string(), nullable=False),
-        pa.field("reward", pa.float32()),
-        pa.field("advantage", pa.float32()),
+        _SAMPLE,
+        _PROMPT,
+        _GROUP,
+        column("reward", pa.float32(), "Weighted sum of the rewards less the KL penalty.", nullable=True),
+        column("advantage", pa.float32(), "What training weighs it by; null where it is left out.", nullable=True),
     ]
 )
 
-
-#: Of every token the policy chose, in order: what a critic expected, and what the base model would have given it.
-#: Null where a run needs none.
-VALUES = pa.schema(
+#: Columns for readers that see many artifacts at once; who reads one knows them, and tables of 0.1.0 lack them.
+OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the samples, kind/id: the other half of a key.")])
+OF_REWARD = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("group_id", pa.string(), nullable=False),
-        pa.field("values", pa.list_(pa.float32())),
-        pa.field("reference_log_probs", pa.list_(pa.float32())),
+        column("reward_name", pa.string(), "Name of the reward in configs, whatever label a run gives it."),
+        column("reward_options", pa.string(), "What else says which reward it is, as JSON."),
+        *OF_ARTIFACT,
     ]
 )
+
+
+#: Of every token the policy chose, in order; null where a run needs none.
+_VALUES = column(
+    "values", pa.list_(pa.float32()), "What the critic expected at each token the policy chose.", nullable=True
+)
+_REFERENCE = column(
+    "reference_log_probs", pa.list_(pa.float32()), "Log-prob of each such token under the base model.", nullable=True
+)
+VALUES = pa.schema([_SAMPLE, _PROMPT, _GROUP, _VALUES, _REFERENCE])
 
 #: Beside the advantages of samples, row by row, where every token has its own; null where the sample is left out.
 TOKEN_ADVANTAGES = pa.schema(
     [
-        pa.field("sample_id", pa.string(), nullable=False),
-        pa.field("advantages", pa.list_(pa.float32())),
-        pa.field("returns", pa.list_(pa.float32())),
-        pa.field("values", pa.list_(pa.float32())),
-        pa.field("reference_log_probs", pa.list_(pa.float32())),
+        _SAMPLE,
+        column("advantages", pa.list_(pa.float32()), "Advantage of each token the policy chose.", nullable=True),
+        column("returns", pa.list_(pa.float32()), "What a critic learns of each such token.", nullable=True),
+        _VALUES,
+        _REFERENCE,
     ]
 )
 

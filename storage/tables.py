@@ -20,17 +20,33 @@ TABLES: Mapping[str, str] = {
     "advantages": "ADVANTAGES",
     "token_advantages": "TOKEN_ADVANTAGES",
 }
+#: Of the columns that are written beside them, for other tools.
+LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "advantages": "OF_ARTIFACT"}
 
 
-def write_rows(kind: str, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+def write_rows(
+    kind: str, folder: Path, columns: Mapping[str, Sequence[Any]], labels: Mapping[str, str] | None = None
+) -> None:
     """Write one table of ``TABLES`` of a shard: that of its artifact's kind, or another beside it.
+
+    Args:
+        kind: the kind.
+        folder: of the shard.
+        columns: the kind's columns.
+        labels: the values, the same in all rows, of the columns that other tools read beside them.
 
     Raises:
         pyarrow.ArrowInvalid: a column does not fit the kind's.
     """
-    from storage import schema
+    rows = len(next(iter(columns.values())))
+    repeated = {name: [value] * rows for name, value in (labels or {}).items()}
+    _schema().write_table(folder / _file(kind), {**columns, **repeated}, written_schema(kind))
 
-    schema.write_table(folder / _file(kind), columns, vars(schema)[TABLES[kind]])
+
+def written_schema(kind: str) -> pa.Schema:
+    """Return all columns of the table of a kind that is in ``TABLES``."""
+    defined = vars(_schema())
+    return pa.schema([*defined[TABLES[kind]], *(defined[LABELS[kind]] if kind in LABELS else ())])
 
 
 def read_rows(store: ArtifactStore, ref: ArtifactRef, table: str | None = None) -> pa.Table:
@@ -53,10 +69,14 @@ def read_shard(store: ArtifactStore, ref: ArtifactRef, record: ShardRecord, tabl
     Raises:
         CorruptError: the table is damaged.
     """
+    schema, kind = _schema(), table or ref.kind
+    return schema.read_table(store.files(ref, record), _file(kind), vars(schema)[TABLES[kind]])
+
+
+def _schema() -> Any:
     from storage import schema
 
-    kind = table or ref.kind
-    return schema.read_table(store.files(ref, record), _file(kind), vars(schema)[TABLES[kind]])
+    return schema
 
 
 def _file(kind: str) -> str:

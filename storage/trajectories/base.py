@@ -26,11 +26,18 @@ from storage.files import Files
 from storage.media import MediaFormat, decode
 from storage.roots.base import Blob, FileEntry
 
-#: Fields of a sample that are stored as raw arrays where present, in this order.
-ARRAYS = (
-    *("latents", "means", "unconditional", "tokens", "token_mask", "final"),
-    *("sampled_log_probs", "finish", "text"),
-)
+#: Fields of a sample that are stored as raw arrays where present, in this order, and what they are.
+ARRAYS = {
+    "latents": "Latents of the stored states (N, ...), float32 or float16.",
+    "means": "Means of the trained steps under the policy that sampled (S, ...), float32.",
+    "unconditional": "Predictions without the prompt, of the trained steps (S, ...).",
+    "tokens": "Token ids of prompt and completion (L,), int32.",
+    "token_mask": "1 for each token the policy chose (L,), uint8.",
+    "final": "Latents the sampling ended in.",
+    "sampled_log_probs": "Log-probs of chosen tokens as the sampler computed them (S,), float32.",
+    "finish": "Why a text ended (1,), uint8.",
+    "text": "UTF-8 of a completion (bytes,), uint8.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from storage.files import Files, arrow_file
 from storage.media import DEFAULT_MEDIA, MediaFormat
 from storage.roots.base import FileEntry
 from storage.roots.local import MappedFile
-from storage.schema import SAMPLES, read_table, versioned
-from storage.trajectories.base import Sample, TrajectoryShard, array_entry
+from storage.schema import SAMPLES, column, read_table, versioned
+from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard, array_entry
 
 FILE = "samples.parquet"
 _OFFSETS = "flowmill.offsets"
@@ -136,7 +136,7 @@ def _schema(samples: Sequence[Sample], payloads: Sequence[str]) -> pa.Schema:
     for name in payloads:
         widths = set() if name == _MEDIA else {sample.arrays()[name].nbytes for sample in samples}
         kind = pa.binary(widths.pop()) if len(widths) == 1 else pa.binary()
-        fields.append(pa.field(name, kind, nullable=False))
+        fields.append(column(name, kind, ARRAYS.get(name, "The image or clip, encoded; empty without one.")))
     return versioned(pa.schema([*fields, *SAMPLES]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.fingerprint import canonical_json
 from configs.rewards import RewardSection
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Find, Identity
@@ -24,6 +25,12 @@ class RewardIdentity(Identity):
         worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
+
+    def labels(self) -> Mapping[str, str]:
+        """Return what says which reward it is, whatever label a run gives it."""
+        options = RewardIdentity.options(self)
+        others = {name: value for name, value in options.items() if name != "reward" and value != {}}
+        return {"reward_name": self.section.name, "reward_options": canonical_json(others)}
 
 
 class ScoreIdentity(RewardIdentity):

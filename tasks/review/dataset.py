@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from configs.errors import ConfigError, StoreError
 from configs.extras import require_extra
 from storage.lineage import LineageEntry
+from storage.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
 from storage.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
 from tasks.runs.context import RunContext
@@ -68,13 +69,31 @@ def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
     for record in store.shards(entry.ref):
         shard = opener.open(store.files(entry.ref, record))
         ids = shard.table.column("sample_id").to_pylist()
-        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS)}
+        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS, "media_format")}
         for name, values in scores.items():
             columns[name] = pa.array([values.get(sample) for sample in ids], pa.float32())
-        columns["media_format"] = shard.table.column("media_format")
         media = [bytes(shard.media_file(row)) if shard.media_format(row) else None for row in range(len(ids))]
         columns["media"] = pa.array(media, pa.binary())
-        yield pa.table(columns)
+        schema = exported_schema(list(scores))
+        yield pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def exported_schema(scores: Sequence[str]) -> pa.Schema:
+    """Return the columns of an exported table.
+
+    Args:
+        scores: those of rewards, ``reward_<label>``, and ``advantage``.
+    """
+    said = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
+    said["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
+    return pa.schema(
+        [
+            *(SAMPLES.field(name) for name in (*_PLAIN, *_LISTS)),
+            *(column(name, pa.float32(), said[name], nullable=True) for name in scores),
+            SAMPLES.field("media_format"),
+            column("media", pa.binary(), "The image or clip as it is stored; null without one.", nullable=True),
+        ]
+    )
 
 
 def _scores(context: RunContext, epoch: int) -> dict[str, dict[str, float]]:

@@ -128,7 +128,13 @@ class AdvantageStage(Stage):
             "reward": _nullable(rewards, counted),
             "advantage": _nullable(advantages, counted),
         }
-        write_rows("advantages", folder, columns)
+        write_rows("advantages", folder, columns, {"artifact": self._rolled_out})
+
+    @property
+    def _rolled_out(self) -> str:
+        """The artifact of the samples: what their rewards are of."""
+        scored = next(ref for ref in self.inputs() if ref.kind == "rewards")
+        return self.context.store.require(scored).inputs[0]
 
     def _counted(self, epoch: _Epoch) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.

@@ -58,7 +58,7 @@ class Scoring(Stage):
             "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
-        write_rows("rewards", folder, columns)
+        write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
         self.scored(shard, batch, scores, folder)
         rows = {**columns, "reward": scores.values.tolist()}
         about = score_summary(batch, scores, perfect_score(reward))

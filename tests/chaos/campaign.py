@@ -3,6 +3,9 @@
 ``python -m tests.chaos.campaign --kills 500 --seed 0`` prints one table. A run is killed as a whole (its process
 group), or its parent, its Prefect server, torchrun's agent or a rank alone; after each kill nothing of it may be alive
 20 seconds later. After some kills a run may finish, and is compared with one that nobody killed.
+
+With ``--tend`` a file of the store is damaged after each kill, and ``store verify``, ``repair`` and ``gc``, some of
+them killed too, have it as it was before the run goes on (``tests.chaos.tending``).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import psutil
 
 from flows.environment import prepare_environment
 from tests.chaos.kills import digest, orphans, start, victims
+from tests.chaos.tending import Tending
 from tests.support.small import small_data, write_small
 
 _AVERAGE = "optimize.ema={decay: 0.9}"
@@ -58,6 +62,8 @@ class Outcome:
 
     kills: Counter[str] = field(default_factory=Counter)
     """By what was killed."""
+    tended: Counter[str] = field(default_factory=Counter)
+    """What was done to its stores in between."""
     finished: int = 0
     """Runs that went on to the end."""
     wrong: list[str] = field(default_factory=list)
@@ -103,14 +109,22 @@ class Campaign:
         self._finish(root)
         return Expected(digest(root, RUN, self._environment), self._curves(root), time.monotonic() - begun)
 
-    def kill(self, expected: Expected, kills: int) -> Outcome:
-        """Kill so many times, let runs finish in between, and compare them."""
-        outcome, number = Outcome(), 0
+    def kill(self, expected: Expected, kills: int, *, tend: bool = False) -> Outcome:
+        """Kill so many times, let runs finish in between, and compare them.
+
+        Args:
+            expected: what they come to.
+            kills: how many times.
+            tend: damage, repair and clear up the store after each.
+        """
+        tending = Tending(self._rng, self._environment)
+        outcome, number = Outcome(tended=tending.done), 0
         while outcome.total < kills:
             number += 1
             root, wanted = self._root(f"killed-{number}"), min(kills, outcome.total + _LIVES)
             while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
-                pass
+                if tend:
+                    outcome.wrong += tending.tend(Path(root))
             self._finish(root)
             outcome.finished += 1
             if digest(root, RUN, self._environment) != expected.digest:
@@ -229,12 +243,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="in all, shared out among the shapes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tend", action="store_true", help="damage, repair and clear up stores between the kills")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this one; may be given again")
     options = parser.parse_args()
     prepare_environment()
     from models.quickstart.build import DigitsBuilder
 
-    shapes = options.shape or list(SHAPES)
+    shapes = options.shape or [name for name in SHAPES if not (options.tend and name == "s3")]
     wrong = False
     with tempfile.TemporaryDirectory(prefix="flowmill-chaos-") as folder, _environment(shapes) as environment:
         for name in ("XDG_STATE_HOME", "PREFECT_HOME"):
@@ -251,10 +266,14 @@ def main() -> None:
             if not kills:
                 continue
             campaign = Campaign(name, own, base, random.Random(f"{options.seed}/{name}"), environment)
-            outcome = campaign.kill(campaign.expected(), kills)
+            outcome = campaign.kill(campaign.expected(), kills, tend=options.tend)
             by = ", ".join(f"{kind} {count}" for kind, count in sorted(outcome.kills.items()))
             verdict = "; ".join(outcome.wrong) or "equal, complete, none left"
             sys.stdout.write(_LINE.format(name, outcome.total, by, outcome.finished, verdict))
+            if outcome.tended:
+                sys.stdout.write(
+                    f"    {', '.join(f'{what} {count}' for what, count in sorted(outcome.tended.items()))}\n"
+                )
             sys.stdout.flush()
             wrong |= bool(outcome.wrong)
     sys.exit(wrong)

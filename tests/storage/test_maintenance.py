@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.errors import ConfigError, CorruptError, NotCommittedError, RunConflictError, StoreError
+from pages import schema_page
 from storage import layout
 from storage.checkpoints import commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
@@ -21,6 +23,7 @@ from storage.lineage import RunFolder
 from storage.quarantine import quarantine
 from storage.removals import removal_note
 from storage.retention import Retention, plan_removals, remove
+from storage.tables import TABLES
 from storage.transfer import copy_run
 from storage.verify import find_problems, verify_store
 from tasks.review.dataset import export_run
@@ -28,7 +31,7 @@ from tasks.review.trace import trace_sample
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
-from tests.conftest import ConfigFactory, FlowmillCommand
+from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
 
 
@@ -322,6 +325,47 @@ def test_a_run_is_exported_as_one_table(context: RunContext, tmp_path: Path) -> 
         export_run(context, tmp_path / "new", "parquet", epochs=[7], progress=lambda done, total: None)
     with pytest.raises(ConfigError, match="--format 'csv' does not exist"):
         export_run(context, tmp_path / "new", "csv", epochs=(), progress=lambda done, total: None)
+
+
+def test_the_recipe_of_the_docs_keeps_runs_attempts_and_monitors_apart(
+    context: RunContext, make_config: ConfigFactory, tmp_path: Path
+) -> None:
+    """What it says of each artifact of rewards is what the run's export says."""
+    import duckdb
+
+    other = prepare(make_config("run.name=other", "run.seed=1", "monitors=[{name: jpeg_incompressibility}]"))
+    run_epoch(other, 1)
+    StageRun(make_stage(other, "score", 1, "jpeg_compressibility"), force=True).execute()
+    page = (ROOT / "docs" / "store.md").read_text()
+    (query,) = re.findall(r'duckdb.sql\("""(.*?)"""\)', page, re.DOTALL)
+    said = duckdb.sql(query.replace("flowmill-store", context.store.root.uri)).fetchall()
+    for run, labels in (
+        (context, ["jpeg_compressibility"]),
+        (other, ["jpeg_compressibility", "jpeg_incompressibility"]),
+    ):
+        folder = tmp_path / f"table-{run.run.name}"
+        export_run(run, folder, "parquet", epochs=[1], progress=lambda done, total: None)
+        for label in labels:
+            exported = f"select prompt, avg(reward_{label}) from '{folder}/*.parquet' group by 1 order by 1"
+            scores = {entry.artifact for entry in run.run.made(1, "score", label)}
+            assert len(scores) == (2 if run is other and label == labels[0] else 1)
+            for artifact in scores:
+                mine = [(*row[3:],) for row in said if row[:3] == (artifact, label, 1)]
+                assert mine == duckdb.sql(exported).fetchall()
+    assert len({row[4] for row in said if row[2:4] == said[0][2:4]}) == 3, "all would be one average"
+
+
+def test_every_column_says_what_it_holds_and_the_page_of_tables_is_what_the_files_say(context: RunContext) -> None:
+    page = (ROOT / "docs" / "schemas.md").read_text()
+    assert page == schema_page.page(), "python -m pages.schema_page writes it anew"
+    files = [path for path in Path(context.store.root.uri).rglob("*.parquet") if "embeddings" not in path.parts]
+    assert {path.name for path in files} == {f"{name}.parquet" for name in (*TABLES, "samples")}
+    for path in files:
+        title, section = next(part.split("\n", 1) for part in page.split("\n## ") if path.name in part.split("\n")[0])
+        assert path.relative_to(context.store.root.uri).parts[0] in title
+        schema = pq.read_schema(path)
+        rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", section, re.MULTILINE)
+        assert rows == [(field.name, field.metadata[b"description"].decode()) for field in schema]
 
 
 def test_a_sample_is_followed_to_its_updates(context: RunContext) -> None:

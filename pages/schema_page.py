@@ -1,0 +1,66 @@
+"""Renders docs/schemas.md from the Arrow schemas of a store's tables.
+
+``python -m pages.schema_page`` writes the page; what stands before its first section is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage.schema import DESCRIPTION, SAMPLES
+from storage.tables import written_schema
+from storage.trajectories.base import ARRAYS
+from tasks.review.dataset import exported_schema
+
+PAGE = Path(__file__).parent.parent / "docs" / "schemas.md"
+_LABEL = "<label>"
+
+
+def tables() -> Mapping[str, pa.Schema]:
+    """Return every table by the file it is in."""
+    return {
+        "trajectories/ID/SHARD/samples.parquet, evaluations/ID/SHARD/samples.parquet": SAMPLES,
+        "rewards/ID/SHARD/rewards.parquet": written_schema("rewards"),
+        "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
+        "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
+        "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"]),
+    }
+
+
+def render() -> str:
+    """Return the page's sections."""
+    lines: list[str] = []
+    for title, schema in tables().items():
+        lines += [f"## {title}", "", "| column | type | null | |", "|---|---|---|---|", *map(_row, schema), ""]
+    return "\n".join([*lines, *_arrays()])
+
+
+def _row(field: pa.Field) -> str:
+    said = field.metadata[DESCRIPTION].decode()
+    return f"| `{field.name}` | {_type(field.type)} | {'yes' if field.nullable else 'no'} | {said} |"
+
+
+def _type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list of {_type(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        return ", ".join(f"{field.name} {_type(field.type)}" for field in kind)
+    return str(kind).replace("float", "float32")
+
+
+def _arrays() -> Iterator[str]:
+    yield from ["## Arrays", "", "| name | |", "|---|---|"]
+    yield from (f"| `{name}` | {said} |" for name, said in ARRAYS.items())
+
+
+def page() -> str:
+    """Return the whole page: its beginning as it is, then the sections."""
+    head = PAGE.read_text().partition("\n## ")[0]
+    return f"{head.rstrip()}\n\n{render().rstrip()}\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
