@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import ConfigError
 from flows.console import console
 from tasks.export.copying import copy_export
+from tasks.runs.addresses import model_address
 from tasks.runs.opening import open_run
 
 
@@ -18,9 +18,6 @@ def export_command(model: str, to: Path, *, root: str) -> None:
         StoreError: there is no such run.
         NotCommittedError: the epoch was not exported.
     """
-    run, at, epoch = model.partition("@")
-    if at and not epoch.isdecimal():
-        raise ConfigError(f"'{model}' is no address of a model: '{epoch}' is no epoch. Write RUN, or RUN@EPOCH.")
-    context = open_run(root, run, reads=True)
-    count = copy_export(context, int(epoch) if at else None, to)
+    run, epoch = model_address(model)
+    count = copy_export(open_run(root, run, reads=True), epoch, to)
     console.print(f"{count} files in {to}", markup=False)

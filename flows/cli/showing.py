@@ -159,7 +159,7 @@ def track(
 
 @app.command()
 def publish(
-    run: Annotated[str, typer.Argument(help="Run.", metavar="RUN")],
+    model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
     repo: Annotated[str, typer.Argument(help="Repository on the Hugging Face Hub.", metavar="OWNER/NAME")],
     epoch: Annotated[int | None, typer.Option("--epoch", help="Which export; the last when absent.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
@@ -171,7 +171,7 @@ def publish(
     """Upload the exported model and its card to the Hugging Face Hub. Nothing else ever uploads anything."""
     from flows.cli.publish import publish_command
 
-    publish_command(run, repo, epoch=epoch, private=private, token_env=token_env, root=root)
+    publish_command(model, repo, epoch=epoch, private=private, token_env=token_env, root=root)
 
 
 @app.command()

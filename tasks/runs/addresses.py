@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from configs.errors import ConfigError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
@@ -12,6 +13,18 @@ from tasks.identities.nodes import Node
 from tasks.runs.opening import open_run
 
 _ADDRESS = re.compile(r"(?P<run>[^/]+)/(?P<stage>\w+)(\[(?P<slot>.+)\])?@(?P<epoch>\d+)")
+
+
+def model_address(text: str) -> tuple[str, int | None]:
+    """Return run and epoch of a model named ``RUN`` or ``RUN@EPOCH``; no epoch is the last.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    run, at, epoch = text.partition("@")
+    if at and not (epoch.isascii() and epoch.isdecimal()):
+        raise ConfigError(f"'{text}' is no address of a model: '{epoch}' is no epoch. Write RUN, or RUN@EPOCH.")
+    return run, int(epoch) if at else None
 
 
 def find_artifact(store: ArtifactStore, name: str) -> ArtifactRef:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import NotCommittedError, PublishError
+from configs.errors import ConfigError, NotCommittedError, PublishError
+from flows.cli.publish import publish_command
 from storage.commit import ArtifactStore
 from storage.transfer import copy_run
 from tasks.export.publish import HERE, finished_export, for_hub
@@ -68,7 +69,7 @@ def test_an_export_is_published_in_one_commit(store: ArtifactStore, hub: Hub) ->
     assert b'\nfolder = "ann/signs"\n' in sent["README.md"]
     assert hub.commits == ["Publish a post-trained policy"]
     # Again: the repository is there.
-    again = flowmill(store, hub, "small", "ann/signs", "--epoch", "0", HF_TOKEN="a-token")
+    again = flowmill(store, hub, "small@0", "ann/signs", HF_TOKEN="a-token")
     assert again.returncode == 0, again.stderr
     assert hub.files["ann/signs"] == sent
 
@@ -95,6 +96,19 @@ def test_refusals_say_what_to_do(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert hub.files == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "epoch", "message"),
+    [
+        ("small@1", 0, "'small@1' names epoch 1, --epoch 0. Leave one of them out"),
+        ("small@last", None, "'last' is no epoch. Write RUN, or RUN@EPOCH"),
+        ("small@", None, "'' is no epoch"),
+    ],
+)
+def test_addresses_that_are_none(model: str, epoch: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        publish_command(model, "ann/signs", epoch=epoch, private=False, token_env=None, root=None)
 
 
 def test_a_card_the_hub_refuses(store: ArtifactStore, hub: Hub) -> None:
