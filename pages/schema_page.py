@@ -24,7 +24,9 @@ def tables() -> Mapping[str, pa.Schema]:
     return {
         "trajectories/ID/SHARD/samples.parquet, evaluations/ID/SHARD/samples.parquet": SAMPLES,
         "rewards/ID/SHARD/rewards.parquet": written_schema("rewards"),
+        "values/ID/SHARD/values.parquet": written_schema("values"),
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
+        "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
         "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"]),
     }
