@@ -18,6 +18,7 @@ ALGORITHMS = Table(
         "dpo": "tasks.algorithms.dpo:DPO",
         "dgpo": "tasks.algorithms.dgpo:DGPO",
         "crd": "tasks.algorithms.crd:CRD",
+        "ram": "tasks.algorithms.ram:RAM",
         "opd": "tasks.algorithms.opd:OnPolicyDistillation",
     },
     like="tasks.algorithms.base:Algorithm",

@@ -22,12 +22,15 @@ class ForwardTimes:
 
     count: int = 4
     """Levels per sample and epoch."""
-    kind: Literal["stratified", "grid", "logit_normal"] = "stratified"
-    """One draw per equal part of the range; the sampler's own levels in a drawn order; sigmoid of a normal draw."""
+    kind: Literal["stratified", "grid", "logit_normal", "power"] = "stratified"
+    """One draw per equal part of the range; the sampler's own levels in a drawn order; sigmoid of a normal draw; one
+    draw per equally likely part of the range where a level t is as likely as t^power."""
     low: float = 0.02
-    """Smallest level, for 'stratified'."""
+    """Smallest level, for 'stratified' and 'power'."""
     high: float = 0.98
-    """Largest level, for 'stratified'."""
+    """Largest level, for 'stratified' and 'power'."""
+    power: float = 1.0
+    """How much likelier noisy levels are, for 'power'; 0 is 'stratified'."""
     shared: bool = False
     """All samples of a group see the same levels and noise (algorithms that compare them do)."""
     constant_noise: bool = False
@@ -39,10 +42,30 @@ class ForwardTimes:
         Raises:
             ValueError: one cannot work.
         """
-        if self.kind not in ("stratified", "grid", "logit_normal"):
-            raise ValueError(f"times.kind is {self.kind!r}; it must be 'stratified', 'grid' or 'logit_normal'.")
+        if self.kind not in ("stratified", "grid", "logit_normal", "power"):
+            raise ValueError(
+                f"times.kind is {self.kind!r}; it must be 'stratified', 'grid', 'logit_normal' or 'power'."
+            )
+        if self.power < 0 or (self.power != 1 and self.kind != "power"):
+            raise ValueError(
+                f"times.power is {self.power} and times.kind {self.kind!r}; it must not be negative, and only acts on "
+                "times.kind 'power'."
+            )
         if self.count < 1 or not 0 < self.low < self.high < 1:
             raise ValueError("times.count must be at least 1, and 0 < times.low < times.high < 1.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether levels are drawn between ``low`` and ``high``."""
+        return self.kind in ("stratified", "power")
+
+    def level(self, position: int, draw: float) -> float:
+        """Return the level of one of ``count`` equally likely parts of the range, for a draw between 0 and 1."""
+        if self.kind == "power":
+            exponent = self.power + 1
+            low, high = self.low**exponent, self.high**exponent
+            return float((low + (high - low) * (position + draw) / self.count) ** (1 / exponent))
+        return self.low + (self.high - self.low) * (position + draw) / self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

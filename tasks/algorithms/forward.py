@@ -19,7 +19,7 @@ class ForwardProcess:
     """Options and parts of an algorithm on forward-process samples."""
 
     times: Mapping[str, Any] = field(default_factory=dict)
-    """Noise levels, see ``base.ForwardTimes``: count, kind, low, high."""
+    """Noise levels, see ``base.ForwardTimes``: count, kind, low, high, power, shared."""
     kl_coef: float = 0.0
     """Weight of mean (v - v_base)^2."""
     ema_kl_coef: float = 0.0

@@ -6,9 +6,7 @@ the stored numbers; everything between them and the loss is the product's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.maths.conditioning import Conditioning
-from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
+from models.maths.transitions import FlowSDE, Grid, Kernel
 from tasks.algorithms.advantages import shape_advantages
 from tasks.algorithms.awm import AWM
 from tasks.algorithms.base import Algorithm, RowLoss
@@ -32,60 +30,13 @@ from tasks.algorithms.nft import NFT
 from tasks.algorithms.objectives import awm_log_prob, squared_error
 from tasks.algorithms.opd import OnPolicyDistillation
 from tasks.algorithms.tempflow import TempFlow
+from tests.golden.given import Given, GivenStep
 from tests.golden.vectors import Vectors, load
 
 #: One process: what these tests read is looked back at by the last of them.
 pytestmark = pytest.mark.xdist_group("golden")
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-
-
-class Given:
-    """A trainable that returns stored tensors: of the policy, or while held those of the behavior policy."""
-
-    def __init__(self, velocity: Tensor, reference: Tensor) -> None:
-        self.policy, self.current, self.reference = self, velocity, reference
-
-    def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Any) -> Tensor:
-        return self.current
-
-    def reference_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Any) -> Tensor:
-        return self.reference
-
-    teacher_velocity = reference_velocity
-
-    @contextmanager
-    def holding(self, values: list[Tensor]) -> Iterator[None]:
-        own, self.current = self.current, values[0]
-        try:
-            yield
-        finally:
-            self.current = own
-
-
-@dataclass(frozen=True, slots=True)
-class Scored(Gaussian):
-    """A step whose log-prob is given."""
-
-    known: Tensor | None = None
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        assert self.known is not None
-        return self.known
-
-
-@dataclass(frozen=True, slots=True)
-class GivenStep:
-    """The Flow-SDE's step, but with velocities for means, which the vectors hold, and given log-probs."""
-
-    noise_level: float
-    log_prob: Tensor
-    stochastic = True
-
-    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
-        step = FlowSDE(self.noise_level).step(latents, velocity, grid)
-        own = {each.name: getattr(step, each.name) for each in fields(step)}
-        return Scored(**{**own, "mean": velocity}, known=self.log_prob)
 
 
 @dataclass(frozen=True, slots=True)

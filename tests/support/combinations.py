@@ -63,7 +63,7 @@ PLANS: dict[str, tuple[str, Options]] = {
 _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
     **{name: (name, {}) for name in algorithms.ALGORITHMS},
-    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "dpo", "dgpo", "crd")},
+    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")},
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),
     "grpo, KL to the average": ("grpo", {"kl_coef": 0.1, "kl_reference": "average"}),
     "grpo, from means": ("grpo", {"from_means": True}),

@@ -225,7 +225,7 @@ def _groups_are_large_enough(found: Combination) -> None:
 
 def _levels_lie_on_the_schedule(found: Combination) -> None:
     times, family = found.requires.times, found.config.model.policy
-    if times is None or times.kind != "stratified" or family not in NOISE_RANGE:
+    if times is None or not times.bounded or family not in NOISE_RANGE:
         return
     high, low = NOISE_RANGE[family]
     if times.low < low or times.high > high:

@@ -214,10 +214,10 @@ class ForwardSet(SampleSet):
         )
 
     def _level(self, sample: int, position: int) -> float:
-        times, count, name = self._times, self._times.count, self._name(sample)
+        times, name = self._times, self._name(sample)
         draw = np.random.Generator(np.random.PCG64(derive(self._seed, "forward level", name, position)))
-        if times.kind == "stratified":
-            return float(times.low + (times.high - times.low) * (position + draw.random()) / count)
+        if times.bounded:
+            return times.level(position, float(draw.random()))
         if times.kind == "logit_normal":
             return float(1 / (1 + np.exp(-draw.standard_normal())))
         grid = self.reader.sigmas[sample][:-1]

@@ -162,6 +162,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *[("awm", {"weighting": weighting}) for weighting in ("t", "t2", "huber", "ghuber")],
     ("dpo", {"beta": 3.0, "kl_coef": 0.2}),
     *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
+    ("ram", {}),
+    ("ram", {"multiplier": 2.0, "kl_coef": 0.2}),
     ("opd", {"teacher": "somewhere"}),
 ]
 
@@ -402,6 +404,8 @@ def test_behavior_decay_by_hand() -> None:
         ("nft", {"times": {"kind": "often"}}, "times.kind is 'often'"),
         ("awm", {"weighting": "x"}, "weighting is 'x'"),
         ("dpo", {"beta": -1}, "beta is -1"),
+        ("ram", {"multiplier": 0}, "multiplier is 0"),
+        ("awm", {"times": {"power": 2}}, "only acts on times.kind 'power'"),
         ("crd", {"distance": "x"}, "distance is 'x'"),
         ("flow_dppo", {"threshold": 0}, "threshold is 0"),
         ("grpo_guard", {"kl": "x"}, "kl is 'x'"),

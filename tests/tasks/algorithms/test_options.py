@@ -40,6 +40,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
         "decay": {},
         "detach_center": False,
     },
+    ("algorithm", "ram"): {**FORWARD, "multiplier": 100.0, "decay": {"rate": 0.01, "maximum": 0.9}},
     ("kernel", "flow_sde"): {"noise_level": 0.7},
     ("kernel", "dance_sde"): {"eta": 0.3},
     ("kernel", "cps"): {"noise_level": 0.8, "log_prob": "gaussian"},
@@ -72,6 +73,7 @@ def test_defaults_of_levels_and_decay() -> None:
         "kind": "stratified",
         "low": 0.02,
         "high": 0.98,
+        "power": 1.0,
         "shared": False,
         "constant_noise": False,
     }
@@ -98,13 +100,15 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
     *[
         ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
-        for name in ("nft", "awm", "dpo", "dgpo", "crd")
+        for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")
         for bad in (
             [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
+            [{"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}],
             [{"kind": "x"}, {"speed": 1}, {"low": -0.1}, {"high": 1.5}],
         )
     ],
-    *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd")],
+    *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
+    ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
     ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
     ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
     ("kernel", "ddim", "eta", [1e-9, 1.0], [0.0, -0.1]),
@@ -157,6 +161,15 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
         **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
     )
+    assert asked("ram") == Requirements(
+        **forward,
+        times=ForwardTimes(count=8, kind="power"),
+        reference=True,
+        behavior=True,
+        zero_advantages=True,
+        decay=BehaviorDecay(rate=0.01, maximum=0.9),
+    )
+    assert asked("ram", times={"count": 2, "kind": "grid"}).times == ForwardTimes(count=2, kind="grid")
     for name in ("nft", "awm", "crd"):
         assert asked(name, kl_coef=0.1).reference
     assert asked("awm", kl_coef=0.1).zero_advantages

@@ -40,6 +40,8 @@ SAMPLES: list[tuple[str, Options]] = [
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("crd", {"adaptive": False, "detach_center": True}),
+    ("ram", {}),
+    ("ram", {"multiplier": 0.5}),
 ]
 
 
@@ -232,6 +234,28 @@ def test_dgpo_row_by_row() -> None:
         assert float(result.metrics["frozen"][row]) == frozen
 
 
+def test_ram_regresses_on_the_base_models_velocity_moved_by_the_advantage() -> None:
+    theta, behavior, reference = vector(START), vector(BEHAVIOR), vector(REFERENCE)
+    advantages = [2.0, -1.0, -0.5, 0.0]
+    rows = noised(advantages, [0, 0, 1, 1])
+    result = make("ram", {"multiplier": 3.0}).loss(rows, models_of(Toy(theta, reference)))
+    v, old, base = (Toy.at(at, rows.latents, rows.grid.sigma) for at in (theta, behavior, reference))
+    for row, advantage in enumerate(advantages):
+        target = base[row] + 3.0 * advantage * (rows.noise[row] - rows.clean[row] - old[row])
+        assert float(result.loss[row].detach()) == pytest.approx(float(((v[row] - target) ** 2).mean()), rel=1e-9)
+        assert float(result.metrics["base_distance"][row]) == pytest.approx(float(((v[row] - base[row]) ** 2).mean()))
+    # A sample of advantage 0 pulls to the base model, and has nothing to say there.
+    still = noised([0.0] * 4, [0, 0, 1, 1])
+    torch.testing.assert_close(
+        gradient(make("ram", {}), still, Toy(reference, reference)), torch.zeros(5, dtype=torch.float64)
+    )
+    # At one policy for all, the gradient is m times that of advantage-weighted matching.
+    for multiplier in (1.0, 7.0):
+        matched = gradient(make("awm", {}), rows, Toy(theta, theta), theta)
+        found = gradient(make("ram", {"multiplier": multiplier}), rows, Toy(theta, theta), theta)
+        torch.testing.assert_close(found, multiplier * matched)
+
+
 def test_dpo_lowers_the_error_of_the_better_sample_against_the_base_models() -> None:
     theta, reference = vector(START), vector(REFERENCE)
     rows = noised([0.3, 0.1, -0.7, -0.2], [0, 0, 1, 1])
@@ -267,7 +291,7 @@ ON_STEPS += [("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocit
 WITH_KL: list[tuple[str, Options, str]] = [
     (name, options, to) for name, options in ON_STEPS for to in ("base", "average")
 ]
-WITH_KL += [(name, {}, "base") for name in ("nft", "awm", "dpo", "dgpo", "crd")]
+WITH_KL += [(name, {}, "base") for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")]
 
 
 @pytest.mark.parametrize(("name", "options", "to"), WITH_KL, ids=str)

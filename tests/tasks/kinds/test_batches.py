@@ -221,7 +221,7 @@ def test_the_mean_std_is_that_of_the_rows_that_are_trained(shards: list[Trajecto
 
 
 @pytest.mark.parametrize("shards", ["final"], indirect=True)
-@pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal"])
+@pytest.mark.parametrize("kind", ["stratified", "grid", "logit_normal", "power"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, shared: bool, constant: bool) -> None:
@@ -240,6 +240,8 @@ def test_noised_samples_row_by_row(shards: list[TrajectoryShard], kind: Any, sha
         np.testing.assert_array_equal(batch.clean[row], LATENTS[number, 4])
         expected = (1 - level) * batch.clean[row] + level * batch.noise[row]
         torch.testing.assert_close(batch.latents[row], expected)
+        if kind == "power":
+            assert 0.01 + 0.16 * position <= level**2 <= 0.01 + 0.16 * (position + 1) + 1e-6
         if kind == "stratified":
             assert 0.1 + 0.2 * position <= level <= 0.1 + 0.2 * (position + 1) + 1e-6
     torch.testing.assert_close(batch.target, batch.noise - batch.clean)
@@ -262,7 +264,7 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     units = Units(np.array([[s, i] for s in range(12) for i in range(40)]), np.arange(481))
     drawn = {
         kind: forward_set(shards, kind=kind, count=40, low=0.2, high=0.6).batch(units, 480)
-        for kind in ("stratified", "logit_normal", "grid")
+        for kind in ("stratified", "logit_normal", "grid", "power")
     }
     inside = drawn["stratified"].grid.sigma.reshape(12, 40)
     # Uniform within parts of 0.01.
@@ -270,6 +272,13 @@ def test_levels_and_noise_fill_their_range_and_follow_the_seed(shards: list[Traj
     assert float(places.mean()) == pytest.approx(0.5, abs=0.05)
     assert float(places.min()) < 0.05
     assert float(places.max()) > 0.95
+    # A level is as likely as itself, so its square is uniform; with the power 0 levels are the stratified ones.
+    squares = (drawn["power"].grid.sigma.reshape(12, 40).square() - 0.04) / 0.008 - torch.arange(40)
+    assert float(squares.mean()) == pytest.approx(0.5, abs=0.05)
+    assert -1e-4 < float(squares.min()) < 0.05
+    assert 0.95 < float(squares.max()) < 1 + 1e-4
+    flat = forward_set(shards, kind="power", power=0.0, count=40, low=0.2, high=0.6).batch(units, 480)
+    torch.testing.assert_close(flat.grid.sigma, drawn["stratified"].grid.sigma)
     logits = torch.logit(drawn["logit_normal"].grid.sigma)
     assert float(logits.mean()) == pytest.approx(0.0, abs=0.15)
     assert float(logits.std()) == pytest.approx(1.0, abs=0.1)
