@@ -39,6 +39,8 @@ class AdvantageSection(Section):
     """Keep the best and worst best_of / 2 samples of each group, ranked before clipping."""
     clip: Annotated[float, Field(gt=0)] | tuple[Annotated[float, Field(lt=0)], Annotated[float, Field(gt=0)]] = 5.0
     """Advantages are clipped to +-clip, or to [low, high] with low below 0 and high above."""
+    soft_clip: float | None = Field(None, gt=0)
+    """Instead of at clip, bound advantages softly: soft_clip tanh(A / soft_clip), whose order stays (V-GRPO: 3)."""
     group_mean_min: float | None = None
     """Groups whose mean reward is below this get advantage 0 (MMDanceGRPO's ``reward_threshold``)."""
     group_mean_max: float | None = None

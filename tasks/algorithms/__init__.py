@@ -15,6 +15,7 @@ ALGORITHMS = Table(
         "flow_dppo": "tasks.algorithms.flow_dppo:FlowDPPO",
         "nft": "tasks.algorithms.nft:NFT",
         "awm": "tasks.algorithms.awm:AWM",
+        "v_grpo": "tasks.algorithms.v_grpo:VGRPO",
         "dpo": "tasks.algorithms.dpo:DPO",
         "dgpo": "tasks.algorithms.dgpo:DGPO",
         "crd": "tasks.algorithms.crd:CRD",

@@ -219,6 +219,7 @@ def shape_advantages(
     mode: str = "all",
     best_of: int | None = None,
     clip: float | tuple[float, float] = 5.0,
+    soft_clip: float | None = None,
 ) -> Tensor:
     """Return (N,) float32 advantages, clipped, with some set to 0 (which costs no forward) or to +-1.
 
@@ -233,6 +234,7 @@ def shape_advantages(
             and 0 for a group whose advantages are all equal.
         best_of: keep the best and the worst ``best_of / 2`` of each group (DanceGRPO's ``bestofn``).
         clip: bound of the absolute advantage, or its lowest and highest value.
+        soft_clip: instead of ``clip``, the eta of eta tanh(A / eta) (V-GRPO, arXiv 2604.23380).
     """
     exact = advantages.double()
     rank, size = group_ranks(exact, groups)
@@ -240,7 +242,7 @@ def shape_advantages(
         live = ~group_statistics(exact, groups).constant[groups]
         return (live & (rank == size - 1)).float() - (live & (rank == 0)).float()
     low, high = clip if isinstance(clip, tuple) else (-clip, clip)
-    kept = exact.clamp(low, high)
+    kept = exact.clamp(low, high) if soft_clip is None else soft_clip * torch.tanh(exact / soft_clip)
     if best_of is not None:
         kept = torch.where((rank < best_of // 2) | (rank >= size - best_of // 2), kept, 0.0)
     if mode == "positive_only":

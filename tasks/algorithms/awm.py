@@ -1,7 +1,7 @@
 """AWM, advantage-weighted matching (arXiv 2509.25050): the clipped policy ratio of a forward-process pseudo log-prob.
 
-The log-prob is minus the flow-matching error at the same level and noise, weighted by time in one of five ways. A row
-of advantage above 0 lowers its error, one below 0 raises it, one of advantage 0 has no part but the KL and is left out
+The log-prob is minus the flow-matching error at the same level and noise, weighted in one of six ways. A row of
+advantage above 0 lowers its error, one below 0 raises it, one of advantage 0 has no part but the KL and is left out
 without one. Before the first update every ratio is exactly 1 and the loss is plain advantage-weighted matching.
 """
 
@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
-from tasks.algorithms.forward import ForwardProcess, decay_of, errors
-from tasks.algorithms.objectives import awm_log_prob, clipped_surrogate, ratio_metrics
+from tasks.algorithms.forward import ForwardProcess, decay_of
+from tasks.algorithms.objectives import (
+    adaptive_error,
+    awm_log_prob,
+    clipped_surrogate,
+    ratio_metrics,
+    squared_error,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +34,9 @@ class AWM(ForwardProcess):
 
     clip_range: float = 1.0
     """Ratios are clipped to 1 +- clip_range."""
-    weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "uniform"
-    """Time weighting of the error, see ``objectives.awm_log_prob``."""
+    weighting: Literal["uniform", "t", "t2", "huber", "ghuber", "adaptive"] = "uniform"
+    """Weighting of the error by time, see ``objectives.awm_log_prob``; or 'adaptive' by its own size too, see
+    ``objectives.adaptive_error``."""
     power: float = 0.25
     """Exponent of 'ghuber'."""
     decay: Mapping[str, Any] = field(default_factory=dict)
@@ -39,8 +49,9 @@ class AWM(ForwardProcess):
         Raises:
             ValueError: one cannot work.
         """
-        if self.weighting not in ("uniform", "t", "t2", "huber", "ghuber"):
-            raise ValueError(f"weighting is {self.weighting!r}; it must be 'uniform', 't', 't2', 'huber' or 'ghuber'.")
+        weightings = ("uniform", "t", "t2", "huber", "ghuber", "adaptive")
+        if self.weighting not in weightings:
+            raise ValueError(f"weighting is {self.weighting!r}; it must be one of {', '.join(weightings)}.")
         if not (self.clip_range > 0 and self.power > 0):
             raise ValueError("clip_range and power must be above 0.")
         self.check_kl()
@@ -56,10 +67,15 @@ class AWM(ForwardProcess):
         """Return the clipped loss, plus the KL."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
-        error, old_error = errors(rows, velocity, models.behavior_velocity(rows, velocity))
-        time = rows.grid.sigma
-        new, old = (awm_log_prob(e, time, self.weighting, self.power).to(velocity.dtype) for e in (error, old_error))
+        behavior = models.behavior_velocity(rows, velocity)
+        new, old = (self._score(rows, each).to(velocity.dtype) for each in (velocity, behavior))
         ratio = torch.exp(new - old)
-        metrics = {**ratio_metrics(ratio.detach(), (new - old).detach(), self.clip_range), "error": error.detach()}
+        metrics = ratio_metrics(ratio.detach(), (new - old).detach(), self.clip_range)
+        metrics["error"] = squared_error(velocity.detach(), rows.target)
         loss = clipped_surrogate(ratio, rows.advantages, self.clip_range)
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
+
+    def _score(self, rows: ForwardBatch, velocity: Tensor) -> Tensor:
+        if self.weighting == "adaptive":
+            return -adaptive_error(velocity, (rows.latents, rows.clean, rows.grid.sigma))
+        return awm_log_prob(squared_error(velocity, rows.target), rows.grid.sigma, self.weighting, self.power)

@@ -49,6 +49,7 @@ def check_advantage(config: RunConfig) -> None:
             f"advantage.best_of is {section.best_of}, but advantage.mode 'best_worst' keeps one sample on either side "
             "whatever it says. Remove one of the two."
         )
+    _check_soft_clip(section)
     low, high = section.group_mean_min, section.group_mean_max
     if low is not None and high is not None and low > high:
         raise ConfigError(
@@ -69,6 +70,21 @@ def _check_estimated(config: RunConfig) -> None:
                 f"advantage.{name} is {value!r}, but advantage.estimator '{section.estimator.name}' gives every token "
                 f"an advantage of its own, for which it means nothing. Remove advantage.{name}, or the estimator."
             )
+
+
+def _check_soft_clip(section: AdvantageSection) -> None:
+    if section.soft_clip is None:
+        return
+    if section.clip != AdvantageSection.model_fields["clip"].default:
+        raise ConfigError(
+            f"advantage.clip is {section.clip}, but with advantage.soft_clip {section.soft_clip} that is what bounds "
+            "advantages. Remove one of the two."
+        )
+    if section.mode in ("binary", "best_worst"):
+        raise ConfigError(
+            f"advantage.soft_clip is {section.soft_clip}, but advantage.mode '{section.mode}' makes every advantage 1, "
+            "0 or -1 whatever its size. Remove one of the two."
+        )
 
 
 def _check_gdpo(section: AdvantageSection) -> None:

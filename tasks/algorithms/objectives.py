@@ -96,7 +96,7 @@ def nft_loss(
     """Return DiffusionNFT's loss (arXiv 2509.16117, eq. 9; ``train_nft_sd3.py``) without its factor of 5.
 
     [r L(v+) + (1 - r) L(v-)] / beta with v+ = beta v + (1 - beta) v_old, v- = (1 + beta) v_old - beta v and
-    L(u) = mean (x_t - t u - x0)^2 / w, w = max(mean |x_t - t u - x0|, 1e-5) without gradient, in float64.
+    L(u) = ``adaptive_error``.
 
     Args:
         velocity: (B, ...) of the policy.
@@ -108,7 +108,7 @@ def nft_loss(
     latents, clean, time = state
     positive = beta * velocity + (1 - beta) * behavior
     negative = (1 + beta) * behavior - beta * velocity
-    losses = [_self_normalized(latents - expand(time, latents) * u, clean) for u in (positive, negative)]
+    losses = [adaptive_error(u, (latents, clean, time)) for u in (positive, negative)]
     return (weight * losses[0] + (1 - weight) * losses[1]) / beta
 
 
@@ -201,7 +201,16 @@ def unit_softmax(values: Tensor, units: Tensor, temperature: float, among: Tenso
     return torch.where(empty, unit_uniform(units, values.dtype), raw / unit_sum(raw, units))
 
 
-def _self_normalized(estimate: Tensor, clean: Tensor) -> Tensor:
-    difference = widened(estimate) - widened(clean)
+def adaptive_error(velocity: Tensor, state: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return mean (x_t - t v - x0)^2 / w, w = max(mean |x_t - t v - x0|, 1e-5) without gradient, (B,) float64.
+
+    That is t mean e^2 / mean |e| with the flow-matching error e: V-GRPO's surrogate (arXiv 2604.23380).
+
+    Args:
+        velocity: (B, ...) v.
+        state: x_t (B, ...), x0 (B, ...), t (B,).
+    """
+    latents, clean, time = state
+    difference = widened(latents - expand(time, latents) * velocity) - widened(clean)
     scale = difference.detach().abs().flatten(1).mean(1).clamp(min=1e-5)
     return (difference**2).flatten(1).mean(1) / scale

@@ -31,7 +31,7 @@ class AdvantageIdentity(Identity):
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
         # Advantages that were made before there was a choice keep their names.
-        later = {"kl_gate": None, "mean": "group", "estimator": Component(name="group")}
+        later = {"kl_gate": None, "mean": "group", "soft_clip": None, "estimator": Component(name="group")}
         unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
         section = self.config.advantage.model_dump(mode="json", exclude=unused)
         return {"advantage": section, "weights": weights, **more}

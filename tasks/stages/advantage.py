@@ -91,7 +91,14 @@ class AdvantageStage(Stage):
         advantages = self._normalized(now, groups, _history(names, earlier))
         if section.threshold is not None:
             advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
-        shaped = shape_advantages(advantages, groups, mode=section.mode, best_of=section.best_of, clip=section.clip)
+        shaped = shape_advantages(
+            advantages,
+            groups,
+            mode=section.mode,
+            best_of=section.best_of,
+            clip=section.clip,
+            soft_clip=section.soft_clip,
+        )
         kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
         shaped = torch.where(kept, shaped, 0.0)
         self._write(everything, counted, now.total, shaped, folder)

@@ -63,14 +63,14 @@ PLANS: dict[str, tuple[str, Options]] = {
 _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
     **{name: (name, {}) for name in algorithms.ALGORITHMS},
-    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")},
+    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")},
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),
     "grpo, KL to the average": ("grpo", {"kl_coef": 0.1, "kl_reference": "average"}),
     "grpo, from means": ("grpo", {"from_means": True}),
     "grpo, sums": ("grpo", {"reduce": "sum", "clip_range": 0.2}),
 }
 #: Algorithms with a policy ratio, which is exactly 1 before the first update.
-RATIOS = {"grpo", "tempflow", "grpo_guard", "flow_dppo", "awm"}
+RATIOS = {"grpo", "tempflow", "grpo_guard", "flow_dppo", "awm", "v_grpo"}
 #: By how much log-probs of rollout and training may differ where batches have other sizes.
 _ROUNDING = 1e-6
 _RUNNING = {"min_count": GROUP, "buffer": 2 * GROUP}
@@ -80,7 +80,7 @@ ADVANTAGES: list[dict[str, Any]] = [
     for together in ("sum", "gdpo")
     for mode in ("all", "positive_only", "negative_only", "binary", "best_worst")
     for best_of in (None, 2)
-] + [{"kl_coef": 0.1}]
+] + [{"kl_coef": 0.1}, {"soft_clip": 3.0}]
 
 
 class Brightness:

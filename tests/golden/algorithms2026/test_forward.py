@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.algorithms.advantages import shape_advantages
 from tasks.algorithms.diffusion import ForwardBatch
+from tasks.algorithms.objectives import adaptive_error
 from tasks.algorithms.ram import RAM
+from tasks.algorithms.v_grpo import VGRPO
 from tests.golden.algorithms2026.rows import check, given, noised
 from tests.golden.vectors import Vectors
 
@@ -29,3 +32,24 @@ def test_ram(vectors: Open, dtype: torch.dtype) -> None:
     loss = RAM(multiplier=meta["multiplier"]).loss(rows_of(data, dtype), given(velocity, old, base)).loss
     check(loss, data, "ram_loss")
     check(torch.autograd.grad(loss.mean(), velocity)[0], data, "ram_grad")
+
+
+@DTYPES
+@pytest.mark.parametrize("policy", ["on", "off"])
+def test_v_grpo(vectors: Open, dtype: torch.dtype, policy: str) -> None:
+    data, meta = vectors("forward_2026.npz")
+    rows, name = rows_of(data, dtype, "soft_advantages"), f"vgrpo_{policy}"
+    velocity, old = data.tensor(f"{name}_v", dtype).requires_grad_(), data.tensor("v_old", dtype)
+    result = VGRPO(clip_range=meta["clip"]).loss(rows, given(velocity, old, old))
+    check(result.metrics["ratio"], data, f"{name}_rho")
+    check(result.loss, data, f"{name}_loss")
+    check(torch.autograd.grad(result.loss.mean(), velocity)[0], data, f"{name}_grad")
+    state = (rows.latents, rows.clean, rows.grid.sigma)
+    check(adaptive_error(velocity, state), data, f"{name}_L")
+    check(adaptive_error(old, state), data, f"{name}_L_old")
+
+
+def test_soft_advantages(vectors: Open) -> None:
+    data, meta = vectors("forward_2026.npz")
+    groups = torch.zeros(len(data["advantages"]), dtype=torch.int64)
+    check(shape_advantages(data.tensor("advantages"), groups, soft_clip=meta["eta"]), data, "soft_advantages")

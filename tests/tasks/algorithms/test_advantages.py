@@ -90,6 +90,18 @@ def test_bounds_of_their_own_on_either_side() -> None:
     assert shaped.tolist() == [-1.0, -0.5, 0.5, 2.0]
 
 
+def test_soft_bounds_keep_the_order_and_small_advantages() -> None:
+    advantages, groups = torch.tensor([-30.0, -3.0, -1e-3, 0.0, 3.0, 30.0]), torch.zeros(6, dtype=torch.int64)
+    shaped = shape_advantages(advantages, groups, soft_clip=3.0)
+    bound = 3 * 0.761594155956
+    assert shaped.tolist() == pytest.approx([-3.0, -bound, -1e-3, 0.0, bound, 3.0], rel=1e-6)
+    # Ranks are taken before, and signs stay.
+    assert shape_advantages(advantages, groups, soft_clip=3.0, best_of=2).tolist() == pytest.approx(
+        [-3.0, 0, 0, 0, 0, 3]
+    )
+    assert shape_advantages(advantages, groups, soft_clip=3.0, mode="positive_only").min() == 0
+
+
 @pytest.mark.parametrize("clip", ["0", "[1, 2]", "[-1, -0.5]", "[-1]", "[2, -1]"])
 def test_bounds_that_leave_a_side_out_are_refused(make_config: Callable[..., RunConfig], clip: str) -> None:
     with pytest.raises(ConfigError, match=r"advantage\.clip"):
@@ -285,6 +297,9 @@ def test_published_filter_by_hand() -> None:
         ("{mean: leave_one_out}", "Set advantage.std to 'none'"),
         ("{std: none, epsilon: 1e-6}", "with advantage.std 'none' nothing is divided by"),
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
+        ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but with advantage.soft_clip 3.0"),
+        ("{soft_clip: 3, mode: binary}", "advantage.mode 'binary' makes every advantage"),
+        ("{soft_clip: 0}", "advantage.soft_clip"),
         ("{best_of: 3}", "multiple of 2"),
     ],
 )
@@ -299,6 +314,7 @@ def test_settings_that_would_do_nothing_are_refused(section: str, expected: str)
     [
         "{aggregation: gdpo, floor: max, epsilon: 1e-6, unbiased: true, kl_coef: 0.1}",
         "{std: running, buffer: 8, min_count: 8, unbiased: true, floor: max, kl_coef: 0.1}",
+        "{soft_clip: 3, best_of: 4}",
         "{threshold: 0.5, below: 0.5, best_of: 4, group_mean_min: 0.1, group_mean_max: 0.9}",
     ],
 )

@@ -169,7 +169,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in VARIANTS} | {"nft", "dgpo"} == set(ALGORITHMS)
+    assert {name for name, _ in VARIANTS} | {"nft", "v_grpo", "dgpo"} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
@@ -200,6 +200,22 @@ def test_nft_gradient_is_that_of_its_fixed_normalizers() -> None:
     assert policy.scale.grad.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_v_grpo_gradient_is_that_of_a_fixed_divisor() -> None:
+    rows, policy = noised(), LinearPolicy(0.55)
+    loss_of(policy, rows, create(ALGORITHMS, "v_grpo", {"clip_range": 10.0}, what="algorithm")).backward()
+    level = rows.grid.sigma
+    error, slope = policy.velocity(rows.latents, level, None).detach() - rows.target, rows.latents
+    old = 0.5 * rows.latents + 0.1 - rows.target
+
+    def surrogate(e: Tensor) -> Tensor:
+        return level * (e**2).flatten(1).mean(1) / e.abs().flatten(1).mean(1)
+
+    ratio = torch.exp(surrogate(old) - surrogate(error))
+    each = level * (2 * error * slope).flatten(1).mean(1) / error.abs().flatten(1).mean(1)
+    assert policy.scale.grad is not None
+    assert policy.scale.grad.item() == pytest.approx((rows.advantages * ratio * each).mean().item(), rel=1e-9)
+
+
 def test_dgpo_freezes_rows_that_went_far_enough() -> None:
     rows = noised()
     result = create(ALGORITHMS, "dgpo", {"clip_range": 1e-9}, what="a").loss(rows, models_of(LinearPolicy(0.55)))
@@ -212,7 +228,7 @@ def test_dgpo_freezes_rows_that_went_far_enough() -> None:
     assert gradient is None or float(gradient) == 0.0
 
 
-RATIOS = [("grpo", {}), ("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {}), ("awm", {})]
+RATIOS = [("grpo", {}), ("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {}), ("awm", {}), ("v_grpo", {})]
 
 
 @pytest.mark.parametrize(("name", "options"), RATIOS, ids=str)

@@ -27,6 +27,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "flow_dppo"): {**KL, "threshold": 1e-5},
     ("algorithm", "nft"): {**FORWARD, "beta": 1.0, "scale": 5.0, "decay": {}},
     ("algorithm", "awm"): {**FORWARD, "clip_range": 1.0, "weighting": "uniform", "power": 0.25},
+    ("algorithm", "v_grpo"): {**FORWARD, "clip_range": 1.0, "weighting": "adaptive", "decay": {}},
     ("algorithm", "dpo"): {**FORWARD, "beta": 2000.0},
     ("algorithm", "dgpo"): {**FORWARD, "beta": 100.0, "clip_range": 1e-2},
     ("algorithm", "crd"): {
@@ -96,11 +97,11 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     *[("algorithm", name, "scale", [1e-9, 9.0], [0.0, -1.0]) for name in ("nft", "crd")],
     *[("algorithm", name, "clip_range", [1e-9, 9.0], [0.0, -1.0]) for name in ("awm", "dgpo")],
     ("algorithm", "awm", "power", [0.1], [0.0, -1.0]),
-    ("algorithm", "awm", "weighting", ["uniform", "t", "t2", "huber", "ghuber"], ["x"]),
+    ("algorithm", "awm", "weighting", ["uniform", "t", "t2", "huber", "ghuber", "adaptive"], ["x"]),
     ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
     *[
         ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
-        for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")
+        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")
         for bad in (
             [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
             [{"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}],
@@ -161,6 +162,8 @@ def test_what_algorithms_ask_for() -> None:
     assert asked("crd", times=times, decay={"rate": 0.1}) == Requirements(
         **forward, times=shared, unit="group", behavior=True, decay=BehaviorDecay(rate=0.1)
     )
+    assert asked("v_grpo", times=times) == Requirements(**forward, times=shared, behavior=True, decay=BehaviorDecay())
+    assert asked("v_grpo", times={"shared": False}).times == ForwardTimes()
     assert asked("ram") == Requirements(
         **forward,
         times=ForwardTimes(count=8, kind="power"),

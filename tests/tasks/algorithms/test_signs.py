@@ -35,7 +35,8 @@ STEPS: list[tuple[str, Options]] = [
 SAMPLES: list[tuple[str, Options]] = [
     ("nft", {}),
     ("nft", {"beta": 0.1}),
-    *[("awm", {"weighting": kind}) for kind in ("uniform", "t", "t2", "huber", "ghuber")],
+    *[("awm", {"weighting": kind}) for kind in ("uniform", "t", "t2", "huber", "ghuber", "adaptive")],
+    ("v_grpo", {}),
     ("dpo", {"beta": 2.0}),
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
@@ -91,13 +92,13 @@ def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: s
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*STEPS, *((name, o) for name, o in SAMPLES if name in ("awm", "dgpo") or "detach_center" not in o)],
+    [*STEPS, *((name, o) for name, o in SAMPLES if name in ("awm", "v_grpo", "dgpo") or "detach_center" not in o)],
     ids=str,
 )
 def test_gradient_equals_finite_differences_in_every_parameter(name: str, options: Options) -> None:
     # Wide clips: no row sits at a kink.
     wide = {"grpo": {"clip_range": 0.9}, "tempflow": {"clip_range": 0.9}, "grpo_guard": {"clip_range": 0.9}}
-    wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}}
+    wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}, "v_grpo": {"clip_range": 10.0}}
     # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 whatever the policy.
     wide |= {"dgpo": {"beta": 1e-13, "clip_range": 1e6}}
     algorithm, theta = make(name, {**options, **wide.get(name, {})}), vector(START)
@@ -105,8 +106,8 @@ def test_gradient_equals_finite_differences_in_every_parameter(name: str, option
     behavior = vector(BEHAVIOR)
     if algorithm.requires.data == "transitions":
         rows: DiffusionBatch = transitions(advantages, behavior)
-    elif name in ("nft", "crd"):
-        rows, theta, behavior = almost_perfect(advantages, units, tiny=name == "nft" or options.get("adaptive", True))
+    elif name in ("nft", "crd", "v_grpo") or options.get("weighting") == "adaptive":
+        rows, theta, behavior = almost_perfect(advantages, units, tiny=name != "crd" or options.get("adaptive", True))
     else:
         rows = noised(advantages, units)
     found = gradient(algorithm, rows, Toy(theta, vector(REFERENCE)), behavior)
@@ -291,7 +292,7 @@ ON_STEPS += [("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocit
 WITH_KL: list[tuple[str, Options, str]] = [
     (name, options, to) for name, options in ON_STEPS for to in ("base", "average")
 ]
-WITH_KL += [(name, {}, "base") for name in ("nft", "awm", "dpo", "dgpo", "crd", "ram")]
+WITH_KL += [(name, {}, "base") for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")]
 
 
 @pytest.mark.parametrize(("name", "options", "to"), WITH_KL, ids=str)

@@ -322,7 +322,7 @@ def check_replay_of(preset: str, *overrides: str) -> None:
     check_replay(config, algorithm.requires, kernel)
 
 
-@pytest.mark.parametrize("name", ["nft", "awm", "dpo", "dgpo", "crd", "ram"])
+@pytest.mark.parametrize("name", ["nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram"])
 @pytest.mark.parametrize("option", ["proximal: false", "weight: density", "max_importance: 3.0", "level: sequence"])
 def test_replay_options_without_log_probs_are_refused(name: str, option: str) -> None:
     setting = option.split(":")[0]
