@@ -19,8 +19,9 @@ from tasks.algorithms.forward import ForwardProcess, decay_of
 from tasks.algorithms.objectives import (
     adaptive_error,
     awm_log_prob,
-    clipped_surrogate,
+    check_surrogate,
     ratio_metrics,
+    ratio_surrogate,
     squared_error,
 )
 
@@ -34,6 +35,8 @@ class AWM(ForwardProcess):
 
     clip_range: float = 1.0
     """Ratios are clipped to 1 +- clip_range."""
+    surrogate: Literal["clip", "spo"] = "clip"
+    """PPO's loss, which lets go of ratios beyond the clip range, or SPO's, which pulls them back there."""
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber", "adaptive"] = "uniform"
     """Weighting of the error by time, see ``objectives.awm_log_prob``; or 'adaptive' by its own size too, see
     ``objectives.adaptive_error``."""
@@ -54,6 +57,7 @@ class AWM(ForwardProcess):
             raise ValueError(f"weighting is {self.weighting!r}; it must be one of {', '.join(weightings)}.")
         if not (self.clip_range > 0 and self.power > 0):
             raise ValueError("clip_range and power must be above 0.")
+        check_surrogate(self.surrogate)
         self.check_kl()
         self.levels()
         decay_of(self.decay)
@@ -72,7 +76,7 @@ class AWM(ForwardProcess):
         ratio = torch.exp(new - old)
         metrics = ratio_metrics(ratio.detach(), (new - old).detach(), self.clip_range)
         metrics["error"] = squared_error(velocity.detach(), rows.target)
-        loss = clipped_surrogate(ratio, rows.advantages, self.clip_range)
+        loss = ratio_surrogate(self.surrogate, ratio, rows.advantages, self.clip_range)
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
     def _score(self, rows: ForwardBatch, velocity: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from models.maths.transitions import Gaussian
 from models.maths.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
-from tasks.algorithms.objectives import clipped_surrogate, policy_kl, ratio_metrics
+from tasks.algorithms.objectives import check_surrogate, policy_kl, ratio_metrics, ratio_surrogate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,6 +85,8 @@ class GRPO(KL):
 
     clip_range: float = 1e-4
     """Ratios are clipped to 1 +- clip_range; log-probs are means over dims, so this is small."""
+    surrogate: Literal["clip", "spo"] = "clip"
+    """PPO's loss, which lets go of ratios beyond the clip range, or SPO's, which pulls them back there."""
     reduce: Literal["mean", "sum"] = "mean"
     """Log-probs as means over latent dims (every public trainer), or as sums: the ratio of the densities, which needs
     clip ranges like 0.2."""
@@ -101,6 +103,7 @@ class GRPO(KL):
             raise ValueError(f"clip_range is {self.clip_range}; it must lie between 0 and 1.")
         if self.reduce not in ("mean", "sum"):
             raise ValueError(f"reduce is {self.reduce!r}; it must be 'mean' or 'sum'.")
+        check_surrogate(self.surrogate)
         self.check_kl()
 
     @property
@@ -110,19 +113,19 @@ class GRPO(KL):
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""
-        return self.surrogate(batch, models, lambda rows, step, log_ratio: (log_ratio, rows.advantages))
+        return self.ratio_loss(batch, models, lambda rows, step, log_ratio: (log_ratio, rows.advantages))
 
     def terms(self, rows: DiffusionBatch) -> int:
         """Return what mean log-ratios are multiplied by: the number of latent dims for sums, else 1."""
         return rows.latents[0].numel() if self.reduce == "sum" else 1
 
-    def surrogate(
+    def ratio_loss(
         self,
         batch: DiffusionBatch,
         models: DiffusionModels,
         adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
     ) -> RowLoss:
-        """Return the clipped loss of the log-ratio and advantages that ``adjust`` makes of (rows, step, log-ratio)."""
+        """Return the surrogate of the log-ratio and advantages that ``adjust`` makes of (rows, step, log-ratio)."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
@@ -137,7 +140,7 @@ class GRPO(KL):
             gap = exponent(rows)[0].abs()
         log_ratio, advantages = exponent(rows.anchored(step, log_probs))
         ratio = torch.exp(log_ratio)
-        loss = clipped_surrogate(ratio, advantages, self.clip_range)
+        loss = ratio_surrogate(self.surrogate, ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
         metrics["gap"] = gap
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -38,7 +38,7 @@ class GRPOGuard(GRPO):
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss of the guarded ratio."""
-        return self.surrogate(batch, models, self._guard)
+        return self.ratio_loss(batch, models, self._guard)
 
     def _guard(self, rows: TransitionBatch, step: Gaussian, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         if rows.old_means is None:

@@ -22,6 +22,30 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> T
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
 
 
+def simple_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Return -(A rho - |A| / (2 c) (rho - 1)^2), SPO's loss (arXiv 2401.16025), negated to minimize.
+
+    At rho = 1 its gradient is that of the clipped loss. It is least at 1 + c for A > 0 and at 1 - c for A < 0, where
+    the other begins to clip, and beyond it pulls back, where the other has no gradient.
+    """
+    return -advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2
+
+
+def ratio_surrogate(kind: str, ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Return the loss of a policy ratio: 'clip' or 'spo'."""
+    return (simple_surrogate if kind == "spo" else clipped_surrogate)(ratio, advantages, clip_range)
+
+
+def check_surrogate(kind: str) -> None:
+    """Check the option.
+
+    Raises:
+        ValueError: there is no such surrogate.
+    """
+    if kind not in ("clip", "spo"):
+        raise ValueError(f"surrogate is {kind!r}; it must be 'clip' or 'spo'.")
+
+
 def ratio_metrics(ratio: Tensor, log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
     """Return row metrics of a policy ratio: its value and square, clipped high and low, and the k3 KL estimate.
 

@@ -21,7 +21,7 @@ class TempFlow(GRPO):
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss with weighted advantages."""
-        return self.surrogate(
+        return self.ratio_loss(
             batch,
             models,
             lambda rows, step, log_ratio: (log_ratio, rows.advantages * step.std.detach() / rows.mean_std),

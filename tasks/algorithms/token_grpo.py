@@ -22,6 +22,7 @@ from tasks.algorithms.token_objectives import (
     masked_sum,
     product_log_ratio,
     sequence_log_ratio,
+    simple_tokens,
     token_kl,
 )
 from tasks.algorithms.tokens import TokenBatch, TokenModels
@@ -47,8 +48,8 @@ class TokenGRPO:
     """What sums over a row are divided by, with normalization 'constant': the longest completion, say."""
     ratio: Literal["token", "sequence", "product"] = "token"
     """A ratio per token, or of a row the geometric mean (GSPO) or the product of its tokens' (RLOO)."""
-    surrogate: Literal["clip", "cispo"] = "clip"
-    """PPO's clipped surrogate, or CISPO's clipped weights."""
+    surrogate: Literal["clip", "cispo", "spo"] = "clip"
+    """PPO's clipped surrogate, CISPO's clipped weights, or SPO's pull back to the clip range."""
     kl_coef: float = 0.0
     """Weight of the KL to the base model, in the loss."""
     kl: Estimator = "k3"
@@ -63,7 +64,7 @@ class TokenGRPO:
         choices = {
             "normalization": ("token_mean", "sequence_mean", "constant"),
             "ratio": ("token", "sequence", "product"),
-            "surrogate": ("clip", "cispo"),
+            "surrogate": ("clip", "cispo", "spo"),
             "kl": ("k1", "k2", "k3"),
         }
         for name, allowed in choices.items():
@@ -94,6 +95,8 @@ class TokenGRPO:
         advantages = rows.by_token
         if self.surrogate == "cispo":
             tokens = cispo_tokens(log_ratio, advantages, log_probs, self.clip_high)
+        elif self.surrogate == "spo":
+            tokens = simple_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
         else:
             tokens = clipped_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
@@ -158,7 +161,7 @@ class CISPO(TokenGRPO):
     """GRPO with clipped weights instead of a clipped surrogate (arXiv 2506.13585)."""
 
     normalization: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    surrogate: Literal["clip", "cispo"] = "cispo"
+    surrogate: Literal["clip", "cispo", "spo"] = "cispo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,23 @@ def test_dapo_is_grpo_with_a_higher_bound_and_one_mean_over_all_tokens() -> None
     assert DAPO() == DAPO(clip_low=0.2, clip_high=0.28, normalization="token_mean", ratio="token", surrogate="clip")
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_spo_over_tokens(folder: Path, level: Any) -> None:
+    """SPO by hand on the vectors' tokens: -(r A - |A| / (2 c) (r - 1)^2), and the gradient of PPO's where r is 1."""
+    for case in cases(folder, "policy_losses", f"trl_grpo_{level}_").values():
+        batch, models = batch_of(case), Given(case)
+        algorithm = TokenGRPO(surrogate="spo", clip_low=0.1, clip_high=0.3, ratio=level)
+        found = algorithm.loss(batch, models).loss  # type: ignore[arg-type]
+        log_p = torch.log_softmax(models.logits, -1).gather(-1, batch.ids[..., None])[..., 0].detach()
+        for row, advantage in enumerate(batch.advantages.tolist()):
+            chosen = batch.mask[row]
+            log_ratio = (log_p - batch.old_log_probs)[row][chosen]
+            ratio = torch.exp(log_ratio.mean().expand_as(log_ratio) if level == "sequence" else log_ratio)
+            bound = 0.3 if advantage > 0 else 0.1
+            tokens = -(ratio * advantage - abs(advantage) / (2 * bound) * (ratio - 1) ** 2)
+            torch.testing.assert_close(found[row].detach(), tokens.mean() if len(tokens) else torch.zeros(()).double())
+
+
 def test_dr_grpo_is_grpo_with_sums_over_a_constant() -> None:
     assert DrGRPO(constant=8) == DrGRPO(normalization="constant", constant=8, clip_low=0.2, clip_high=0.2, kl_coef=0.0)
     for options in ({}, {"normalization": "token_mean"}):

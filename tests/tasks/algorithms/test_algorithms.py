@@ -157,6 +157,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("tempflow", {"clip_range": 0.5}),
     ("grpo_guard", {"clip_range": 0.9}),
     ("grpo_guard", {"clip_range": 0.9, "divide_by_dt": False}),
+    *[(name, {"clip_range": 0.1, "surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_guard", "awm")],
     ("flow_dppo", {"threshold": 1e3, "kl_coef": 0.1}),
     ("awm", {"kl_coef": 0.2}),
     *[("awm", {"weighting": weighting}) for weighting in ("t", "t2", "huber", "ghuber")],
@@ -229,6 +230,7 @@ def test_dgpo_freezes_rows_that_went_far_enough() -> None:
 
 
 RATIOS = [("grpo", {}), ("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {}), ("awm", {}), ("v_grpo", {})]
+RATIOS += [(name, {"surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_guard", "awm", "v_grpo")]
 
 
 @pytest.mark.parametrize(("name", "options"), RATIOS, ids=str)

@@ -18,7 +18,7 @@ from tasks.algorithms.crd import crd_error
 from tasks.algorithms.objectives import awm_log_prob, nft_loss
 
 KL = {"kl_coef": 0.0, "kl": "gaussian", "kl_reference": "base"}
-RATIO = {**KL, "clip_range": 1e-4, "reduce": "mean", "from_means": False}
+RATIO = {**KL, "clip_range": 1e-4, "surrogate": "clip", "reduce": "mean", "from_means": False}
 FORWARD = {"times": {}, "kl_coef": 0.0}
 DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "grpo"): RATIO,
@@ -86,6 +86,10 @@ KINDS = ("gaussian", "flow_grpo", "velocity", "mean")
 BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "grpo", "clip_range", [1e-9, 0.999], [0.0, -0.1, 1.0, 1.5]),
     ("algorithm", "grpo", "reduce", ["mean", "sum"], ["max"]),
+    *[
+        ("algorithm", name, "surrogate", ["clip", "spo"], ["x"])
+        for name in ("grpo", "tempflow", "grpo_guard", "awm", "v_grpo")
+    ],
     *[("algorithm", name, "kl_coef", [0.0, 0.1], [-0.1]) for name in ("grpo", "flow_dppo", "nft", "awm")],
     *[
         ("algorithm", name, "kl", ["gaussian", "flow_grpo", "velocity", "mean"], ["x"])

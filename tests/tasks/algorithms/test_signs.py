@@ -18,7 +18,7 @@ from models.maths.transitions import FlowSDE
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm
 from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
-from tasks.algorithms.objectives import divergence_mask, ratio_metrics
+from tasks.algorithms.objectives import divergence_mask, ratio_metrics, simple_surrogate
 from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
 
 Options = dict[str, Any]
@@ -27,9 +27,11 @@ STEPS: list[tuple[str, Options]] = [
     ("grpo", {}),
     ("grpo", {"reduce": "sum", "clip_range": 0.2}),
     ("grpo", {"from_means": True}),
+    ("grpo", {"surrogate": "spo", "clip_range": 0.2}),
     ("tempflow", {}),
     ("grpo_guard", {}),
     ("grpo_guard", {"divide_by_dt": False}),
+    *[(name, {"surrogate": "spo"}) for name in ("tempflow", "grpo_guard")],
     ("flow_dppo", {}),
 ]
 SAMPLES: list[tuple[str, Options]] = [
@@ -37,6 +39,7 @@ SAMPLES: list[tuple[str, Options]] = [
     ("nft", {"beta": 0.1}),
     *[("awm", {"weighting": kind}) for kind in ("uniform", "t", "t2", "huber", "ghuber", "adaptive")],
     ("v_grpo", {}),
+    *[(name, {"surrogate": "spo"}) for name in ("awm", "v_grpo")],
     ("dpo", {"beta": 2.0}),
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
@@ -154,6 +157,27 @@ def test_the_loss_of_a_ratio_row_by_row(name: str, options: Options, shift: floa
         assert float(result.metrics["approx_kl"][row]) == pytest.approx(ratio - 1 - shift, abs=1e-12)
         assert float(result.metrics["clip_high"][row]) == (ratio > 1.1)
         assert float(result.metrics["clip_low"][row]) == (ratio < 0.9)
+
+
+@pytest.mark.parametrize("name", ["grpo", "tempflow", "grpo_guard", "awm", "v_grpo"])
+def test_spo_pulls_a_ratio_to_where_the_other_surrogate_lets_go_of_it(name: str) -> None:
+    ratio = vector([0.7, 0.8, 1.0, 1.2, 1.3]).requires_grad_()
+    for advantage, best in ((2.0, 1.2), (-0.5, 0.8)):
+        loss = simple_surrogate(ratio, torch.full_like(ratio, advantage), 0.2)
+        for found, at in zip(loss.tolist(), ratio.tolist(), strict=True):
+            assert found == pytest.approx(-(advantage * at - abs(advantage) / 0.4 * (at - 1) ** 2), rel=1e-12)
+        (slope,) = torch.autograd.grad(loss.sum(), ratio)
+        # It falls towards the bound from either side, and at 1 as fast as the plain policy gradient.
+        expected = [math.copysign(1, at - best) if abs(at - best) > 1e-9 else 0.0 for at in ratio.tolist()]
+        assert [math.copysign(1, s) if abs(s) > 1e-9 else 0.0 for s in slope.tolist()] == expected
+        assert float(slope[2]) == pytest.approx(-advantage, rel=1e-12)
+    # At the behavior policy the two have one gradient.
+    theta = vector(START)
+    forward = make(name, {}).requires.data == "forward"
+    advantages = [1.0, -1.0, 0.5, -2.0]
+    rows: DiffusionBatch = noised(advantages, [0, 0, 1, 1]) if forward else transitions(advantages, theta)
+    plain, spo = (gradient(make(name, {"surrogate": kind}), rows, Toy(theta, theta)) for kind in ("clip", "spo"))
+    torch.testing.assert_close(spo, plain)
 
 
 def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -> None:
