@@ -136,9 +136,25 @@ class FlowSDE:
 
 def step_stds(kernel: Kernel, sigmas: Tensor) -> Tensor:
     """Return the (T,) noise std of every step of a schedule (T + 1,) under a kernel."""
-    grid = Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(len(sigmas) - 1))
     empty = torch.zeros(len(sigmas) - 1, 1, dtype=sigmas.dtype, device=sigmas.device)
-    return kernel.step(empty, empty, grid).std
+    return kernel.step(empty, empty, grid_of(sigmas)).std
+
+
+def grid_of(sigmas: Tensor) -> Grid:
+    """Return every step of a schedule (T + 1,), as T rows."""
+    return Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(len(sigmas) - 1))
+
+
+def rectifiers(kernel: Kernel, grid: Grid) -> Tensor:
+    """Return (B,) std / |d mean / d v| of steps, times which a log-prob's gradient with respect to v has one length.
+
+    That gradient of log N(mean, std) is noise / std times d mean / d v, a number per step, as the means of all kernels
+    are straight lines in v.
+    """
+    still = torch.zeros(len(grid.sigma), 1, dtype=grid.sigma.dtype, device=grid.sigma.device)
+    step = kernel.step(still, still, grid)
+    moved = kernel.step(still, torch.ones_like(still), grid)
+    return step.std / (moved.mean - step.mean)[:, 0].abs()
 
 
 def sde_step(latents: Tensor, velocity: Tensor, grid: Grid, s: Tensor) -> Gaussian:

@@ -11,6 +11,7 @@ ALGORITHMS = Table(
     {
         "grpo": "tasks.algorithms.grpo:GRPO",
         "tempflow": "tasks.algorithms.tempflow:TempFlow",
+        "flash_grpo": "tasks.algorithms.flash_grpo:FlashGRPO",
         "grpo_guard": "tasks.algorithms.grpo_guard:GRPOGuard",
         "flow_dppo": "tasks.algorithms.flow_dppo:FlowDPPO",
         "nft": "tasks.algorithms.nft:NFT",

@@ -45,6 +45,8 @@ class TransitionBatch(DiffusionBatch):
     """(B,) float32 behavior log-probs."""
     mean_std: Tensor
     """(B,) mean noise std over all rows of the epoch that are trained; steps with more rows count more."""
+    mean_rectifier: Tensor
+    """(B,) mean of ``transitions.rectifiers`` over the same rows."""
     old_means: Tensor | None = None
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
     unconditional: Tensor | None = None

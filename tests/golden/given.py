@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.maths.transitions import FlowSDE, Gaussian, Grid
+from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
 
 
 class Given:
@@ -58,3 +58,16 @@ class GivenStep:
         step = FlowSDE(self.noise_level).step(latents, velocity, grid)
         own = {each.name: getattr(step, each.name) for each in fields(step)}
         return Scored(**{**own, "mean": velocity}, known=self.log_prob)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenLogProb:
+    """A sampler's step whose log-prob is given."""
+
+    kernel: Kernel
+    log_prob: Tensor
+    stochastic = True
+
+    def step(self, latents: Tensor, velocity: Tensor, grid: Grid) -> Gaussian:
+        step = self.kernel.step(latents, velocity, grid)
+        return Scored(**{each.name: getattr(step, each.name) for each in fields(step)}, known=self.log_prob)

@@ -84,6 +84,7 @@ class Case:
             "old_log_probs": self["logp_old"],
             # The public script's literal for FLUX is 1 / mean std of its schedule.
             "mean_std": torch.full((self.rows,), 1 / 1.73, dtype=self.dtype),
+            "mean_rectifier": torch.ones(self.rows, dtype=self.dtype),
             "old_means": self["mean_old"],
         }
         return TransitionBatch(**{**own, **changes})

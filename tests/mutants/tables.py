@@ -120,6 +120,18 @@ NAMED = (
         after="rows.advantages",
     ),
     Named(
+        name="Flash-GRPO weighs the other way round",
+        path=f"{ALGORITHMS}/flash_grpo.py",
+        before="weight = rectifiers(models.kernel, rows.grid) / rows.mean_rectifier",
+        after="weight = rows.mean_rectifier / rectifiers(models.kernel, rows.grid)",
+    ),
+    Named(
+        name="RAM moves away from what was rewarded",
+        path=f"{ALGORITHMS}/ram.py",
+        before="residual = rows.target - behavior",
+        after="residual = behavior - rows.target",
+    ),
+    Named(
         name="NFT prefers low advantages",
         path=f"{ALGORITHMS}/nft.py",
         before="preference(rows.advantages, self.scale)",

@@ -71,7 +71,7 @@ ALGORITHMS: dict[str, tuple[str, Options]] = {
     "grpo, sums": ("grpo", {"reduce": "sum", "clip_range": 0.2}),
 }
 #: Algorithms with a policy ratio, which is exactly 1 before the first update.
-RATIOS = {"grpo", "tempflow", "grpo_guard", "flow_dppo", "awm", "v_grpo"}
+RATIOS = {"grpo", "tempflow", "flash_grpo", "grpo_guard", "flow_dppo", "awm", "v_grpo"}
 #: By how much log-probs of rollout and training may differ where batches have other sizes.
 _ROUNDING = 1e-6
 _RUNNING = {"min_count": GROUP, "buffer": 2 * GROUP}

@@ -104,6 +104,7 @@ def transitions(
         old_log_probs=step.log_prob(following),
         old_means=step.mean,
         mean_std=torch.full_like(levels, 0.25),
+        mean_rectifier=torch.full_like(levels, 2.0),
         **common(advantages, range(rows)),
     )
 

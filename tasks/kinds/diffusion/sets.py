@@ -14,7 +14,7 @@ import torch
 
 from configs.learning import ReplaySection
 from models.maths.conditioning import Conditioning
-from models.maths.transitions import Grid, Kernel, step_stds
+from models.maths.transitions import Grid, Kernel, grid_of, rectifiers, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
@@ -76,7 +76,9 @@ class TransitionSet(Correctable):
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
-        self._mean_std = self._mean_over_rows(kernel, requires)
+        sigmas = torch.tensor(self.reader.sigmas[0])
+        self._mean_std = self._mean_over_rows(step_stds(kernel, sigmas), requires)
+        self._mean_rectifier = self._mean_over_rows(rectifiers(kernel, grid_of(sigmas)), requires)
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -131,6 +133,7 @@ class TransitionSet(Correctable):
             ),
             old_log_probs=tensor_of([self._old_log_prob(*key) for key in common["keys"]], device),
             mean_std=torch.full((len(rows),), self._mean_std, device=device),
+            mean_rectifier=torch.full((len(rows),), self._mean_rectifier, device=device),
             old_means=None if means is None else stacked(means, device),
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
             **common,
@@ -152,13 +155,13 @@ class TransitionSet(Correctable):
         stored: np.ndarray = self.reader.array("means", sample)[position]
         return stored
 
-    def _mean_over_rows(self, kernel: Kernel, requires: Requirements) -> float:
-        """Return the noise std of the rows that are trained: each step counts as often as there are rows of it."""
+    def _mean_over_rows(self, of_steps: Tensor, requires: Requirements) -> float:
+        """Return the mean of (T,) numbers of steps over trained rows: each step counts as often as it has rows."""
         rows = np.repeat(self.live(requires), self.positions())
         trained = self.reader.steps.values[rows]
         if not len(trained):
             return 1.0
-        return float(step_stds(kernel, torch.tensor(self.reader.sigmas[0]))[trained.tolist()].double().mean())
+        return float(of_steps[trained.tolist()].double().mean())
 
 
 class ForwardSet(SampleSet):

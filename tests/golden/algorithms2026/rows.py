@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch
+from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch, TransitionBatch
 from tests.golden.given import Given
 from tests.golden.vectors import Vectors
 
@@ -42,6 +42,15 @@ def noised(clean: Tensor, noise: Tensor, time: Tensor, advantages: Tensor, units
         grid=Grid(time, torch.zeros_like(time), time),
         **common(advantages, units),
     )
+
+
+def stepped(
+    latents: Tensor, following: Tensor, grid: Grid, advantages: Tensor, old_log_probs: Tensor, **more: Any
+) -> TransitionBatch:
+    """Return stored steps."""
+    one = torch.ones_like(advantages)
+    own = {"mean_std": one, "mean_rectifier": one, **common(advantages), **more}
+    return TransitionBatch(latents=latents, next_latents=following, grid=grid, old_log_probs=old_log_probs, **own)
 
 
 def given(velocity: Tensor, behavior: Tensor, reference: Tensor, kernel: Kernel | None = None) -> DiffusionModels:

@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.registry import create
 from models.maths.conditioning import Conditioning
 from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
-from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel
+from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel, rectifiers
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, BehaviorDecay
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
@@ -85,6 +85,7 @@ def transitions(behavior: LinearPolicy, noise_level: float = 0.7) -> TransitionB
         old_log_probs=step.log_prob(following),
         old_means=step.mean,
         mean_std=torch.full((ROWS,), 0.4, dtype=torch.float64),
+        mean_rectifier=torch.full((ROWS,), 2.0, dtype=torch.float64),
         **common(draw),
     )
 
@@ -155,6 +156,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *[("grpo", {"clip_range": 0.5, "kl_coef": 0.3, "kl": kl}) for kl in ("gaussian", "flow_grpo", "velocity", "mean")],
     *[("grpo", {"clip_range": 0.5, "reduce": reduce, "from_means": True}) for reduce in ("mean", "sum")],
     ("tempflow", {"clip_range": 0.5}),
+    ("flash_grpo", {"clip_range": 0.5}),
     ("grpo_guard", {"clip_range": 0.9}),
     ("grpo_guard", {"clip_range": 0.9, "divide_by_dt": False}),
     *[(name, {"clip_range": 0.1, "surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_guard", "awm")],
@@ -229,7 +231,15 @@ def test_dgpo_freezes_rows_that_went_far_enough() -> None:
     assert gradient is None or float(gradient) == 0.0
 
 
-RATIOS = [("grpo", {}), ("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {}), ("awm", {}), ("v_grpo", {})]
+RATIOS = [
+    ("grpo", {}),
+    ("tempflow", {}),
+    ("flash_grpo", {}),
+    ("grpo_guard", {}),
+    ("flow_dppo", {}),
+    ("awm", {}),
+    ("v_grpo", {}),
+]
 RATIOS += [(name, {"surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_guard", "awm", "v_grpo")]
 
 
@@ -247,6 +257,13 @@ def test_tempflow_with_equal_noise_is_grpo() -> None:
     std = FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std
     equal = dataclasses.replace(rows, mean_std=std)
     losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, what="a")) for n in ("grpo", "tempflow")]
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_flash_with_one_step_is_grpo() -> None:
+    rows = transitions(LinearPolicy(0.5))
+    equal = dataclasses.replace(rows, mean_rectifier=rectifiers(FlowSDE(0.7), rows.grid))
+    losses = [loss_of(LinearPolicy(0.6), equal, create(ALGORITHMS, n, {}, what="a")) for n in ("grpo", "flash_grpo")]
     torch.testing.assert_close(losses[0], losses[1])
 
 
@@ -270,6 +287,7 @@ def test_guard_takes_the_bias_out_of_the_ratio() -> None:
         ("grpo", {"reduce": "sum", "clip_range": 0.2}),
         ("grpo", {"from_means": True}),
         ("tempflow", {}),
+        ("flash_grpo", {}),
         ("grpo_guard", {}),
         ("flow_dppo", {"threshold": 1.0}),
     ],
@@ -315,6 +333,7 @@ def test_the_guarded_log_ratio_has_mean_zero(reduce: Any, shape: tuple[int, ...]
         old_log_probs=old.log_prob(following),
         old_means=old.mean,
         mean_std=sigma,
+        mean_rectifier=sigma,
         advantages=torch.ones(count, dtype=torch.float64),
         weights=torch.ones(count, dtype=torch.float64),
         importance=torch.ones(count, dtype=torch.float64),
@@ -356,7 +375,9 @@ def test_the_published_kl_divides_by_what_each_kernel_calls_its_std(kernel: Kern
     assert (new.rate is not None) == has_rate
 
 
-@pytest.mark.parametrize("name", ["nft", "awm", "dpo", "dgpo", "crd", "grpo", "tempflow", "grpo_guard", "flow_dppo"])
+@pytest.mark.parametrize(
+    "name", ["nft", "awm", "dpo", "dgpo", "crd", "grpo", "tempflow", "flash_grpo", "grpo_guard", "flow_dppo"]
+)
 def test_a_kl_wants_samples_of_advantage_zero_and_the_base_model(name: str) -> None:
     plain, with_kl = (create(ALGORITHMS, name, {"kl_coef": kl}, what="a").requires for kl in (0.0, 0.1))
     assert (plain.zero_advantages, with_kl.zero_advantages) == (False, True)
@@ -472,6 +493,7 @@ def test_kl_needs_the_reference_and_all_rows() -> None:
         ("grpo", {"reduce": "sum"}),
         ("grpo", {"from_means": True}),
         ("tempflow", {}),
+        ("flash_grpo", {}),
         ("grpo_guard", {}),
         ("grpo_guard", {"reduce": "sum"}),
         ("flow_dppo", {}),

@@ -23,6 +23,7 @@ FORWARD = {"times": {}, "kl_coef": 0.0}
 DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "grpo"): RATIO,
     ("algorithm", "tempflow"): RATIO,
+    ("algorithm", "flash_grpo"): RATIO,
     ("algorithm", "grpo_guard"): {**RATIO, "clip_range": 2e-6, "divide_by_dt": True},
     ("algorithm", "flow_dppo"): {**KL, "threshold": 1e-5},
     ("algorithm", "nft"): {**FORWARD, "beta": 1.0, "scale": 5.0, "decay": {}},
@@ -146,9 +147,11 @@ def test_what_algorithms_ask_for() -> None:
         assert asked(name) == Requirements(min_group_size=2)
         assert asked(name, from_means=True) == Requirements(min_group_size=2, old_means=True, densities=True)
         assert asked(name, reduce="sum") == Requirements(min_group_size=2, densities=True)
+    assert asked("flash_grpo") == Requirements(min_group_size=2, densities=True)
+    assert asked("flash_grpo", from_means=True) == asked("grpo_guard")
     assert asked("grpo_guard") == Requirements(min_group_size=2, old_means=True, densities=True)
     assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True)
-    for name in ("grpo", "grpo_guard", "tempflow", "flow_dppo"):
+    for name in ("grpo", "grpo_guard", "tempflow", "flash_grpo", "flow_dppo"):
         base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))
         assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
         assert (average.reference, average.average, average.zero_advantages) == (False, True, True)

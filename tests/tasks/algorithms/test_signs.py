@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from configs.registry import create
-from models.maths.transitions import FlowSDE
+from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
+from models.maths.transitions import FlowSDE, Kernel, rectifiers
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm
 from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
@@ -29,9 +30,10 @@ STEPS: list[tuple[str, Options]] = [
     ("grpo", {"from_means": True}),
     ("grpo", {"surrogate": "spo", "clip_range": 0.2}),
     ("tempflow", {}),
+    ("flash_grpo", {}),
     ("grpo_guard", {}),
     ("grpo_guard", {"divide_by_dt": False}),
-    *[(name, {"surrogate": "spo"}) for name in ("tempflow", "grpo_guard")],
+    *[(name, {"surrogate": "spo"}) for name in ("tempflow", "flash_grpo", "grpo_guard")],
     ("flow_dppo", {}),
 ]
 SAMPLES: list[tuple[str, Options]] = [
@@ -100,7 +102,7 @@ def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: s
 )
 def test_gradient_equals_finite_differences_in_every_parameter(name: str, options: Options) -> None:
     # Wide clips: no row sits at a kink.
-    wide = {"grpo": {"clip_range": 0.9}, "tempflow": {"clip_range": 0.9}, "grpo_guard": {"clip_range": 0.9}}
+    wide = {name: {"clip_range": 0.9} for name in ("grpo", "tempflow", "flash_grpo", "grpo_guard")}
     wide |= {"flow_dppo": {"threshold": 1e6}, "awm": {"clip_range": 10.0}, "v_grpo": {"clip_range": 10.0}}
     # The group weight of DGPO has no gradient by definition; with this beta it is 1/2 whatever the policy.
     wide |= {"dgpo": {"beta": 1e-13, "clip_range": 1e6}}
@@ -200,6 +202,30 @@ def test_tempflow_pushes_noisy_steps_harder_by_their_std() -> None:
         plain, weighed = (gradient(make(name, {}), rows, Toy(theta, theta)) for name in ("grpo", "tempflow"))
         std = float(FlowSDE(0.7).step(rows.latents, rows.latents, rows.grid).std[row])
         torch.testing.assert_close(weighed, plain * std / 0.25)
+
+
+@pytest.mark.parametrize("kernel", [FlowSDE(0.7), DanceSDE(0.3), WanSDE(), CPS(0.8), FlowDDIM(0.7)], ids=str)
+def test_flash_gives_every_step_a_gradient_of_one_length(kernel: Kernel) -> None:
+    theta = vector(START)
+    rows, noise = transitions([1.0] * 4, theta, sigma=(0.9, 0.7, 0.5, 0.3)), draws(1, 2, 3)[0]
+    velocity = Toy.at(theta, rows.latents, rows.grid.sigma).requires_grad_()
+    step = kernel.step(rows.latents, velocity, rows.grid)
+    # The same noise at every step: only the steps differ.
+    following = step.sample(noise.expand_as(rows.latents)).detach()
+    (slope,) = torch.autograd.grad(step.log_prob(following).sum(), velocity)
+    weighed = slope * rectifiers(kernel, rows.grid).reshape(-1, 1, 1)
+    # A mean goes against the velocity.
+    torch.testing.assert_close(weighed, -(noise / noise.numel()).expand_as(weighed))
+    # Through the loss: the weight over its mean, on Flow-GRPO's gradient.
+    theta_rows = dataclasses.replace(rows, next_latents=following, old_log_probs=step.log_prob(following).detach())
+    for row in range(4):
+        one = dataclasses.replace(theta_rows, advantages=torch.eye(4, dtype=torch.float64)[row])
+        found = []
+        for name in ("grpo", "flash_grpo"):
+            toy = Toy(theta, theta)
+            loss = make(name, {}).loss(one, models_of(toy, theta, kernel)).loss.mean()
+            found.append(torch.autograd.grad(loss, toy.theta)[0])
+        torch.testing.assert_close(found[1], found[0] * rectifiers(kernel, rows.grid)[row] / 2.0)
 
 
 @pytest.mark.parametrize("divide", [True, False])
@@ -312,7 +338,7 @@ def test_distillation_walks_to_the_teacher() -> None:
 
 
 ON_STEPS = [("grpo", {"kl": kind}) for kind in ("gaussian", "flow_grpo", "velocity", "mean")]
-ON_STEPS += [("tempflow", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocity"})]
+ON_STEPS += [("tempflow", {}), ("flash_grpo", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocity"})]
 WITH_KL: list[tuple[str, Options, str]] = [
     (name, options, to) for name, options in ON_STEPS for to in ("base", "average")
 ]

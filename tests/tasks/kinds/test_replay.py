@@ -21,7 +21,7 @@ from configs.load import load_config
 from configs.registry import create, resolve
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import grid_at
-from models.maths.transitions import KERNELS, FlowSDE, step_stds
+from models.maths.transitions import KERNELS, FlowSDE, rectifiers, step_stds
 from storage.files import FolderFiles
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard
@@ -144,6 +144,7 @@ RATIOS: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"reduce": "sum", "clip_range": 1e-4}),
     ("grpo", {"reduce": "sum", "from_means": True, "clip_range": 1e-4}),
     ("tempflow", {}),
+    ("flash_grpo", {}),
     ("grpo_guard", {}),
     ("grpo_guard", {"reduce": "sum"}),
     ("grpo_guard", {"from_means": True}),
@@ -287,6 +288,14 @@ def test_tempflow_weights_have_mean_one_over_the_rows_that_are_trained(tmp_path:
     assert batch.mean_std.tolist() == pytest.approx([expected] * 4)  # type: ignore[attr-defined]
     weights = KERNEL.step(batch.latents, batch.latents, batch.grid).std / batch.mean_std  # type: ignore[attr-defined]
     assert float(weights.mean()) == pytest.approx(1.0)
+
+
+def test_rectifiers_have_mean_one_over_the_rows_that_are_trained(tmp_path: Path) -> None:
+    samples = transition_samples(tmp_path, [(0,), (0,), (0,), (2,), (1,), (1,)], [1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
+    batch = samples.batch(samples.units(Requirements()), 4)
+    weights = rectifiers(KERNEL, batch.grid) / batch.mean_rectifier  # type: ignore[attr-defined]
+    assert float(weights.mean()) == pytest.approx(1.0)
+    assert float(weights.max()) > float(weights.min())
 
 
 def forward_samples(folder: Path, advantages: list[float], rewards: list[float] | None = None) -> SampleSet:

@@ -70,6 +70,7 @@ def transitions(policy: TrainableDenoiser, rows: int) -> TransitionBatch:
         grid=grid,
         old_log_probs=step.log_prob(following),
         mean_std=torch.ones(rows),
+        mean_rectifier=torch.ones(rows),
         advantages=torch.linspace(-1, 1.5, rows),
         conditioning=conditioning,
         weights=torch.ones(rows),

@@ -1,0 +1,39 @@
+"""Flash-GRPO (arXiv 2605.15980): one trained step per prompt, and Flow-GRPO's advantages rectified by step.
+
+A is replaced by w / mean(w) A with w = std / |d mean / d v|, so that the gradient of a log-prob with respect to the
+velocity has one length at every step, where TempFlow-GRPO, whose weight is the std alone, makes noisy steps count more.
+The mean is over the rows that are trained; signs and rows of advantage 0 are as in Flow-GRPO, which this is where all
+train the same step. The paper draws one per prompt from the first half of the steps: plan ``subset``, ``count`` 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from models.maths.transitions import Gaussian, rectifiers
+from tasks.algorithms.base import Requirements, RowLoss
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from tasks.algorithms.grpo import GRPO
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashGRPO(GRPO):
+    """Temporal gradient rectification, for every sampler and schedule; the public code has it as literals of one."""
+
+    @property
+    def requires(self) -> Requirements:
+        """What Flow-GRPO needs, and log-probs with the scale of the step's noise, which the weight takes out."""
+        return replace(self.kl_needs(old_means=self.from_means), densities=True)
+
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
+        """Return the clipped loss with rectified advantages."""
+
+        def rectify(rows: TransitionBatch, step: Gaussian, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+            weight = rectifiers(models.kernel, rows.grid) / rows.mean_rectifier
+            return log_ratio, rows.advantages * weight
+
+        return self.ratio_loss(batch, models, rectify)
