@@ -10,11 +10,16 @@ Offline by nature: any stored trajectories will do, however old.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, errors
-from tasks.algorithms.objectives import dpo_loss, pair_sign, unit_sum
+from tasks.algorithms.objectives import dpo_loss, loser_share, pair_sign, unit_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,9 @@ class DPO(ForwardProcess):
 
     beta: float = 2000.0
     """Inverse temperature; errors are means over latent dims, so it is large."""
+    winner_margin: float | None = None
+    """Diffusion-SDPO's mu, 0 to 1: scale the worse sample's gradient down, as far as it would raise the better sample's
+    error, see ``objectives.loser_share``; at 1 it has none there. The loss keeps its value. None: never."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -32,6 +40,8 @@ class DPO(ForwardProcess):
         """
         if not self.beta > 0:
             raise ValueError(f"beta is {self.beta}; it must be above 0.")
+        if self.winner_margin is not None and not 0 <= self.winner_margin <= 1:
+            raise ValueError(f"winner_margin is {self.winner_margin}; it must lie between 0 and 1.")
         self.check_kl()
         self.levels()
 
@@ -44,10 +54,21 @@ class DPO(ForwardProcess):
         """Return each pair's loss, on both of its rows; 0 where the two have the same advantage."""
         rows = expect(batch, ForwardBatch)
         velocity = models.velocity(rows)
-        error, reference = errors(rows, velocity, models.reference_velocity(rows))
         sign = pair_sign(rows.advantages, rows.units)
+        metrics: dict[str, Tensor] = {}
+        learned = self._damped(rows, velocity, sign, metrics)
+        error, reference = errors(rows, learned, models.reference_velocity(rows))
         margin, reference_margin = (unit_sum(sign * values * rows.weights, rows.units) for values in (error, reference))
         loss = dpo_loss(margin, reference_margin, self.beta) * sign.abs()
         preferred = (margin < reference_margin).float()
-        metrics = {"preferred": preferred.detach(), "margin": (margin - reference_margin).detach()}
+        metrics |= {"preferred": preferred.detach(), "margin": (margin - reference_margin).detach()}
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
+
+    def _damped(self, rows: ForwardBatch, velocity: Tensor, sign: Tensor, metrics: dict[str, Tensor]) -> Tensor:
+        """Return the velocities, those of worse rows with a share of their gradient."""
+        if self.winner_margin is None:
+            return velocity
+        share = loser_share(velocity - rows.target, sign, rows.weights, rows.units, self.winner_margin)
+        metrics["loser_share"] = share
+        kept = expand(share, velocity)
+        return kept * velocity + (1 - kept) * velocity.detach()

@@ -185,6 +185,32 @@ def pair_sign(advantages: Tensor, units: Tensor) -> Tensor:
     return (advantages == highest).to(advantages.dtype) - (advantages == lowest).to(advantages.dtype)
 
 
+def loser_share(residuals: Tensor, sign: Tensor, weights: Tensor, units: Tensor, margin: float) -> Tensor:
+    """Return Diffusion-SDPO's lambda (arXiv 2511.03317) on worse rows of pairs, 1 on others, without gradient, (B,).
+
+    clip((1 - mu) <e_w, e_w> / <e_w, e_l>, 0, 1) where <e_w, e_l> > 0, else 1: the most of the worse sample's gradient
+    with which, to first order in the prediction, a step still lowers the better sample's error. The public code has one
+    lambda for all pairs of a micro-batch, which depends on who else is in it.
+
+    Args:
+        residuals: (B, ...) prediction errors e.
+        sign: (B,) 1 for the better, -1 for the worse row of a pair, 0 where there is none.
+        weights: (B,) 0 for rows that only pad.
+        units: (B,) pair of each row.
+        margin: mu.
+    """
+    flat, count = widened(residuals.detach()).flatten(1), int(units.max()) + 1
+
+    def summed(kept: Tensor) -> Tensor:
+        rows = (kept * weights).to(flat.dtype)[:, None] * flat
+        return torch.zeros(count, flat.shape[1], dtype=flat.dtype, device=flat.device).index_add(0, units, rows)
+
+    better, worse = summed(sign > 0), summed(sign < 0)
+    own, shared = (better**2).sum(1), (better * worse).sum(1)
+    share = torch.where(shared > 0, ((1 - margin) * own / shared).clamp(0, 1), 1.0)
+    return torch.where(sign < 0, share[units], 1.0).to(residuals.dtype)
+
+
 def dgpo_weight(advantages: Tensor, error: Tensor, reference_error: Tensor, units: Tensor, beta: float) -> Tensor:
     """Return DGPO's group weight (Luo-Yihong/DGPO; Flow-Factory ``trainers/dgpo.py``), without gradient.
 

@@ -64,6 +64,7 @@ _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
     **{name: (name, {}) for name in algorithms.ALGORITHMS},
     **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")},
+    "dpo, SDPO": ("dpo", {"winner_margin": 0.5}),
     "grpo, SPO": ("grpo", {"surrogate": "spo"}),
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),
     "grpo, KL to the average": ("grpo", {"kl_coef": 0.1, "kl_reference": "average"}),

@@ -29,7 +29,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "nft"): {**FORWARD, "beta": 1.0, "scale": 5.0, "decay": {}},
     ("algorithm", "awm"): {**FORWARD, "clip_range": 1.0, "weighting": "uniform", "power": 0.25},
     ("algorithm", "v_grpo"): {**FORWARD, "clip_range": 1.0, "weighting": "adaptive", "decay": {}},
-    ("algorithm", "dpo"): {**FORWARD, "beta": 2000.0},
+    ("algorithm", "dpo"): {**FORWARD, "beta": 2000.0, "winner_margin": None},
     ("algorithm", "dgpo"): {**FORWARD, "beta": 100.0, "clip_range": 1e-2},
     ("algorithm", "crd"): {
         **FORWARD,
@@ -114,6 +114,7 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
         )
     ],
     *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
+    ("algorithm", "dpo", "winner_margin", [0.0, 0.5, 1.0], [-0.1, 1.1]),
     ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
     ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
     ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),

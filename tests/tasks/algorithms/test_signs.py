@@ -19,7 +19,7 @@ from models.maths.transitions import FlowSDE, Kernel, rectifiers
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm
 from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
-from tasks.algorithms.objectives import divergence_mask, ratio_metrics, simple_surrogate
+from tasks.algorithms.objectives import divergence_mask, loser_share, ratio_metrics, simple_surrogate
 from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
 
 Options = dict[str, Any]
@@ -43,6 +43,7 @@ SAMPLES: list[tuple[str, Options]] = [
     ("v_grpo", {}),
     *[(name, {"surrogate": "spo"}) for name in ("awm", "v_grpo")],
     ("dpo", {"beta": 2.0}),
+    ("dpo", {"beta": 2.0, "winner_margin": 0.5}),
     ("dgpo", {"beta": 1.0}),
     *[("crd", {"distance": kind, "temperature": t}) for kind in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("crd", {"adaptive": False, "detach_center": True}),
@@ -97,7 +98,14 @@ def test_what_was_rewarded_becomes_likelier_and_what_was_not_less_likely(name: s
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*STEPS, *((name, o) for name, o in SAMPLES if name in ("awm", "v_grpo", "dgpo") or "detach_center" not in o)],
+    [
+        *STEPS,
+        *(
+            (name, o)
+            for name, o in SAMPLES
+            if name in ("awm", "v_grpo", "dgpo") or not {"detach_center", "winner_margin"} & set(o)
+        ),
+    ],
     ids=str,
 )
 def test_gradient_equals_finite_differences_in_every_parameter(name: str, options: Options) -> None:
@@ -318,6 +326,37 @@ def test_dpo_lowers_the_error_of_the_better_sample_against_the_base_models() -> 
         assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
         assert float(result.metrics["margin"][row]) == pytest.approx(margin, rel=1e-9)
         assert float(result.metrics["preferred"][row]) == (margin < 0)
+
+
+def test_a_step_of_the_worse_sample_leaves_the_better_ones_error_alone() -> None:
+    """Diffusion-SDPO: to first order in the predictions a shared step does not raise what was preferred."""
+    better, worse = draws(2, 40, 6, seed=5)
+    worse = worse + 2 * better
+    units, sign = torch.arange(40).repeat(2), vector([1.0] * 40 + [-1.0] * 40)
+    residuals = torch.cat([better, worse])
+    for margin in (0.0, 0.3, 1.0):
+        share = loser_share(residuals, sign, torch.ones_like(sign), units, margin)
+        assert share[:40].tolist() == [1.0] * 40
+        # Both predictions move by one step: down the better one's error, up the worse one's.
+        step = -better + share[40:, None] * worse
+        change = (better * step).sum(1)
+        bound = -margin * (better**2).sum(1)
+        assert bool((change <= bound + 1e-9).all())
+        plain = (better * (worse - better)).sum(1)
+        assert bool((plain > bound).any())
+        # Where a full step does no harm, it is a full step.
+        assert bool((share[40:][plain <= bound] == 1).all())
+    opposed = torch.cat([better, -better])
+    assert loser_share(opposed, sign, torch.ones_like(sign), units, 1.0).tolist() == [1.0] * 80
+    # Of two algorithms that differ in it alone, losses are equal and gradients are not.
+    theta, reference = vector(START) + vector([0, 0, 3, 3, 3]), vector(REFERENCE)
+    rows = noised([0.3, 0.1, -0.7, -0.2], [0, 0, 1, 1])
+    results = [
+        make("dpo", {"beta": 5.0, **more}).loss(rows, models_of(Toy(theta, reference)))
+        for more in ({}, {"winner_margin": 1.0})
+    ]
+    torch.testing.assert_close(results[0].loss, results[1].loss)
+    assert float(results[1].metrics["loser_share"].min()) == 0.0
 
 
 def test_distillation_walks_to_the_teacher() -> None:
