@@ -12,7 +12,7 @@ import streamlit as st
 from PIL import Image
 
 import flowmill
-from configs.visible import in_markdown
+from configs.visible import in_markdown, visible
 
 _VIEWS = ("Samples", "Group", "Sample", "Table")
 _COLUMNS = 6
@@ -102,9 +102,9 @@ def _numbers(columns: Iterable[str]) -> list[str]:
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
-    """Return columns as a person reads them: what a sample earned and its prompt, then what it is."""
+    """Return columns as a person reads them: what a sample earned, its prompt and text, then what it is."""
     known = list(columns)
-    first = [name for name in ("reward", "advantage", "prompt") if name in known]
+    first = [name for name in ("reward", "advantage", "prompt", "text") if name in known]
     return list(dict.fromkeys([*first, *_numbers(known), *known]))
 
 
@@ -132,9 +132,8 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
     row = everything.set_index("sample_id").loc[sample]
     left, right = st.columns([1, 3])
     with left:
-        _show(
-            run.images(epoch, [sample])[sample] if row.media_format else None, in_markdown(row.prompt), width=2 * _WIDTH
-        )
+        made = run.images(epoch, [sample])[sample] if row.media_format else row.get("text")
+        _show(made, in_markdown(row.prompt), width=2 * _WIDTH)
     with right:
         found = run.trace(epoch, sample)["runs"][run.name]
         facts = {name: row[name] for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}
@@ -144,7 +143,8 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
         st.table(pd.DataFrame({"value": {name: in_markdown(str(value)) for name, value in facts.items()}}))
         st.markdown("**Updates it entered**")
         st.dataframe(found.get("updates", []), hide_index=True)
-    _chain(run, epoch, sample, row)
+    if not isinstance(row.get("text"), str):
+        _chain(run, epoch, sample, row)
 
 
 def _chain(run: flowmill.Run, epoch: int, sample: str, row: Any) -> None:
@@ -170,7 +170,8 @@ def _grid(run: flowmill.Run, epoch: int, rows: pd.DataFrame) -> None:
     for number, row in enumerate(rows.to_dict("records")):
         with columns[number % _COLUMNS]:
             earned = [f"{name} {row[name]:.3f}" for name in ("reward", "advantage") if pd.notna(row.get(name))]
-            _show(images.get(row["sample_id"]), f"{in_markdown(row['prompt'])}  \n{', '.join(earned)}")
+            made = images.get(row["sample_id"], row.get("text"))
+            _show(made, f"{in_markdown(row['prompt'])}  \n{', '.join(earned)}")
             st.button("Open", key=f"open {row['sample_id']}", on_click=_open, args=(row["sample_id"], row["group_id"]))
 
 
@@ -180,10 +181,13 @@ def _open(sample: str, group: str) -> None:
     st.session_state["group"] = group
 
 
-def _show(media: Image.Image | Sequence[Image.Image] | None, caption: str, *, width: int = _WIDTH) -> None:
-    """Show an image, or a clip that moves."""
+def _show(media: Image.Image | Sequence[Image.Image] | str | None, caption: str, *, width: int = _WIDTH) -> None:
+    """Show an image, a clip that moves, or a text below what it completes."""
     if media is None:
         st.caption(f"no image stored: {caption}")
+    elif isinstance(media, str):
+        st.caption(caption)
+        st.code(visible(media, keep="\n\t"), language=None, wrap_lines=True)
     elif isinstance(media, Image.Image):
         st.image(_enlarged(media, width), caption=caption)
     else:

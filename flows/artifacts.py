@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -18,8 +18,10 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
+from configs.visible import visible
 from flows.server import has_lasting_api
 from tasks.figures.pictures import data_url
+from tasks.figures.texts import Text
 from tasks.figures.tracked import epoch_row
 from tasks.runs.chain import Chain
 from tasks.tracking.places import REPORT
@@ -82,6 +84,18 @@ def evaluation_images(run: str, epoch: int, grids: Mapping[str, Path]) -> None:
     create_markdown_artifact(
         markdown="\n\n".join(pictures), key=_key(run, "images"), description=f"{run}, epoch {epoch}"
     )
+
+
+def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Text]]) -> None:
+    """Show the first texts of an evaluation, one row each."""
+    if not has_lasting_api() or not texts:
+        return
+    rows = [
+        {"prompts": split, **{name: visible(value) for name, value in text._asdict().items()}}
+        for split, each in texts.items()
+        for text in each
+    ]
+    create_table_artifact(table=rows, key=_key(run, "texts"), description=f"{run}, epoch {epoch}")
 
 
 def tracking_link(run: str, uri: str, url: str | None) -> None:

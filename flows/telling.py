@@ -9,12 +9,13 @@ from flows.artifacts import (
     announce,
     evaluation_images,
     evaluation_table,
+    evaluation_texts_table,
     report_link,
     tracking_link,
 )
 from flows.server import has_lasting_api
 from tasks.figures.earnings import earned
-from tasks.figures.evaluations import evaluation_figures, evaluation_grids
+from tasks.figures.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
 from tasks.figures.watch import new_suspicions
 from tasks.review.report import run_report
 from tasks.runs.context import RunContext
@@ -38,6 +39,7 @@ class Telling:
         self._tracker.log_evaluation(epoch)
         evaluation_table(self._run, epoch, evaluation_figures(chain, epoch))
         evaluation_images(self._run, epoch, evaluation_grids(chain, epoch))
+        evaluation_texts_table(self._run, epoch, evaluation_texts(chain, epoch))
         if epoch == 0:
             tracking_link(self._run, self._context.store.root.uri, self._tracker.url())
 

@@ -28,7 +28,7 @@ def tables() -> Mapping[str, pa.Schema]:
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
-        "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"]),
+        "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"], texts=True),
     }
 
 

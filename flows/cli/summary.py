@@ -67,9 +67,11 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
     from tasks.tracking.places import tracking_uri
 
     root = context.store.root.uri
-    for split, path in result["images"].items():
-        place = f"{root}/{path}"
-        console.print(f"images ({split}): {_short(place)}", markup=False)
+    for what in ("images", "texts"):
+        # Of runs that finished before there were texts nothing was noted.
+        for split, path in result.get(what, {}).items():
+            place = f"{root}/{path}"
+            console.print(f"{what} ({split}): {_short(place)}", markup=False)
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
         console.print(f"exported model: {_short(place)}", markup=False)

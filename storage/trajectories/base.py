@@ -160,6 +160,16 @@ class TrajectoryShard:
             return np.asarray(self.array("latents", row)[states.index(last)], np.float32)
         return np.asarray(self.array("final", row), np.float32)
 
+    def text(self, row: int) -> str | None:
+        """Return the text of a row, None of samples that are none.
+
+        Raises:
+            CorruptError: the byte range does not hold it.
+        """
+        if self._stored.find(row, "text") is None:
+            return None
+        return bytes(self.array("text", row)).decode("utf-8", errors="replace")
+
     def media(self, row: int) -> np.ndarray:
         """Return the (H, W, 3) image or (F, H, W, 3) clip of a row, uint8.
 

@@ -12,6 +12,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.figures.pictures import GRID
 from tasks.figures.speed import epoch_speeds
+from tasks.figures.texts import TEXTS
 from tasks.figures.watch import suspicions
 from tasks.inputs.sources import PIPELINE
 
@@ -104,17 +105,18 @@ def _side_results(chain: Chain) -> list[dict[str, Any]]:
 
 
 def describe_result(context: RunContext) -> dict[str, Any]:
-    """Return what a finished run is shown by: its evaluations, and where below the root images and model are."""
+    """Return what a finished run is shown by: its evaluations, and where below the root samples and model are."""
     chain, config = context.chain, context.config
     evaluations = _evaluations(chain)
     last = max((int(epoch) for epoch in evaluations), default=0)
-    grids = _places(chain.find(last, "judge", config.rewards[0].slot), context, GRID)
+    first = chain.find(last, "judge", config.rewards[0].slot)
     export = _places(chain.find(config.run.epochs, "export"), context, PIPELINE)
     return {
         "run": context.run.name,
         "evaluations": evaluations,
         "warnings": [found.text() for found in suspicions(chain)],
-        "images": grids,
+        "images": _places(first, context, GRID),
+        "texts": _places(first, context, TEXTS),
         "export": next(iter(export.values()), None),
     }
 

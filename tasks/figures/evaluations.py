@@ -11,6 +11,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.figures.pictures import GRID
+from tasks.figures.texts import TEXTS, Text, read_texts
 from tasks.identities.nodes import OF
 from tasks.runs.chain import Chain
 
@@ -54,14 +55,33 @@ def weighted_reward(config: RunConfig, figures: Figures) -> float:
 
 def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:
     """Return the image grid of each prompt list a rewards artifact of an evaluation scored."""
-    folders = {record.shard: store.folder(ref, record) for record in store.shards(ref)}
-    return {split: folder / GRID for split, folder in folders.items() if (folder / GRID).exists()}
+    return _files(store, ref, GRID)
+
+
+def texts(store: ArtifactStore, ref: ArtifactRef) -> dict[str, list[Text]]:
+    """Return the first texts of each prompt list a rewards artifact of an evaluation scored."""
+    return {split: read_texts(path) for split, path in _files(store, ref, TEXTS).items()}
 
 
 def evaluation_grids(chain: Chain, epoch: int) -> dict[str, Path]:
     """Return the grids of the run's own evaluation of an epoch, with the scores of its first reward."""
-    entry: LineageEntry | None = chain.find(epoch, "judge", chain.config.rewards[0].slot)
+    entry = _first_reward(chain, epoch)
     return {} if entry is None else grids(chain.store, entry.ref)
+
+
+def evaluation_texts(chain: Chain, epoch: int) -> dict[str, list[Text]]:
+    """Return the first texts of the run's own evaluation of an epoch, with the scores of its first reward."""
+    entry = _first_reward(chain, epoch)
+    return {} if entry is None else texts(chain.store, entry.ref)
+
+
+def _first_reward(chain: Chain, epoch: int) -> LineageEntry | None:
+    return chain.find(epoch, "judge", chain.config.rewards[0].slot)
+
+
+def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]:
+    folders = {record.shard: store.folder(ref, record) for record in store.shards(ref)}
+    return {split: folder / name for split, folder in folders.items() if (folder / name).exists()}
 
 
 def evaluated_epochs(chain: Chain) -> list[int]:

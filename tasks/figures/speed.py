@@ -53,7 +53,11 @@ def epoch_speeds(chain: Chain, epoch: int) -> dict[str, dict[str, float]]:
 def in_words(speed: Mapping[str, float]) -> str:
     """Return a speed as a person reads it."""
     rows = {f"{name}_per_s": name for name in ROWS.values()}
-    shown = [f"{value:.3g} {rows[name]}/s" for name, value in speed.items() if name in rows]
+    shown = [
+        f"{value:.3g} {rows[name]}/s" if value < 1000 else f"{value:,.0f} {rows[name]}/s"
+        for name, value in speed.items()
+        if name in rows
+    ]
     if "outside_model" in speed:
         shown.append(f"{speed['outside_model']:.1%} outside the model")
     if "tflops_per_s" in speed:

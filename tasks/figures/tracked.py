@@ -5,7 +5,7 @@ Steps: ``optimize/*`` are logged at the optimizer update, everything else at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from configs.load import flatten
 from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.records import Manifest
-from tasks.figures.evaluations import Figures, grids, named_evaluations, named_figures, weighted_reward
+from tasks.figures.evaluations import Figures, grids, named_evaluations, named_figures, texts, weighted_reward
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
+from tasks.figures.texts import Text
 from tasks.figures.watch import correlations, read_scored, shares, suspicions
 from tasks.identities.nodes import Node, estimate_nodes, evaluation_nodes
 from tasks.runs.chain import Chain
@@ -75,6 +76,8 @@ class EvaluationContent:
     """Grid of each prompt list."""
     clips: Mapping[str, Path]
     """Folder of clips of each prompt list."""
+    texts: Mapping[str, Sequence[Text]]
+    """The first texts of each prompt list."""
     reward: float
     """Weighted held-out reward."""
 
@@ -234,6 +237,7 @@ def _evaluation(
         points=tuple(points),
         images=grids(store, rewards[0]),
         clips={split: folder for split, folder in folders.items() if folder.exists()},
+        texts=texts(store, rewards[0]),
         reward=weighted_reward(chain.config, figures) if not name else 0.0,
     )
 

@@ -16,6 +16,7 @@ from storage.lineage import LineageEntry
 from storage.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
 from storage.tables import read_rows
 from tasks.inputs.components import open_trajectory_store
+from tasks.review.reading import texts_of
 from tasks.runs.context import RunContext
 
 FORMATS = ("parquet", "datasets", "delta")
@@ -72,17 +73,21 @@ def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
         columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS, "media_format")}
         for name, values in scores.items():
             columns[name] = pa.array([values.get(sample) for sample in ids], pa.float32())
+        written = texts_of(shard)
+        if written is not None:
+            columns["text"] = written
         media = [bytes(shard.media_file(row)) if shard.media_format(row) else None for row in range(len(ids))]
         columns["media"] = pa.array(media, pa.binary())
-        schema = exported_schema(list(scores))
+        schema = exported_schema(list(scores), texts=written is not None)
         yield pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def exported_schema(scores: Sequence[str]) -> pa.Schema:
+def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
     """Return the columns of an exported table.
 
     Args:
         scores: those of rewards, ``reward_<label>``, and ``advantage``.
+        texts: samples are texts.
     """
     said = {name: f"Reward or monitor '{name.removeprefix('reward_')}'; null where it gave none." for name in scores}
     said["advantage"] = ADVANTAGES.field("advantage").metadata[DESCRIPTION].decode()
@@ -90,6 +95,7 @@ def exported_schema(scores: Sequence[str]) -> pa.Schema:
         [
             *(SAMPLES.field(name) for name in (*_PLAIN, *_LISTS)),
             *(column(name, pa.float32(), said[name], nullable=True) for name in scores),
+            *([column("text", pa.string(), "Completion of a language model.", nullable=True)] if texts else []),
             SAMPLES.field("media_format"),
             column("media", pa.binary(), "The image or clip as it is stored; null without one.", nullable=True),
         ]
@@ -125,8 +131,11 @@ def _parquet_writer(folder: Path, *, image: bool) -> Callable[[int, pa.Table], N
 
 
 def _with_image(table: pa.Table) -> pa.Table:
-    """Return the table with its images as a column ``image`` that datasets decodes."""
-    if set(table.column("media_format").to_pylist()) - {"png", "webp"}:
+    """Return the table with its images, if it has some, as a column ``image`` that datasets decodes."""
+    formats = set(table.column("media_format").to_pylist())
+    if formats == {""}:
+        return table.drop_columns(["media", "media_format"])
+    if formats - {"", "png", "webp"}:
         raise ConfigError("--format datasets holds images; this run has clips. Use --format parquet.")
     values = [{"bytes": data, "path": None} for data in table.column("media").to_pylist()]
     table = table.drop_columns(["media", "media_format"]).append_column("image", pa.array(values, _IMAGE))

@@ -69,11 +69,24 @@ def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
         CorruptError: a table is damaged.
     """
     if ref.kind in ("trajectories", "evaluations"):
-        return pa.concat_tables([shard.table.drop_columns([*_PLACES]) for shard in shards_of(store, ref)])
+        return pa.concat_tables([_readable(shard) for shard in shards_of(store, ref)])
     if ref.kind not in TABLES:
         raise StoreError(f"{ref} has no table of rows; {', '.join(TABLES)}, trajectories and evaluations have.")
     store.require(ref)
     return read_rows(store, ref)
+
+
+def _readable(shard: TrajectoryShard) -> pa.Table:
+    """Return a shard's table as a person reads it: without places of payloads, with the texts that are among them."""
+    table = shard.table.drop_columns([*_PLACES])
+    written = texts_of(shard)
+    return table if written is None else table.append_column("text", written)
+
+
+def texts_of(shard: TrajectoryShard) -> pa.Array | None:
+    """Return the texts of a shard, one per row; None where its samples are none."""
+    written = [shard.text(row) for row in range(shard.table.num_rows)]
+    return pa.array(written, pa.string()) if any(text is not None for text in written) else None
 
 
 def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:

@@ -37,10 +37,13 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
         raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
     opener = open_trajectory_store(store.require(ref).options["rollout"]["store"])
     for record in store.shards(ref):
-        table = opener.open(store.files(ref, record)).table
-        found = table.filter(pc.equal(table.column("sample_id"), sample_id))
-        if found.num_rows:
-            about = {**found.drop_columns(["arrays"]).to_pylist()[0], "arrays": found.column("arrays").to_pylist()[0]}
+        shard = opener.open(store.files(ref, record))
+        row = pc.index(shard.table.column("sample_id"), sample_id).as_py()
+        if row >= 0:
+            found, text = shard.table.slice(row, 1), shard.text(row)
+            written = {} if text is None else {"text": text}
+            about = {**found.drop_columns(["arrays"]).to_pylist()[0], **written}
+            about["arrays"] = found.column("arrays").to_pylist()[0]
             used = {name: _uses(open_run(store.root.uri, name, reads=True), ref, sample_id) for name in runs}
             return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
     raise StoreError(f"{ref} has no sample '{sample_id}'.")

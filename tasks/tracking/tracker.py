@@ -220,6 +220,7 @@ class Tracker:
     def _log_evaluation(self, made: EvaluationContent) -> None:
         from tasks.tracking.images import log_picture
         from tasks.tracking.models import logged_model
+        from tasks.tracking.texts import log_texts
         from tasks.tracking.views import show_scores
 
         if _key(made) in self._logged:
@@ -229,6 +230,8 @@ class Tracker:
             log_picture(self._client, str(self.run_id), path, key=f"{prefix}/{split}", step=made.epoch)
         for split, folder in made.clips.items():
             self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
+        for split, texts in made.texts.items():
+            log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=made.epoch)
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
         sets = datasets(self.context)
         named = {point: sets[point.split] for point in made.points if point.split in sets}

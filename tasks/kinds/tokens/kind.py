@@ -19,6 +19,7 @@ from models.rewards.base import Needs
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.tokens import TokenModels
+from tasks.figures.texts import Text, write_texts
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
     from models.policies.trainable import Trainable
     from tasks.hosting.host import ModelHost
-
-#: Texts of an evaluation as people read them, one JSON object a line.
-EXAMPLES = "texts.jsonl"
 
 
 class Tokens(Kind):
@@ -83,12 +81,7 @@ class Tokens(Kind):
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
         """Write the first texts with prompt and verdict."""
-        import json
-
-        shown = zip(batch.prompts, batch.media, verdicts, strict=False)
-        lines = [json.dumps({"prompt": prompt, "text": text, "verdict": verdict}) for prompt, text, verdict in shown]
-        if lines:
-            (folder / EXAMPLES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_texts(folder, [Text(*each) for each in zip(batch.prompts, batch.media, verdicts, strict=False)])
 
     def training_set(
         self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements

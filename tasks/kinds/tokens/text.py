@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from configs.errors import CorruptError
 from storage.trajectories.base import TrajectoryShard
 
 #: Why a completion ended, by the number that is stored.
@@ -22,7 +23,10 @@ def stored_text(shard: TrajectoryShard, row: int) -> str:
     Raises:
         CorruptError: none is stored, or the file is damaged.
     """
-    return bytes(shard.array("text", row)).decode("utf-8", errors="replace")
+    found = shard.text(row)
+    if found is None:
+        raise CorruptError(f"Sample '{shard.table.column('sample_id')[row]}' has no text; the rollout stored none.")
+    return found
 
 
 def stored_finish(shard: TrajectoryShard, row: int) -> str:

@@ -15,9 +15,16 @@ from PIL import Image
 from configs.load import asks_for, dump_yaml
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
-from tasks.figures.evaluations import Figures, evaluated_epochs, evaluation_figures, evaluation_grids
+from tasks.figures.evaluations import (
+    Figures,
+    evaluated_epochs,
+    evaluation_figures,
+    evaluation_grids,
+    evaluation_texts,
+)
 from tasks.figures.pictures import strip
 from tasks.figures.speed import epoch_speeds, in_words, seconds_of
+from tasks.figures.texts import Text
 from tasks.figures.tracked import description
 from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
@@ -44,8 +51,10 @@ class Shot:
     """Its optimized sum."""
     advantage: float
     """Its advantage."""
-    image: bytes
+    image: bytes | None
     """PNG; of a clip its first, middle and last frame."""
+    text: str | None
+    """What it says, where it is a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,8 @@ class RunReport:
     """Last evaluated epoch; the scores of epoch 0, and its own."""
     grids: Mapping[str, tuple[bytes, bytes]]
     """By prompt list: PNG of the first and the last evaluation, from the same noise."""
+    texts: Mapping[str, Sequence[tuple[str, Text, Text]]]
+    """By prompt list: prompts, each with its text of the first and the last evaluation."""
     best: Sequence[Shot]
     """Of the last epoch."""
     worst: Sequence[Shot]
@@ -130,6 +141,7 @@ def read_run(context: RunContext) -> RunReport:
         curves=_curves(chain),
         results=(last, evaluation_figures(chain, 0), evaluation_figures(chain, last)),
         grids=_grids(chain, last),
+        texts=_texts(chain, last),
         best=best,
         worst=worst,
         rewards={epoch: _known(table, "reward") for epoch, table in tables.items()},
@@ -155,8 +167,17 @@ def _grids(chain: Chain, last: int) -> dict[str, tuple[bytes, bytes]]:
     return {split: (before[split].read_bytes(), after[split].read_bytes()) for split in after if split in before}
 
 
+def _texts(chain: Chain, last: int) -> dict[str, list[tuple[str, Text, Text]]]:
+    before, after = evaluation_texts(chain, 0), evaluation_texts(chain, last)
+    return {
+        split: [(old.prompt, old, new) for old, new in zip(before[split], after[split], strict=False)]
+        for split in after
+        if split in before
+    }
+
+
 def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
-    """Return the samples of an epoch with the best and the worst rewards, where images are stored."""
+    """Return the samples of an epoch with the best and the worst rewards, where images or texts are stored."""
     rows = [row for row in table.to_pylist() if row["reward"] is not None]
     rows.sort(key=lambda row: (row["reward"], row["sample_id"]))
     middle = sum(row["reward"] for row in rows) / max(1, len(rows))
@@ -165,10 +186,10 @@ def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[
     best = _first_of_each([row for row in rows[::-1] if row["reward"] > middle])
     rollout, wanted = chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
     found = rows_of(chain.store, rollout, wanted)
-    places = {sample: (shard, row) for sample, shard, row in found if shard.media_format(row)}
-    return [_shot(row, places) for row in best if row["sample_id"] in places], [
-        _shot(row, places) for row in worst if row["sample_id"] in places
-    ]
+    places = {sample: (shard, row) for sample, shard, row in found}
+    shots = [[_shot(row, places) for row in rows] for rows in (best, worst)]
+    seen = [[shot for shot in each if shot.image is not None or shot.text is not None] for each in shots]
+    return seen[0], seen[1]
 
 
 def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -181,15 +202,20 @@ def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 def _shot(row: Mapping[str, Any], places: Mapping[str, tuple[TrajectoryShard, int]]) -> Shot:
     shard, number = places[row["sample_id"]]
-    media, data = shard.media(number), io.BytesIO()
-    Image.fromarray(strip(media) if media.ndim == 4 else media).save(data, "PNG")
     return Shot(
         sample_id=row["sample_id"],
         prompt=shard.table.column("prompt")[number].as_py(),
         reward=row["reward"],
         advantage=row["advantage"],
-        image=data.getvalue(),
+        image=_image(shard, number) if shard.media_format(number) else None,
+        text=shard.text(number),
     )
+
+
+def _image(shard: TrajectoryShard, row: int) -> bytes:
+    media, data = shard.media(row), io.BytesIO()
+    Image.fromarray(strip(media) if media.ndim == 4 else media).save(data, "PNG")
+    return data.getvalue()
 
 
 def _known(table: pa.Table, column: str) -> np.ndarray:

@@ -27,7 +27,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
     ("Diversity within groups", ("advantage/diversity*",), "epoch"),
     ("Loss", ("optimize/loss",), "update"),
     ("Clipped share of rows", ("optimize/clip_low", "optimize/clip_high"), "update"),
-    ("Ratio by denoising step", ("optimize/ratio_step*",), "update"),
+    ("Ratio by step", ("optimize/ratio_step*",), "update"),
     ("KL to the base model, and to the rollout's policy", ("optimize/kl", "optimize/approx_kl"), "update"),
     ("Norm of the gradient", ("optimize/grad_norm",), "update"),
     ("Learning rate", ("optimize/lr",), "update"),
@@ -36,7 +36,8 @@ _CHARTS: Sequence[tuple[str, Sequence[str], str]] = (
         ("time/rollout_s", "time/score_s", "time/advantage_s", "time/optimize_s", "time/eval_s"),
         "epoch",
     ),
-    ("Samples and rows per second of work", ("time/*_per_s",), "epoch"),
+    ("Samples and rows per second of work", ("time/*_samples_per_s", "time/*_rows_per_s"), "epoch"),
+    ("TFLOP/s of the model", ("time/*_tflops_per_s",), "epoch"),
 )
 #: Curves that several runs are compared by, each in a chart of its own.
 _COMPARED = (

@@ -68,7 +68,7 @@ def test_a_report_is_whole_and_fetches_nothing(context: RunContext) -> None:
     for words in (
         "2 of 2 epochs are trained",
         "Evaluation: mean reward",
-        "Ratio by denoising step",
+        "Ratio by step",
         "Monitors",
         "cost",
     ):

@@ -1,0 +1,31 @@
+"""Texts of evaluations as tables of MLflow.
+
+MLflow's own ``log_table`` adds to a file by reading it, and takes no addresses relative to a store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from configs.visible import visible
+from tasks.figures.texts import Text
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+#: Says which artifacts MLflow offers to show as tables, of several runs beside each other.
+_TAG = "mlflow.loggedArtifacts"
+#: How many before the newest are among them, as a tag's value is limited.
+_MOST = 30
+
+
+def log_texts(client: MlflowClient, run_id: str, texts: Sequence[Text], *, place: str, epoch: int) -> None:
+    """Log the first texts of an evaluation as a table."""
+    path = f"{place}/texts_epoch_{epoch:05d}.json"
+    rows = [[visible(value, keep="\n\t") for value in text] for text in texts]
+    client.log_text(run_id, json.dumps({"columns": Text._fields, "data": rows}), path)
+    tables = json.loads(client.get_run(run_id).data.tags.get(_TAG, "[]"))
+    if (table := {"path": path, "type": "table"}) not in tables:
+        client.set_tag(run_id, _TAG, json.dumps([*tables[-_MOST:], table]))
