@@ -12,7 +12,7 @@ import streamlit as st
 from PIL import Image
 
 import flowmill
-from configs.visible import in_markdown, visible
+from configs.visible import in_cell, in_markdown, visible
 
 _VIEWS = ("Samples", "Group", "Sample", "Table")
 _COLUMNS = 6
@@ -35,7 +35,7 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         run, epoch = _choose(root, run_name, trust_store=trust_store)
         everything = _samples(root, run.name, epoch, trust_store=trust_store)
         shown = _filtered(everything)
-        st.subheader(f"{run.name}, epoch {epoch}: {len(shown)} of {len(everything)} samples")
+        st.subheader(in_markdown(f"{run.name}, epoch {epoch}: {len(shown)} of {len(everything)} samples"))
         view = st.segmented_control("View", _VIEWS, key="view", label_visibility="collapsed")
         if shown.empty:
             st.info("No sample passes the filters on the left.")
@@ -44,11 +44,11 @@ def main(root: str, run_name: str | None, *, trust_store: bool) -> None:
         elif view == "Sample":
             _sample(run, epoch, everything, shown)
         elif view == "Table":
-            st.dataframe(shown[_in_order(shown.columns)], hide_index=True)
+            st.dataframe(_as_cells(shown), hide_index=True)
         else:
             _gallery(run, epoch, shown)
     except flowmill.FlowmillError as error:
-        st.error(str(error))
+        st.error("  \n".join(map(in_markdown, str(error).splitlines())))
 
 
 @st.cache_resource
@@ -65,7 +65,7 @@ def _samples(root: str, name: str, epoch: int, *, trust_store: bool) -> pd.DataF
 def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[flowmill.Run, int]:
     """Return the run and epoch chosen in the sidebar."""
     st.sidebar.title("flowmill")
-    st.sidebar.caption(root.rpartition("/")[2], help=root)
+    st.sidebar.caption(in_markdown(root.rpartition("/")[2]), help=in_markdown(root))
     names = flowmill.open(root).runs
     if not names:
         raise flowmill.FlowmillError("The store holds no runs yet; start one with 'flowmill run'.")
@@ -89,7 +89,7 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
     for name in numbers:
         low, high = float(samples[name].min()), float(samples[name].max())
         if low < high:
-            chosen = st.sidebar.slider(name, low, high, (low, high), key=f"range of {name}")
+            chosen = st.sidebar.slider(in_markdown(name), low, high, (low, high), key=f"range of {name}")
             # Samples without a value pass until somebody asks for values.
             found = found[found[name].between(*chosen) | (found[name].isna() & (chosen == (low, high)))]
     order = st.sidebar.selectbox("Order by", [*numbers[::-1], "prompt", "sample_id"], key="order")
@@ -99,6 +99,12 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
 
 def _numbers(columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name in ("reward", "advantage") or name.startswith("reward.")]
+
+
+def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the table as the page shows it, which can be saved as CSV there."""
+    shown = samples[_in_order(samples.columns)]
+    return shown.assign(**{name: shown[name].map(in_cell) for name in ("prompt", "metadata")})
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
@@ -118,7 +124,9 @@ def _gallery(run: flowmill.Run, epoch: int, shown: pd.DataFrame) -> None:
 def _group(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.DataFrame) -> None:
     """Show the samples that were compared with each other."""
     groups = shown.drop_duplicates("group_id").set_index("group_id").prompt
-    group = st.selectbox("Group", groups.index, format_func=lambda name: f"{groups[name]}  ({name})", key="group")
+    group = st.selectbox(
+        "Group", groups.index, format_func=lambda name: visible(f"{groups[name]}  ({name})"), key="group"
+    )
     members = everything[everything.group_id == group]
     if "advantage" in members:
         members = members.sort_values("advantage", ascending=False)
@@ -140,7 +148,8 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
         facts |= {name: row[name] for name in _numbers(row.index)}
         for name, about in found.get("rewards", {}).items():
             facts[f"reward.{name}"] = f"{facts[f'reward.{name}']}  {about['note']}"
-        st.table(pd.DataFrame({"value": {name: in_markdown(str(value)) for name, value in facts.items()}}))
+        # Names of rewards too may be of anybody.
+        st.table(pd.DataFrame({"value": {in_markdown(name): in_markdown(str(value)) for name, value in facts.items()}}))
         st.markdown("**Updates it entered**")
         st.dataframe(found.get("updates", []), hide_index=True)
     if not isinstance(row.get("text"), str):

@@ -18,7 +18,7 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
-from configs.visible import visible
+from configs.visible import command, in_code, in_link, in_markdown
 from flows.server import has_lasting_api
 from tasks.figures.pictures import data_url
 from tasks.figures.texts import Text
@@ -48,11 +48,11 @@ class Progress:
 def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     """Show the figures of an evaluation, one row per split and reward."""
     rows: list[dict[str, Any]] = [
-        {"epoch": epoch, "split": split, "reward": slot, **values}
+        {"epoch": epoch, "split": in_markdown(split), "reward": in_markdown(slot), **values}
         for split, rewards in figures.items()
         for slot, values in rewards.items()
     ]
-    create_table_artifact(table=rows, key=_key(run, "evaluation"), description=f"{run}, epoch {epoch}")
+    create_table_artifact(table=rows, key=_key(run, "evaluation"), description=in_markdown(f"{run}, epoch {epoch}"))
 
 
 class EpochTable:
@@ -72,7 +72,9 @@ class EpochTable:
             if trained not in self._rows:
                 self._rows[trained] = epoch_row(self._chain, trained)
         run = self._run
-        create_table_artifact(table=list(self._rows.values()), key=_key(run, "epochs"), description=f"{run}, by epoch")
+        create_table_artifact(
+            table=list(self._rows.values()), key=_key(run, "epochs"), description=in_markdown(f"{run}, by epoch")
+        )
         self._shown = time.monotonic()
 
 
@@ -80,9 +82,12 @@ def evaluation_images(run: str, epoch: int, grids: Mapping[str, Path]) -> None:
     """Show the images of an evaluation, each prompt list as one picture."""
     if not has_lasting_api() or not grids:
         return
-    pictures = [f"### {split} prompts\n\n![{split} prompts]({data_url(path)})" for split, path in grids.items()]
+    pictures = [
+        f"### {split} prompts\n\n![{split} prompts]({data_url(path)})"
+        for split, path in ((in_markdown(split), path) for split, path in grids.items())
+    ]
     create_markdown_artifact(
-        markdown="\n\n".join(pictures), key=_key(run, "images"), description=f"{run}, epoch {epoch}"
+        markdown="\n\n".join(pictures), key=_key(run, "images"), description=in_markdown(f"{run}, epoch {epoch}")
     )
 
 
@@ -91,26 +96,29 @@ def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Te
     if not has_lasting_api() or not texts:
         return
     rows = [
-        {"prompts": split, **{name: visible(value) for name, value in text._asdict().items()}}
+        {"prompts": in_markdown(split), **{name: in_markdown(value) for name, value in text._asdict().items()}}
         for split, each in texts.items()
         for text in each
     ]
-    create_table_artifact(table=rows, key=_key(run, "texts"), description=f"{run}, epoch {epoch}")
+    create_table_artifact(table=rows, key=_key(run, "texts"), description=in_markdown(f"{run}, epoch {epoch}"))
 
 
 def tracking_link(run: str, uri: str, url: str | None) -> None:
     """Show where the MLflow run is."""
     if url is None:
         return
-    link = f"[MLflow run]({url})" if url.startswith("http") else f"MLflow run `{url}` in `flowmill ui` (store `{uri}`)"
-    create_markdown_artifact(markdown=f"**{run}**: {link}", key=_key(run, "mlflow"), description="Experiment tracking")
+    pages = in_code(command("flowmill", "ui", "--root", uri))
+    link = in_link("MLflow run", url) if url.startswith("http") else f"MLflow run {in_code(url)} in {pages}"
+    create_markdown_artifact(
+        markdown=f"**{in_markdown(run)}**: {link}", key=_key(run, "mlflow"), description="Experiment tracking"
+    )
 
 
 def report_link(run: str, uri: str, url: str | None) -> None:
     """Show where the report of a run is."""
-    logged = f"`{REPORT}` of the [MLflow run]({url})" if url and url.startswith("http") else None
-    place = logged or f"`flowmill report {run} --root {uri}`"
-    create_markdown_artifact(markdown=f"**{run}**: {place}", key=_key(run, "report"), description="Report")
+    logged = f"`{REPORT}` of the {in_link('MLflow run', url)}" if url and url.startswith("http") else None
+    place = logged or in_code(command("flowmill", "report", run, "--root", uri))
+    create_markdown_artifact(markdown=f"**{in_markdown(run)}**: {place}", key=_key(run, "report"), description="Report")
 
 
 def announce(what: str, run: str, **payload: Any) -> None:

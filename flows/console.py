@@ -9,19 +9,24 @@ from typing import Any
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from configs.visible import visible
 
 
 class _Console(Console):
-    """A console that prints texts of others as they are: no control character of them reaches the terminal."""
+    """A console that prints texts of others as they are: no markup, no emoji's name, no control character of them."""
 
-    def print(self, *objects: Any, **how: Any) -> None:
-        """Print, see ``rich.console.Console.print``."""
-        super().print(*(visible(each, keep="\n\t") if isinstance(each, str) else each for each in objects), **how)
+    def __init__(self, **how: Any) -> None:
+        """Create it, see ``rich.console.Console``."""
+        super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **how)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Return a text, or a table's cell, as it is drawn, see ``rich.console.Console``."""
+        return super().render_str(visible(text, keep="\n\t"), **how)
 
 
-console = _Console(highlight=False, soft_wrap=True)
+console = _Console()
 _UNLIMITED = 100_000
 
 
@@ -41,7 +46,7 @@ def print_table(table: Table, *, folding: Collection[str] = ()) -> None:
     needed = Measurement.get(console, wide, table)
     width = max(console.width, needed.minimum if folding else needed.maximum)
     # A console of its own: rich cuts what is wider than the terminal, whatever it is told.
-    Console(highlight=False, soft_wrap=True, width=width, file=console.file).print(table, width=None, crop=False)
+    _Console(width=width, file=console.file).print(table, width=None, crop=False)
 
 
 def print_json(data: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from configs.amounts import duration
+from configs.visible import visible
 from flows.console import console
 from tasks.runs.progress import Reporter
 
@@ -54,11 +55,11 @@ class Bars:
     def __init__(self, epochs: int) -> None:
         """Lay the bars out."""
         self._progress = Progress(
-            TextColumn("{task.description:<12}"),
+            TextColumn("{task.description:<12}", markup=False),
             BarColumn(bar_width=32),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             console=console,
             transient=True,
         )
@@ -77,6 +78,7 @@ class Bars:
 
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Move a bar."""
+        detail = visible(detail)
         if stage in ("pipeline", "found"):
             self._progress.update(self._epochs, completed=done)
         elif stage == "score":
@@ -90,7 +92,7 @@ class Bars:
 
     def message(self, text: str) -> None:
         """Print a line above the bars."""
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(text)
 
 
 class Lines:
@@ -136,7 +138,7 @@ class Lines:
             self._print(f"{which} found committed: not trained again")
 
     def _print(self, text: str) -> None:
-        console.print(f"{time.monotonic() - self._begun:8.1f} s  {text}", markup=False)
+        console.print(f"{time.monotonic() - self._begun:8.1f} s  {text}")
 
     def _left(self, done: int, total: int) -> str:
         now = time.monotonic()

@@ -17,6 +17,7 @@ from configs.load import load_config
 from configs.quoting import text_override
 from configs.registry import imported
 from configs.schema import RunConfig
+from configs.visible import visible
 from flows.requests import PipelineRequest
 from tasks.execution.execution import Execution
 from tasks.execution.ordered import OrderedExecution
@@ -39,11 +40,11 @@ class LogReporter:
     def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
         """Log finished stages only."""
         if done == total:
-            self._log.info("epoch %d %s %d/%d %s", epoch, stage, done, total, detail)
+            self._log.info("epoch %d %s %d/%d %s", epoch, stage, done, total, visible(detail))
 
     def message(self, text: str) -> None:
         """Log one line."""
-        self._log.info(text)
+        self._log.info(visible(text, keep="\n\t"))
 
 
 class Open:

@@ -61,7 +61,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
     files = [result.write(request.out) for result in results[len(request.against) :]]
     _print(results)
     for file in files:
-        console.print(str(file), markup=False)
+        console.print(str(file))
 
 
 def _print(results: Sequence[object]) -> None:

@@ -51,14 +51,14 @@ def check_command(
         data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
         print_json({**data, "changed_files": changed} if deep else data)
         return
-    console.print(dump_yaml(config), markup=False)
+    console.print(dump_yaml(config))
     _print_cost(cost, config.run.epochs)
     if memory is not None:
         _print_memory(config, memory, gpu_memory)
     if deep:
         _print_changed(changed)
     for note in notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
     console.print(f"prompts: {counts}. The config can run.")
 
@@ -90,9 +90,7 @@ def _print_changed(changed: list[str] | None) -> None:
         console.print("model: no local folder, so there are no file times to distrust.")
     elif changed:
         names = ", ".join(changed)
-        console.print(
-            f"model: {names} changed without a change of size or time; runs see it from now on.", markup=False
-        )
+        console.print(f"model: {names} changed without a change of size or time; runs see it from now on.")
     else:
         console.print("model: every byte of the folder is as it was when last read.")
 
@@ -117,6 +115,6 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
         return
     changes = advice(config, memory, int(gpu_memory * 1e9))
     for change in changes:
-        console.print(f"does not fit {gpu_memory:g} GB; {change}", markup=False)
+        console.print(f"does not fit {gpu_memory:g} GB; {change}")
     if not changes:
         console.print(f"fits {gpu_memory:g} GB per GPU.")

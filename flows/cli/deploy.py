@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
@@ -33,14 +32,14 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
     """
     planned = plan(request)
     for each in planned.changes:
-        console.print(str(each), markup=False)
+        console.print(str(each))
     if not sure:
         _ask([each for each in planned.changes if each.asks])
     rows = carry_out(planned)
     _print(rows)
     for pool in sorted({row.pool for row in rows}):
         kind = f" --type {request.kind}" if request.kind else ""
-        console.print(f"carried out by: flowmill worker --pool {pool}{kind}", markup=False)
+        console.print(f"carried out by: flowmill worker --pool {pool}{kind}")
 
 
 def list_command() -> None:
@@ -53,7 +52,7 @@ def list_command() -> None:
     if rows:
         _print(rows)
     else:
-        console.print("There are no deployments. Make some with: flowmill deploy --all", markup=False)
+        console.print("There are no deployments. Make some with: flowmill deploy --all")
 
 
 def _ask(lost: Sequence[Change]) -> None:
@@ -80,7 +79,7 @@ def _print(rows: Sequence[Listed]) -> None:
     for title in ("deployment", "run", "config", "schedule", "next start"):
         table.add_column(title)
     for row in rows:
-        table.add_row(*map(escape, (row.name, row.run, row.config, row.schedule, row.next_start)))
+        table.add_row(row.name, row.run, row.config, row.schedule, row.next_start)
     print_table(table)
 
 

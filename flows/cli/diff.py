@@ -58,7 +58,7 @@ def _print(first: str, second: str, found: Comparison) -> None:
         artifacts.add_row(stage, str(shared), *(str(count) for count in found.own[stage]))
     print_table(artifacts)
     if found.parts_at is not None:
-        console.print(f"They part at {found.parts_at}.", markup=False)
+        console.print(f"They part at {found.parts_at}.")
     figures = Table("epoch", "prompts", "reward", "figure", first, second, title="Evaluations", title_justify="left")
     for epoch, both in found.figures.items():
         for row in _rows(*both):

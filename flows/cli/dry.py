@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.table import Table
 
 from configs.amounts import duration
@@ -25,15 +24,14 @@ def dry_command(asked: Asked) -> None:
         rows = "" if stage.rows is None else f"{stage.rows:,}"
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
-        table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, escape(stage.reason))
+        table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
     print_table(table, folding=("first reason",))
     if asked.conflicts:
         console.print(
             f"Run '{name}' exists with other settings, so this would be refused; with --name NAME it is "
             "another run, which computes the above:",
-            markup=False,
         )
         for line in asked.conflicts:
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
     elif not made.due:
         console.print("Nothing to do: everything this config asks for is committed.")

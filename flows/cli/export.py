@@ -20,4 +20,4 @@ def export_command(model: str, to: Path, *, root: str) -> None:
     """
     run, epoch = model_address(model)
     count = copy_export(open_run(root, run, reads=True), epoch, to)
-    console.print(f"{count} files in {to}", markup=False)
+    console.print(f"{count} files in {to}")

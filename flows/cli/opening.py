@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,11 @@ from typing import NoReturn
 from configs.deferred import deferred
 from configs.errors import ConfigError, FlowmillError
 from configs.garbage import without_collecting
+from configs.visible import command, quoted, visible
 from flows.cli.stopping import STOPPED, terminable
 from flows.environment import wants_traceback
 
+_LINES = "\n\t"
 _SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
 _SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 
@@ -24,7 +25,7 @@ _SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 def say(text: str, *, quiet: bool = False) -> None:
     """Write a line at once, so that a person knows the command is at work before its libraries are there."""
     if not quiet:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{visible(text)}\n")
         sys.stdout.flush()
 
 
@@ -48,7 +49,7 @@ def refuse_bare_settings(arguments: Sequence[str]) -> None:
     for before, given in pairwise(["", *arguments]):
         if _SETTING.match(given) and not before.startswith("-"):
             setting = given.lstrip("+")
-            raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {shlex.quote(setting)}")
+            raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {quoted(setting)}")
 
 
 @contextlib.contextmanager
@@ -59,8 +60,8 @@ def last_words() -> Iterator[None]:
             yield
     except FlowmillError as error:
         if error.__cause__ is not None and wants_traceback():
-            traceback.print_exception(error)
-        sys.stderr.write(f"flowmill: {error}\n")
+            sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
+        sys.stderr.write(f"flowmill: {visible(str(error), keep=_LINES)}\n")
         sys.exit(1)
     except SystemExit as end:
         if end.code in STOPPED:
@@ -75,6 +76,6 @@ def _stopped(end: SystemExit) -> NoReturn:
     lines = [f"flowmill: stopped by {STOPPED[int(end.code or 0)]}.", *getattr(end, "__notes__", [])]
     if works:
         lines.append("What is committed stays. To go on, give the same command again:")
-        lines.append(f"  {shlex.join(['flowmill', *arguments])}")
-    sys.stderr.write("\n".join(lines) + "\n")
+        lines.append(f"  {command('flowmill', *arguments)}")
+    sys.stderr.write(visible("\n".join(lines), keep=_LINES) + "\n")
     raise end

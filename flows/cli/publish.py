@@ -28,4 +28,4 @@ def publish_command(
     if token_env is not None and not token:
         raise PublishError(f"--token-env '{token_env}': there is no such environment variable, or it is empty.")
     files = finished_export(open_run(default_root(root), run, reads=True), named if epoch is None else epoch)
-    console.print(publish(files, repo, private=private, token=token), markup=False)
+    console.print(publish(files, repo, private=private, token=token))

@@ -30,7 +30,7 @@ def report_command(
         from tasks.tracking.reports import log_report
 
         for context in contexts:
-            console.print(f"logged to {log_report(context, html)}", markup=False)
+            console.print(f"logged to {log_report(context, html)}")
 
 
 def save_report(html: str, file: Path) -> None:
@@ -44,4 +44,4 @@ def save_report(html: str, file: Path) -> None:
         file.write_text(html)
     except OSError as error:
         raise StoreError(f"The report cannot be written to '{file}' ({error.strerror}). Name another file.") from None
-    console.print(f"report: {file}", markup=False)
+    console.print(f"report: {file}")

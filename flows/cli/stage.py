@@ -50,7 +50,7 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
 
         runtime.use_reporter(shown)
         for made in run_flow(FLOWS[name], api, request):
-            console.print(str(made), markup=False)
+            console.print(str(made))
         beside = bool(request.overrides or request.evaluation)
         due = [] if beside else _due(store, request.run, epoch, name)
         if not quiet:
@@ -63,7 +63,7 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
                 api,
                 ContinueRequest(run=request.run, root=request.root, trust_store=request.trust_store),
             )
-            console.print(f"run '{request.run}' is up to date.", markup=False)
+            console.print(f"run '{request.run}' is up to date.")
 
 
 def _due(store: ArtifactStore, run: str, epoch: int, stage: str) -> list[str]:
@@ -85,7 +85,7 @@ def _print_due(due: Sequence[str], *, beside: bool, downstream: bool) -> None:
     else:
         shown = ", ".join(due[:6]) + (f" and {len(due) - 6} more" if len(due) > 6 else "")
         how = "" if downstream else " --downstream, or 'flowmill run' with the run's config, does it."
-        console.print(f"due now: {shown}.{how}", markup=False)
+        console.print(f"due now: {shown}.{how}")
 
 
 def regenerate(
@@ -100,7 +100,7 @@ def regenerate(
     """
     for ref, runs in damaged.items():
         if not runs:
-            console.print(f"{ref}: no run names it, so nothing makes it anew.", markup=False)
+            console.print(f"{ref}: no run names it, so nothing makes it anew.")
     waiting = {ref: sorted(runs) for ref, runs in damaged.items() if runs}
     while waiting:
         # One run is enough where its settings still are those of the artifact; of embeddings each has its own prompts.
@@ -113,7 +113,6 @@ def regenerate(
             console.print(
                 f"{ref} is a side result of run '{min(runs)}', made with settings of its own; run its stage with them "
                 "again if you need it.",
-                markup=False,
             )
 
 

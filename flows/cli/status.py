@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from configs.errors import ConfigError
 from flows.console import console, print_json, print_table
@@ -16,7 +16,7 @@ from storage.commit import ArtifactStore
 from storage.lineage import list_runs
 from tasks.figures.speed import in_words
 
-_MARKS = {"fresh": "[green]fresh[/green]", "stale": "[red]STALE[/red]", "missing": "[yellow]missing[/yellow]"}
+_MARKS = {"fresh": Text("fresh", "green"), "stale": Text("STALE", "red"), "missing": Text("missing", "yellow")}
 _WORST = ("stale", "missing", "fresh")
 
 
@@ -57,7 +57,7 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
     elif one:
         _print_run(runs[0])
     elif not runs:
-        console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.", markup=False)
+        console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.")
     else:
         table = Table("run", "epochs", "state", "last evaluation")
         for run in runs:
@@ -87,31 +87,30 @@ def _explain(root: str, name: str, why: str) -> None:
         raise ConfigError(f"--why '{why}': run '{name}' has no such stage. {has}")
     for node in nodes:
         for line in explain(chain, Node(*node)):
-            console.print(line, markup=False)
+            console.print(line)
 
 
 def _print_run(run: dict[str, Any]) -> None:
     counts = _counts(run["stages"])
     console.print(
-        f"run [bold]{escape(run['run'])}[/bold] in {escape(run['root'])}: {run['finished_epochs']} of {run['epochs']} "
-        f"epochs, {escape(run['state'])}"
+        f"run {run['run']} in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs, {run['state']}",
+        style="bold",
     )
     print_table(_grid(run["stages"]))
     for stage in _roots(run["stages"]):
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
-        console.print(f"stale: {label}: {'; '.join(stage['causes'])}", markup=False)
+        console.print(f"stale: {label}: {'; '.join(stage['causes'])}")
     if counts.get("stale"):
         console.print(
             f"{counts['stale']} artifacts are stale; 'flowmill status {run['run']} --why STAGE@EPOCH' says why, "
             "'flowmill run' with the run's config makes them anew.",
-            markup=False,
         )
     for warning in run["warnings"]:
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
     _print_evaluations(run)
     if run["speed"]:
         for stage, speed in run["speed"]["stages"].items():
-            console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}", markup=False)
+            console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}")
     _print_side_results(run)
     _print_artifacts(run["artifacts"])
 
@@ -178,7 +177,7 @@ def _print_side_results(run: dict[str, Any]) -> None:
     table.title_justify = "left"
     for made in run["side_results"]:
         mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
-        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], escape(made["label"]))
+        table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
     print_table(table, folding=("beside the run because",))
 
 
@@ -189,7 +188,7 @@ def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _state(run: Mapping[str, Any]) -> str:
     stale = _counts(run["stages"]).get("stale")
-    return escape(run["state"]) + (f", {stale} stale" if stale else "")
+    return str(run["state"]) + (f", {stale} stale" if stale else "")
 
 
 def _last_figures(run: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from configs.visible import visible
 from flows.cli.options import AsJson, Root, TrustStore
 from flows.environment import existing_root
 
@@ -69,9 +70,9 @@ def show(
         print_json(described)
         return
     for key, value in described.items():
-        console.print(f"[bold]{key}[/bold]")
+        console.print(key, style="bold")
         for line in _lines(value):
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 @store_app.command()
@@ -89,7 +90,7 @@ def verify(
         print_json(report)
     else:
         for problem in report["problems"]:
-            console.print(problem, markup=False)
+            console.print(problem)
         console.print(f"{report['artifacts']} artifacts, {report['files']} files: {len(report['problems'])} problems")
         if report["problems"]:
             console.print(
@@ -117,7 +118,7 @@ def repair(
     with at_rest(store):
         problems = find_problems(store, deep=not quick)
         for problem in problems:
-            console.print(problem.message, markup=False)
+            console.print(problem.message)
         moved = [path for problem in problems for path in quarantine(store, problem)]
         left = damaged_records(store) if any(problem.ref is None for problem in problems) else []
     console.print(f"{len(problems)} problems; {len(moved)} files and folders set aside below quarantine/")
@@ -128,7 +129,7 @@ def repair(
         damaged = {problem.ref for problem in problems if problem.ref is not None and problem.lacks}
         regenerate(store, {ref: users.get(str(ref), set()) for ref in damaged}, trust_store=trust_store)
     for loss in left:
-        console.print(f"not repaired: {loss.message}", markup=False)
+        console.print(f"not repaired: {loss.message}")
     if left:
         raise typer.Exit(1)
 
@@ -179,7 +180,7 @@ def gc(
     with at_rest(store) if delete else contextlib.nullcontext():
         removals = plan_removals(store, retention)
         for removal in removals:
-            console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}", markup=False)
+            console.print(f"{removal.what}  {size(removal.size)}  {removal.reason}")
             if delete:
                 remove(store, removal)
     total = size(sum(removal.size for removal in removals))
@@ -205,7 +206,7 @@ def export(
         rows = export_run(
             context, folder, form, epochs=epoch or (), progress=lambda n, of: bar.update(task, completed=n, total=of)
         )
-    console.print(f"{rows} rows in {folder}", markup=False)
+    console.print(f"{rows} rows in {folder}")
 
 
 @store_app.command()
@@ -251,7 +252,7 @@ def _progress() -> Any:
 
     from flows.console import console
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -264,7 +265,8 @@ def _open(root: str | None) -> Any:
 
 def _lines(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [f"{key}: {item}" for key, item in value.items()]
-    if isinstance(value, list):
-        return [str(item) for item in value]
-    return [str(value)]
+        lines = [f"{key}: {item}" for key, item in value.items()]
+    else:
+        lines = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    # A prompt's own line breaks would begin what looks like lines of this command.
+    return [visible(line) for line in lines]

@@ -40,7 +40,7 @@ def _print_rewards(result: Mapping[str, Any]) -> None:
     print_table(table)
     # Of runs that finished before there were monitors nothing was noted.
     for warning in result.get("warnings", ()):
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
 
 
 def _change(before: Mapping[str, float] | None, after: Mapping[str, float], key: str) -> str:
@@ -71,15 +71,15 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
         # Of runs that finished before there were texts nothing was noted.
         for split, path in result.get(what, {}).items():
             place = f"{root}/{path}"
-            console.print(f"{what} ({split}): {_short(place)}", markup=False)
+            console.print(f"{what} ({split}): {_short(place)}")
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
-        console.print(f"exported model: {_short(place)}", markup=False)
+        console.print(f"exported model: {_short(place)}")
     note = context.run.newest("tracking")
     if note is not None:
         uri = tracking_uri(root, context.config.tracking.uri)
-        console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}", markup=False)
-        console.print(f"see it: flowmill ui --root {_short(root)}", markup=False)
+        console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}")
+        console.print(f"see it: flowmill ui --root {_short(root)}")
 
 
 def _short(place: str) -> str:

@@ -32,4 +32,4 @@ def track_command(run: str, *, uri: str | None, root: str | None, trust_store: b
     failure = tracker.close("FINISHED" if complete else "KILLED")
     if failure is not None:
         raise TrackingError(f"Run '{run}' could not be logged to {tracker.uri}: {failure}")
-    console.print(f"run '{run}' is logged to {tracker.uri}", markup=False)
+    console.print(f"run '{run}' is logged to {tracker.uri}")

@@ -58,7 +58,7 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         for command in servers.values()
     ]
     for line in servers:
-        console.print(line, markup=False)
+        console.print(line)
     console.print("Ctrl-C stops both.")
     try:
         while all(process.poll() is None for process in processes):

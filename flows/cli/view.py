@@ -38,7 +38,7 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
         "client.toolbarMode": "minimal",
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
-    console.print(f"http://{_HOST}:{port}   Ctrl-C stops it.", markup=False)
+    console.print(f"http://{_HOST}:{port}   Ctrl-C stops it.")
     sys.stdout.flush()
     # The working directory is the user's: what lies there must not hide the server's libraries.
     os.environ["PYTHONSAFEPATH"] = "1"

@@ -10,6 +10,7 @@ import yaml
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from configs.visible import fenced, in_code, in_link, in_markdown, visible
 from tasks.export.usage import Usage, snippet
 from tasks.figures.evaluations import Figures
 from tasks.inputs.base_model import BaseModel
@@ -44,10 +45,9 @@ class About:
 
 def model_card(about: About, usage: Usage | None) -> str:
     """Return README.md: YAML front matter and text."""
-    head = yaml.safe_dump(front(about), sort_keys=False, allow_unicode=True, width=1000)
     parts = [
-        f"---\n{head}---",
-        f"# {_title(about)}",
+        f"---\n{_head(front(about))}---",
+        f"# {in_markdown(_title(about))}",
         _summary(about),
         _results(about),
         _use(about, usage),
@@ -83,6 +83,14 @@ def front(about: About) -> dict[str, Any]:
     }
 
 
+def _head(fields: Mapping[str, Any]) -> str:
+    written = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
+    if visible(written, keep="\n") == written:
+        return written
+    # Of what turns its direction YAML escapes nothing unless it escapes all.
+    return yaml.safe_dump(fields, sort_keys=False, width=1000)
+
+
 def _title(about: About) -> str:
     name = about.base.name.rpartition("/")[2]
     return f"{name}, post-trained with {about.config.optimize.algorithm.name}"
@@ -91,19 +99,20 @@ def _title(about: About) -> str:
 def _summary(about: About) -> str:
     config, base = about.config, about.base
     what = "LoRA weights for" if config.model.lora else "A whole diffusers pipeline:"
-    rewards = ", ".join(f"`{section.slot}` (weight {section.weight:g})" for section in config.rewards)
-    commit = f" at commit `{base.revision}`" if base.revision else ""
+    rewards = ", ".join(f"{in_code(section.slot)} (weight {section.weight:g})" for section in config.rewards)
+    commit = f" at commit {in_code(base.revision)}" if base.revision else ""
     sources = {
-        "hub": f"[{base.name}](https://huggingface.co/{base.name}){commit}",
-        "folder": f"`{base.name}`, a local model",
+        "hub": f"{in_link(base.name, f'https://huggingface.co/{base.name}')}{commit}",
+        "folder": f"{in_code(base.name)}, a local model",
     }
-    named = sources.get(base.source, f"`{base.name}`, a small model that flowmill built")
+    named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
+    prompts = str(prompt_set(config.prompts, "train"))
     epochs = "1 epoch" if about.epoch == 1 else f"{about.epoch} epochs"
     averaged = " The weights are the moving average of those trained." if config.optimize.ema else ""
     return (
         f"{what} {named}, post-trained by reinforcement learning with flowmill: {epochs} of "
-        f"`{config.optimize.algorithm.name}` on the prompts of `{prompt_set(config.prompts, 'train')}`, with the "
-        f"rewards {rewards}.{averaged}"
+        f"{in_code(config.optimize.algorithm.name)} on the prompts of {in_code(prompts)}, "
+        f"with the rewards {rewards}.{averaged}"
     )
 
 
@@ -139,9 +148,9 @@ def _use(about: About, usage: Usage | None) -> str:
         "Runs as pasted, in this folder, and draws the first image of the evaluation. The arguments are those of "
         "training: with diffusers' defaults instead, results look untrained. `generation.json` holds the same settings."
     )
-    lines = ["## Use", "", intro, "", "```python", snippet(usage), "```"]
+    lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and about.base.source != "hub":
-        lines += ["", f"`{usage.base}` is the folder of the base model; {_whereabouts(about)}"]
+        lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(about)}"]
     lines += _strength(about.config)
     notes = [*usage.call.differences, *_solver_note(about.config), *_dtype_note(usage)]
     if notes:
@@ -163,14 +172,16 @@ def _strength(config: RunConfig) -> Sequence[str]:
 
 def _whereabouts(about: About) -> str:
     if about.base.source == "built":
-        return f"it is `pipeline` in the store's artifact `{about.base_artifact}`. Put it, or a link to it, here."
+        return (
+            f"it is `pipeline` in the store's artifact {in_code(about.base_artifact)}. Put it, or a link to it, here."
+        )
     return "put it, or a link to it, here."
 
 
 def _solver_note(config: RunConfig) -> Sequence[str]:
     if config.evaluate.solver == "euler":
         return ()
-    return (f"The evaluation used the solver `{config.evaluate.solver}`; this call takes Euler steps.",)
+    return (f"The evaluation used the solver {in_code(config.evaluate.solver)}; this call takes Euler steps.",)
 
 
 def _dtype_note(usage: Usage) -> Sequence[str]:
@@ -183,15 +194,15 @@ def _origin(about: About) -> str:
     base = about.base
     stated = {
         "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",
-        "other": f"see [{base.license.link}]({base.license.link}), the base model's.",
+        "other": f"see {in_link(str(base.license.link), str(base.license.link))}, the base model's.",
     }
     return "\n".join(
         [
             "## Origin",
             "",
-            f"- License: {stated.get(base.license.id, f'{base.license.id}, as the base model states.')}",
-            f"- Policy: `{about.policy}`, digest `{about.digest}`",
-            f"- Prompts: `{about.prompts}`",
+            f"- License: {stated.get(base.license.id, f'{in_markdown(base.license.id)}, as the base model states.')}",
+            f"- Policy: {in_code(about.policy)}, digest {in_code(about.digest)}",
+            f"- Prompts: {in_code(about.prompts)}",
         ]
     )
 
@@ -206,12 +217,12 @@ def _kind_tags(config: RunConfig) -> list[str]:
 
 
 def _split_name(split: str) -> str:
-    return {"heldout": "held-out", "train": "training"}.get(split, split)
+    return {"heldout": "held-out", "train": "training"}.get(split, in_markdown(split))
 
 
 def _slot_name(config: RunConfig, slot: str, figure: str) -> str:
     judge = slot in {section.slot for section in config.evaluate.judges}
-    return f"`{slot}`{', a judge' if judge else ''}, {figure}"
+    return f"{in_code(slot)}{', a judge' if judge else ''}, {in_markdown(figure)}"
 
 
 def _plain_reward(section: RewardSection) -> Mapping[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.visible import in_python
 from models.policies.diffusion import PipelineCall, SchedulerChoice
 from models.weights.lora_files import LORA_FILE
 from tasks.export.publish import HERE
@@ -79,7 +79,7 @@ def snippet(usage: Usage) -> str:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
     lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
-    lines += [f"prompt = {_text(usage.prompt)}", *_image_lines(usage)]
+    lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
     lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
     image = "image=image, " if usage.conditioned else ""
@@ -95,28 +95,24 @@ def _loading(usage: Usage) -> list[str]:
     dtype = f"dtype=torch.{usage.dtype}"
     if usage.base is None:
         return [f"pipe = DiffusionPipeline.from_pretrained(folder, {dtype}{_absent(usage.missing)})"]
-    revision = "" if usage.revision is None else f'revision="{usage.revision}", '
+    revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
     lines = [
-        f"base = {_text(usage.base)}",
+        f"base = {in_python(usage.base)}",
         f"pipe = DiffusionPipeline.from_pretrained(base, {revision}{dtype}{_absent(usage.missing)})",
     ]
     for name in usage.loras:
         component = name.rpartition("/")[0]
         # Not subfolder=: of a local folder diffusers 0.42 then takes the file of the same name above it.
         other = f", load_into_{component}=True" if component else ""
-        lines.append(f'pipe.load_lora_weights(folder, weight_name="{name}"{other})')
+        lines.append(f"pipe.load_lora_weights(folder, weight_name={in_python(name)}{other})")
     return lines
 
 
 def _argument_lines(arguments: Mapping[str, Any]) -> list[str]:
     return [
-        f"    {name}={_text(value) if isinstance(value, str) else repr(value)}," for name, value in arguments.items()
+        f"    {name}={in_python(value) if isinstance(value, str) else repr(value)},"
+        for name, value in arguments.items()
     ]
-
-
-def _text(value: str) -> str:
-    # JSON's strings are Python's, and double-quoted; Python's own choose quotes that need no escaping.
-    return repr(value) if '"' in value else json.dumps(value, ensure_ascii=False)
 
 
 def _absent(names: tuple[str, ...]) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from configs.visible import visible
 
 #: Name of an evaluation's grid among the files of its scores.
 GRID = "grid.png"
@@ -21,6 +24,8 @@ _SHOWN = 900
 _FONT = 15
 _CAPTION = 2 * _FONT + 8
 _GAP = 8
+#: Of a text; more of them are never as narrow as a grid.
+_CHARACTERS = 1_000
 #: A grid should be this much lower than wide, so that it is seen whole where it is as wide as the window.
 _FLAT = 0.45
 
@@ -48,7 +53,7 @@ def grid(
         sheet.paste(Image.fromarray(image).resize((width, height), resampling), (x, y))
         for line, text in enumerate(lines):
             place = (x, y + height + 2 + (_FONT + 3) * line)
-            draw.text(place, _fit(draw, font, text, width), fill="black", font=font)
+            draw.text(place, _fit(draw, font, visible(text[:_CHARACTERS]), width), fill="black", font=font)
     return sheet
 
 
@@ -87,6 +92,5 @@ def strip(clip: np.ndarray) -> np.ndarray:
 def _fit(draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str, width: int) -> str:
     if draw.textlength(text, font=font) <= width:
         return text
-    while text and draw.textlength(text + "…", font=font) > width:
-        text = text[:-1]
-    return text + "…"
+    fitting = bisect_left(range(1, len(text)), True, key=lambda n: draw.textlength(f"{text[:n]}…", font=font) > width)
+    return f"{text[:fitting]}…"

@@ -13,6 +13,7 @@ from typing import Any
 from configs.fingerprint import fingerprint
 from configs.load import flatten
 from configs.schema import RunConfig
+from configs.visible import in_markdown
 from storage.layout import ArtifactRef
 from storage.records import Manifest
 from tasks.figures.evaluations import Figures, grids, named_evaluations, named_figures, texts, weighted_reward
@@ -190,8 +191,11 @@ def _what_matters(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def description(context: RunContext, link: str, *, done: bool) -> str:
-    """Return in words what a run is: of which model, on which prompts, for which reward, and with what result."""
+def paragraphs(context: RunContext, *, done: bool) -> list[str]:
+    """Return in words what a run is: of which model, on which prompts, for which reward, and with what result.
+
+    The first goes on behind the run's name.
+    """
     config, chain = context.config, context.chain
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
     base = model.path.rstrip("/").split("/")[-1] if model.path else f"the built-in '{model.build and model.build.name}'"
@@ -199,11 +203,9 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
     prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""
     lines = [
-        f"**{context.run.name}** trains {base} ({model.policy}) with {config.optimize.algorithm.name} "
-        f"on {prompts}{size} for {rewards}, {config.run.epochs} epochs.",
+        f"trains {base} ({model.policy}) with {config.optimize.algorithm.name} on {prompts}{size} for {rewards}, "
+        f"{config.run.epochs} epochs."
     ]
-    # First: the page shows a few lines, and the rest when asked.
-    lines += [f"**Warning**: {found.text()}" for found in suspicions(chain)]
     first, last = figures_of(chain, 0), figures_of(chain, config.run.epochs) if done else {}
     for split, rewards_of in last.items():
         changes = [
@@ -212,7 +214,15 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
             if slot in first.get(split, {})
         ]
         lines.append(f"Result on {'held-out' if split == 'heldout' else split} prompts: {', '.join(changes)}.")
-    return "\n\n".join([*lines, link])
+    return lines
+
+
+def description(context: RunContext, link: str, *, done: bool) -> str:
+    """Return ``paragraphs`` and what monitors showed in Markdown, and a link behind them."""
+    about, *results = map(in_markdown, paragraphs(context, done=done))
+    # First: the page shows a few lines, and the rest when asked.
+    warnings = [f"**Warning**: {in_markdown(found.text())}" for found in suspicions(context.chain)]
+    return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
 
 
 def _evaluation(

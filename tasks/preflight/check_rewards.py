@@ -13,6 +13,9 @@ from models.rewards.make import check_section, make_reward, needs_of
 from tasks.inputs.prompts import SOURCE, Prompt
 from tasks.kinds.kind import make_kind
 
+#: What file systems and MLflow take in names, beside letters and digits.
+_IN_LABELS = "_-.: "
+_LONGEST_LABEL = 100
 #: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
 
@@ -77,8 +80,13 @@ def _check_labels(sections: Sequence[RewardSection]) -> None:
     for slot in slots:
         if slots.count(slot) > 1:
             raise ConfigError(f"rewards: '{slot}' appears {slots.count(slot)} times. Give each its own 'label'.")
-        if "/" in slot and ":" not in slot:
-            raise ConfigError(f"rewards: label '{slot}' holds a '/'. Labels become file names; choose another.")
+        odd = "".join(dict.fromkeys(each for each in slot if not (each.isalnum() or each in _IN_LABELS)))
+        if odd or len(slot.encode()) > _LONGEST_LABEL:
+            found = f"holds {odd!r}" if odd else f"has {len(slot.encode())} bytes"
+            raise ConfigError(
+                f"rewards: label '{slot[:_LONGEST_LABEL]}' {found}. Labels become names of files and curves: "
+                f"give one of letters, digits, '_', '-', '.', ':' and spaces, of {_LONGEST_LABEL} bytes at most."
+            )
 
 
 def _check_watched(config: RunConfig) -> None:

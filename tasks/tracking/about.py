@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.load import dump_yaml
+from configs.visible import in_link, in_markdown
 from tasks.figures import tracked
 from tasks.identities.nodes import Node
 from tasks.runs.context import RunContext
@@ -47,7 +48,7 @@ def link(orchestrator: Mapping[str, str]) -> str:
     """Return the way to the orchestrator's run; only the description renders links."""
     url, flow_run = orchestrator.get("prefect.flow_run_url"), orchestrator.get("prefect.flow_run_id")
     name = f"Prefect flow run {flow_run}"
-    return f"[{name}]({url})" if url else f"{name}; `flowmill ui` shows it."
+    return in_link(name, url) if url else f"{in_markdown(name)}; `flowmill ui` shows it."
 
 
 def experiment(client: MlflowClient, context: RunContext) -> str:

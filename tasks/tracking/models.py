@@ -13,6 +13,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
+from configs.visible import in_markdown
 from tasks.figures.tracked import EvaluationContent
 
 SUPERSEDED = "flowmill.superseded"
@@ -142,7 +143,11 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         "flowmill.policy": evaluation.policy,
         "flowmill.logged_model": model.model_id,
     }
-    scores = [f"{point.key.removeprefix('eval/')} {point.value:.3f}" for point in evaluation.points if point.split]
+    scores = [
+        f"{in_markdown(point.key.removeprefix('eval/'))} {point.value:.3f}"
+        for point in evaluation.points
+        if point.split
+    ]
     client.log_model_artifacts(model.model_id, str(export.folder))
     version = client.create_model_version(
         name,
@@ -150,7 +155,7 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         run_id=owner.run_id,
         model_id=model.model_id,
         tags=tags,
-        description=f"Run '{owner.run}', epoch {export.epoch}. Evaluation: {', '.join(scores)}. "
+        description=f"Run '{in_markdown(owner.run)}', epoch {export.epoch}. Evaluation: {', '.join(scores)}. "
         f"Logged model {model.model_id} has the scores.",
     )
     # As mlflow.register_model does: the table of models shows which of them are registered.

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.visible import in_cell
 from tasks.figures.sweep import Outcome
 from tasks.runs.context import RunContext
 from tasks.tracking.about import experiment
@@ -49,16 +50,21 @@ class SweepRun:
         Raises:
             TrackingError: the tracker cannot be reached.
         """
-        keys = list(dict.fromkeys(key for each in outcomes for key in each.variant.settings))
-        figures = list(dict.fromkeys(name for each in outcomes for name in each.figures))
-        text = io.StringIO()
-        table = csv.writer(text)
-        table.writerow(["run", *keys, "epoch", "reward", *figures])
-        for each in outcomes:
-            settings = [each.variant.settings.get(key, "") for key in keys]
-            scores = [each.figures.get(name, "") for name in figures]
-            table.writerow([each.variant.name, *settings, each.epoch, each.reward, *scores])
         with reaching(self._uri, "The sweep"):
-            self._client.log_text(self.run_id, text.getvalue(), TABLE)
+            self._client.log_text(self.run_id, _table(outcomes), TABLE)
             self._client.log_text(self.run_id, report, REPORT)
             self._client.set_terminated(self.run_id, "FINISHED" if done else "FAILED")
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    """Return the variants as CSV."""
+    keys = list(dict.fromkeys(key for each in outcomes for key in each.variant.settings))
+    figures = list(dict.fromkeys(name for each in outcomes for name in each.figures))
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(map(in_cell, ["run", *keys, "epoch", "reward", *figures]))
+    for each in outcomes:
+        settings = [each.variant.settings.get(key, "") for key in keys]
+        scores = [each.figures.get(name, "") for name in figures]
+        table.writerow(map(in_cell, [each.variant.name, *settings, each.epoch, each.reward, *scores]))
+    return text.getvalue()

@@ -20,6 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 import flowmill
 from configs.schema import RunConfig
+from configs.visible import in_cell, visible
 from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import prepare, run_epoch
 
@@ -29,9 +30,14 @@ PAGE = str(ROOT / "flowmill" / "explorer.py")
 Make = Callable[..., RunConfig]
 
 
+#: Prompts as a page must not take them: as pictures from elsewhere, as markup, as commands, as formulas.
+PROMPTS = ("![x](http://127.0.0.1:9/t.png) **b** $5$", '=HYPERLINK("http://h")', "a \x1b[31m b", "<b>c</b> :red[d]")
+
+
 @pytest.fixture
-def run(make_config: Make) -> flowmill.Run:
+def run(make_config: Make, tmp_path: Path) -> flowmill.Run:
     config = make_config()
+    (tmp_path / "train.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     run_epoch(prepare(config), 1)
     return flowmill.open(str(config.store.root)).run("small")
 
@@ -63,6 +69,20 @@ def test_samples_are_filtered_and_ordered(page: Any, run: flowmill.Run) -> None:
     low, high = float(samples.reward.median()), float(samples.reward.max())
     widget(page, "slider", "reward").set_range(low, high).run()
     assert f": {samples.reward.between(low, high).sum()} of" in page.subheader[0].value
+
+
+def test_prompts_are_shown_as_text(page: Any, run: flowmill.Run) -> None:
+    captions = {
+        html.unescape(image.caption).rpartition("  \n")[0] for each in page.get("image") for image in each.proto.imgs
+    }
+    assert captions == {visible(prompt) for prompt in PROMPTS}
+    sources = [image.caption for each in page.get("image") for image in each.proto.imgs]
+    assert not [caption for caption in sources if set("*[<$") & set(caption) or ":red" in caption]
+    page.session_state["view"] = "Table"
+    page.run()
+    assert not page.exception
+    # The table can be saved as CSV.
+    assert set(page.dataframe[0].value["prompt"]) == {in_cell(prompt) for prompt in PROMPTS}
 
 
 def test_a_sample_is_opened_with_its_updates_and_its_chain(page: Any, run: flowmill.Run) -> None:

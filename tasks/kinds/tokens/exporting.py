@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from configs.visible import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
 from tasks.figures.evaluations import evaluation_figures
 from tasks.inputs.base_model import BaseModel, describe_base, license_files
@@ -29,7 +30,7 @@ _CARD = """---
 
 # {title}
 
-Trained from `{base}` with `{algorithm}`.
+Trained from {base} with {algorithm}.
 
 ```python
 {load}
@@ -85,10 +86,10 @@ class LanguageModelExport:
         }
         values = {
             "front": "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items()),
-            "title": f"{self._context.run.name}, epoch {identity.epoch}",
-            "base": base.name,
-            "algorithm": config.optimize.algorithm.name,
-            "load": _ADAPTER.format(base=json.dumps(base.name)) if lora else _MODEL,
+            "title": in_markdown(f"{self._context.run.name}, epoch {identity.epoch}"),
+            "base": in_code(base.name),
+            "algorithm": in_code(config.optimize.algorithm.name),
+            "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
             "max_new": section.max_new,
             "temperature": section.temperature,
             "figures": "\n".join(self._figures()),
@@ -103,5 +104,5 @@ class LanguageModelExport:
             for slot, figures in rewards.items():
                 was = before.get(split, {}).get(slot, {}).get("mean")
                 start = "" if was is None else f"{was:.3f}"
-                found.append(f"| {slot} | {split} | {start} | {figures['mean']:.3f} |")
+                found.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
         return found

@@ -25,7 +25,7 @@ from tasks.figures.evaluations import (
 from tasks.figures.pictures import strip
 from tasks.figures.speed import epoch_speeds, in_words, seconds_of
 from tasks.figures.texts import Text
-from tasks.figures.tracked import description
+from tasks.figures.tracked import paragraphs
 from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
 from tasks.review.reading import curve_points, rows_of, trained_epochs
@@ -132,11 +132,12 @@ def read_run(context: RunContext) -> RunReport:
     tables = {epoch: read_rows(context.store, chain.require(epoch, "advantage").ref) for epoch in of_epochs}
     best, worst = _shots(chain, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
     found = standings(chain)
+    about, *results = paragraphs(context, done=last > 0)
     return RunReport(
         name=context.run.name,
         root=context.store.root.uri,
         epochs=(trained[-1] if trained else 0, config.run.epochs),
-        words=[line.replace("**", "") for line in description(context, "", done=last > 0).split("\n\n") if line],
+        words=[f"{context.run.name} {about}", *results],
         warnings=[suspicion.text() for suspicion in suspicions(chain)],
         curves=_curves(chain),
         results=(last, evaluation_figures(chain, 0), evaluation_figures(chain, last)),

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from configs.amounts import duration, size
+from configs.visible import visible
 from tasks.review.report import charts
 from tasks.review.report.content import RunReport
 
@@ -58,7 +59,11 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
         price: of an hour of work, to say what a run cost.
     """
     environment = Environment(
-        loader=PackageLoader("tasks.review.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("tasks.review.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_shown,
     )
     environment.filters |= {"png": _png, "bytes": size, "duration": duration}
     return environment.get_template("report.html").render(
@@ -102,6 +107,11 @@ def _differing(runs: Sequence[RunReport]) -> list[tuple[str, list[Any]]]:
     keys = sorted({key for run in runs for key in run.settings if key != "run.name"})
     rows = [(key, [run.settings.get(key, "") for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
+def _shown(value: Any) -> Any:
+    """Return what is written to the page; Jinja escapes HTML, and nothing else."""
+    return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _png(image: bytes) -> str:
