@@ -25,6 +25,7 @@ from prefect.utilities.callables import parameter_schema
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
+from configs.visible import quoted
 from flows.api import named_server
 from flows.changes import SLUG, Change, Found, Told, change, changes
 from flows.listing import Listed, listed, tags
@@ -184,7 +185,7 @@ def _check_pool(client: SyncPrefectClient, request: DeployRequest) -> None:
     if request.kind not in (None, found.type):
         raise ConfigError(
             f"Work pool '{pool}' is of type '{found.type}', not '{request.kind}'. Name another with --pool, or say "
-            f"--type {found.type}."
+            f"--type {quoted(found.type)}."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import ConfigDict, Field
 from configs import peek
 from configs.presets import presets
 from configs.section import Section
+from configs.visible import command
 
 #: Of Prefect: GPUs that all flow runs of a server share.
 GPU_SLOTS = "flowmill-gpu"
@@ -81,7 +81,7 @@ class PipelineRequest(Request):
 
     def command(self, flow: str) -> str:
         """Return 'flowmill run ...'."""
-        return shlex.join(["flowmill", *self.arguments()])
+        return command("flowmill", *self.arguments())
 
 
 class SweepRequest(Request):
@@ -106,7 +106,7 @@ class SweepRequest(Request):
         """Return 'flowmill sweep ...'; the lines of a list are in a file, which only the person knows."""
         given = [self.config, "--name", self.name, *_option("--root", self.root), "--parallel", str(self.parallel)]
         given += [part for each in self.grid for part in ("--grid", each)]
-        return shlex.join(["flowmill", "sweep", *given, *_sets(self.overrides)])
+        return command("flowmill", "sweep", *given, *_sets(self.overrides))
 
 
 class ContinueRequest(Request):
@@ -124,7 +124,7 @@ class ContinueRequest(Request):
     def command(self, flow: str) -> str:
         """Return 'prefect deployment run ...': the config file of the run is not known here."""
         asked = self.model_dump(exclude_defaults=True)
-        return shlex.join(["prefect", "deployment", "run", f"{flow}/{flow}", "-p", f"request={json.dumps(asked)}"])
+        return command("prefect", "deployment", "run", f"{flow}/{flow}", "-p", f"request={json.dumps(asked)}")
 
 
 class StageRequest(Request):
@@ -155,7 +155,7 @@ class StageRequest(Request):
         given = [*_option("--run", self.run), *_option("--epoch", self.epoch), *_option("--root", self.root)]
         given += [*_option("--name", self.evaluation or None), *(["--force"] if self.force else [])]
         given += ["--trust-store"] if self.trust_store else []
-        return shlex.join(["flowmill", "stage", flow, *given, *_sets(self.overrides)])
+        return command("flowmill", "stage", flow, *given, *_sets(self.overrides))
 
 
 def _option(name: str, value: str | int | None) -> list[str]:

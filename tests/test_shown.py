@@ -21,12 +21,14 @@ import yaml
 from markdown_it import MarkdownIt
 from rich.table import Table
 from rich.text import Text
+from typer.testing import CliRunner
 
 from configs.load import load_config
 from configs.visible import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
 from flows import artifacts, progress
-from flows.cli import opening, store
+from flows.cli import app, opening, store
 from flows.console import _Console, print_table
+from flows.requests import PipelineRequest
 from models.policies.diffusion import PipelineCall
 from tasks.export import card, usage
 from tasks.figures import tracked
@@ -410,3 +412,53 @@ def test_a_string_of_python_and_a_word_of_a_shell_are_the_text(text: str) -> Non
     line = command("printf", "%s", text)
     assert line.isprintable()
     assert subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout.decode() == text
+
+
+# Commands that people paste.
+
+_NAMES = "|".join(str(each.name or (each.callback and each.callback.__name__)) for each in app.registered_commands)
+#: What is only repeated, as "--set x: ...", is not.
+_COMMAND = re.compile(rf"flowmill (?:store|{_NAMES})\b[^'`\n;:.]*\0|--[a-z-]+ \0(?!:|$)")
+_ROOMS = ("configs", "storage", "models", "tasks", "flows", "flowmill")
+SOURCES = [path for room in _ROOMS for path in (ROOT / room).rglob("*.py")]
+
+
+def pasted(path: Path) -> list[str]:
+    """Return the f-strings of a file that put something into a command line as it is."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [str(each.value) if isinstance(each, ast.Constant) else _placed(each) for each in node.values]
+            if _COMMAND.search("".join(parts)):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def _placed(part: ast.expr) -> str:
+    """Return a sign for what a shell may take apart, and none for what is quoted for it."""
+    value = part.value if isinstance(part, ast.FormattedValue) else part
+    safe = isinstance(value, ast.Call) and ast.unparse(value.func) in ("quoted", "command")
+    return "x" if safe else "\0"
+
+
+def test_what_stands_in_a_command_is_quoted_for_the_shell() -> None:
+    assert [line for path in SOURCES for line in pasted(path)] == []
+
+
+def test_the_search_for_unquoted_commands_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_shown.ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(
+        "f\"Say 'flowmill status {run} --why x'\"\nf'Log it: flowmill track {run}'\nf'give --root {root} instead'\n"
+        "f\"{a}: 'flowmill store ls' lists {b}\"\nf'flowmill run {quoted(path)}'\nf\"--why '{why}': none\"\n"
+    )
+    assert [line.split(":")[1] for line in pasted(tmp_path / "a.py")] == ["1", "2", "3"]
+
+
+def test_what_init_and_requests_print_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / 'my $models\' \t"x"'
+    printed = CliRunner().invoke(app, ["init", "tiny_sd3", "--to", str(folder)]).output.splitlines()
+    config = shlex.split(printed[0]) if not printed[0].startswith("$") else [ast.literal_eval(printed[0][1:])]
+    assert config == [str(folder / "tiny_sd3.yaml")]
+    assert printed[-1] == f"run it: flowmill run {printed[0]}"
+    asked = PipelineRequest(config="a b.yaml", root="/x y/'z'", name="n", overrides=["prompts.train=$HOME/p q.txt"])
+    assert shlex.split(asked.command("pipeline"))[1:] == asked.arguments()

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from configs.benchmark import load_benchmark
 from configs.errors import ConfigError
+from configs.visible import quoted
 from flows.console import console, print_table
 from flows.environment import default_root
 from flows.progress import display
@@ -61,7 +62,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
     files = [result.write(request.out) for result in results[len(request.against) :]]
     _print(results)
     for file in files:
-        console.print(str(file))
+        console.print(quoted(file))
 
 
 def _print(results: Sequence[object]) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
+from configs.visible import command
 from flows.api import named_server
 from flows.changes import Change
 from flows.console import console, print_table
@@ -38,8 +39,8 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
     rows = carry_out(planned)
     _print(rows)
     for pool in sorted({row.pool for row in rows}):
-        kind = f" --type {request.kind}" if request.kind else ""
-        console.print(f"carried out by: flowmill worker --pool {pool}{kind}")
+        kind = ["--type", request.kind] if request.kind else []
+        console.print(f"carried out by: {command('flowmill', 'worker', '--pool', pool, *kind)}")
 
 
 def list_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.visible import quoted
 from flows.console import console
 from tasks.export.copying import copy_export
 from tasks.runs.addresses import model_address
@@ -20,4 +21,4 @@ def export_command(model: str, to: Path, *, root: str) -> None:
     """
     run, epoch = model_address(model)
     count = copy_export(open_run(root, run, reads=True), epoch, to)
-    console.print(f"{count} files in {to}")
+    console.print(f"{count} files in {quoted(to)}")

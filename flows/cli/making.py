@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from configs.errors import ConfigError
+from configs.visible import command, quoted
 from flows.cli.app import app
 from flows.cli.opening import say
 from flows.cli.options import Config, Kind, Kinds, Overrides, Pool, Quiet, Root, TrustStore
@@ -70,8 +71,8 @@ def init(
 
     first, *others = copy_preset(preset, to)
     for file in (first, *others):
-        say(str(file))
-    say(f"run it: flowmill run {first}")
+        say(quoted(file))
+    say(f"run it: {command('flowmill', 'run', first)}")
 
 
 @app.command()

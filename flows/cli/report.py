@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.deferred import deferred
 from configs.errors import StoreError
+from configs.visible import quoted
 from flows.console import console
 
 
@@ -44,4 +45,4 @@ def save_report(html: str, file: Path) -> None:
         file.write_text(html)
     except OSError as error:
         raise StoreError(f"The report cannot be written to '{file}' ({error.strerror}). Name another file.") from None
-    console.print(f"report: {file}")
+    console.print(f"report: {quoted(file)}")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.errors import ConfigError
+from configs.visible import command
 from flows.console import console, print_json, print_table
 from flows.environment import default_root
 from storage.commit import ArtifactStore
@@ -101,9 +102,10 @@ def _print_run(run: dict[str, Any]) -> None:
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
         console.print(f"stale: {label}: {'; '.join(stage['causes'])}")
     if counts.get("stale"):
+        why = command("flowmill", "status", run["run"], "--why", "STAGE@EPOCH")
         console.print(
-            f"{counts['stale']} artifacts are stale; 'flowmill status {run['run']} --why STAGE@EPOCH' says why, "
-            "'flowmill run' with the run's config makes them anew.",
+            f"{counts['stale']} artifacts are stale; '{why}' says why, 'flowmill run' with the run's config makes them "
+            "anew."
         )
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from configs.visible import visible
+from configs.visible import quoted, visible
 from flows.cli.options import AsJson, Root, TrustStore
 from flows.environment import existing_root
 
@@ -206,7 +206,7 @@ def export(
         rows = export_run(
             context, folder, form, epochs=epoch or (), progress=lambda n, of: bar.update(task, completed=n, total=of)
         )
-    console.print(f"{rows} rows in {folder}")
+    console.print(f"{rows} rows in {quoted(folder)}")
 
 
 @store_app.command()

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from configs.amounts import duration
 from configs.errors import NotCommittedError
+from configs.visible import command, quoted
 from flows.console import console, print_table
 from tasks.runs.context import RunContext
 from tasks.runs.progress import Ledger
@@ -71,15 +72,15 @@ def _print_places(context: RunContext, result: Mapping[str, Any]) -> None:
         # Of runs that finished before there were texts nothing was noted.
         for split, path in result.get(what, {}).items():
             place = f"{root}/{path}"
-            console.print(f"{what} ({split}): {_short(place)}")
+            console.print(f"{what} ({split}): {quoted(_short(place))}")
     if result["export"] is not None:
         place = f"{root}/{result['export']}"
-        console.print(f"exported model: {_short(place)}")
+        console.print(f"exported model: {quoted(_short(place))}")
     note = context.run.newest("tracking")
     if note is not None:
         uri = tracking_uri(root, context.config.tracking.uri)
         console.print(f"MLflow run: {note['mlflow_run_id']} in {uri}")
-        console.print(f"see it: flowmill ui --root {_short(root)}")
+        console.print(f"see it: {command('flowmill', 'ui', '--root', _short(root))}")
 
 
 def _short(place: str) -> str:

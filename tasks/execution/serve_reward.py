@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.overrides import apply_overrides
+from configs.visible import quoted
 from models.rewards.make import make_reward
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def reward_app(request: ServeRequest) -> FastAPI:
     token = os.environ.get(TOKEN) or None
     if token is None and not _is_loopback(request.host):
         raise ConfigError(
-            f"--host {request.host} lets other machines ask, and {TOKEN} is not set. Set it here and where runs are "
-            "started, or listen on 127.0.0.1 and forward the port."
+            f"--host {quoted(request.host)} lets other machines ask, and {TOKEN} is not set. Set it here and where "
+            "runs are started, or listen on 127.0.0.1 and forward the port."
         )
     options = apply_overrides({}, request.options)
     served = Served(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from configs.errors import NotCommittedError
 from configs.fingerprint import fingerprint
+from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.identities.facts import RunFacts
@@ -92,11 +93,10 @@ class Chain:
         found = self.find(epoch, stage, slot)
         if found is None:
             label = f"{stage} of '{slot}'" if slot else stage
-            option = "" if epoch == 0 else f" --epoch {epoch}"
+            how = command("flowmill", "stage", stage, "--run", self.run.name, *(["--epoch", epoch] if epoch else []))
             state = " with these settings" if self.run.made(epoch, stage, slot) else ""
             raise NotCommittedError(
-                f"Run '{self.run.name}' has no {label} for epoch {epoch}{state} yet. "
-                f"Run 'flowmill stage {stage} --run {self.run.name}{option}' first."
+                f"Run '{self.run.name}' has no {label} for epoch {epoch}{state} yet. Run '{how}' first."
             )
         return found
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from configs.errors import CorruptError, RewardError
+from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.tables import read_rows, write_rows
@@ -174,7 +175,7 @@ class AdvantageStage(Stage):
 
     @property
     def _scoring(self) -> str:
-        return f"flowmill stage score --run {self.config.run.name} --epoch {self.epoch} --force"
+        return command("flowmill", "stage", "score", "--run", self.config.run.name, "--epoch", self.epoch, "--force")
 
     def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage

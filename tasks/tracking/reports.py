@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from configs.errors import TrackingError
+from configs.visible import command
 from tasks.runs.context import RunContext
 from tasks.tracking.places import REPORT, tracking_uri
 from tasks.tracking.tracker import SERIES
@@ -19,7 +20,8 @@ def log_report(context: RunContext, html: str) -> str:
     uri = tracking_uri(context.store.root.uri, context.config.tracking.uri)
     note = context.run.newest(SERIES)
     if note is None:
-        raise TrackingError(f"Run '{context.run.name}' is not in MLflow yet. Log it: flowmill track {context.run.name}")
+        how = command("flowmill", "track", context.run.name)
+        raise TrackingError(f"Run '{context.run.name}' is not in MLflow yet. Log it: {how}")
     with reaching(uri, "The report"):
         client = open_client(context.store.root.uri, context.config.tracking.uri)
         client.log_text(str(note["mlflow_run_id"]), html, REPORT)

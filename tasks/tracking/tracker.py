@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from configs.fingerprint import hash_text
+from configs.visible import command
 from tasks.figures import tracked
 from tasks.figures.evaluations import evaluated_epochs
 from tasks.figures.tracked import EpochContent, EvaluationContent, Point
@@ -136,9 +137,10 @@ class Tracker:
                 job()
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
                 self.failure = f"{type(error).__name__}: {error}"
+                how = command("flowmill", "track", self.context.run.name)
                 self.context.reporter.message(
-                    f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; 'flowmill track "
-                    f"{self.context.run.name}' logs what is missing, and so does the next 'flowmill run'."
+                    f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; '{how}' logs what is missing, "
+                    "and so does the next 'flowmill run'."
                 )
                 self._started.set()
             self.seconds += time.monotonic() - begun
