@@ -32,8 +32,8 @@ from models.maths.transitions import KERNELS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
+from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 

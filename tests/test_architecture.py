@@ -18,8 +18,8 @@ from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from storage.trajectories import TRAJECTORY_STORES
+from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.algorithms.estimators import ESTIMATORS
 from tasks.identities import IDENTITIES
 from tasks.identities.kinds import KIND_IDENTITIES
 from tasks.kinds import KINDS

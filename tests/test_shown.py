@@ -34,6 +34,7 @@ from tasks.export import card, usage
 from tasks.figures import tracked
 from tasks.figures.pictures import grid
 from tasks.figures.sweep import Outcome, Variant
+from tasks.figures.texts import Text as Told
 from tasks.inputs.base_model import BaseModel, License
 from tasks.kinds.tokens import exporting as token_exporting
 from tasks.review.report import charts, content, page
@@ -329,7 +330,8 @@ class Tags(HTMLParser):
 def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
     for drawn in ("lines", "histogram"):
         monkeypatch.setattr(charts, drawn, lambda *of, along: "<svg></svg>")
-    shot = content.Shot(sample_id=text, prompt=text, reward=1.0, advantage=1.0, image=b"")
+    shot = content.Shot(sample_id=text, prompt=text, reward=1.0, advantage=1.0, image=b"", text=text)
+    told = Told(text, text, text)
     run = content.RunReport(
         name=text,
         root=text,
@@ -339,6 +341,7 @@ def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
         curves={f"monitor/{text}_mean": [(1, 1.0), (2, 2.0)]},
         results=(1, {}, {text: {text: {"mean": 1.0, text: 1.0}}}),
         grids={text: (b"", b"")},
+        texts={text: [(text, told, told)]},
         best=[shot],
         worst=[shot],
         rewards={1: np.arange(3.0)},

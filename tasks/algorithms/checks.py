@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from configs.errors import ConfigError
 from configs.learning import AdvantageSection, ReplaySection
 from configs.schema import RunConfig
-from tasks.algorithms.estimators import make_estimator
+from tasks.advantages.estimators import make_estimator
 
 if TYPE_CHECKING:
     from models.maths.transitions import Kernel

@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 
 from configs.rewards import RewardSection
-from tasks.algorithms.advantages import composed
+from tasks.advantages.groups import composed
 from tasks.runs.chain import Chain
 
 if TYPE_CHECKING:

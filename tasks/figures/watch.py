@@ -16,7 +16,7 @@ import torch
 from configs.errors import CorruptError
 from configs.rewards import RewardSection
 from storage.tables import read_rows
-from tasks.algorithms.advantages import contributions
+from tasks.advantages.groups import contributions
 from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
 from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.runs.chain import Chain

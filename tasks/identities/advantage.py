@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.rewards import RewardSection
 from configs.section import Component
-from tasks.algorithms.estimators import has_values, make_estimator
+from tasks.advantages.estimators import has_values, make_estimator
 from tasks.identities.identity import Identity
 from tasks.identities.nodes import Node
 

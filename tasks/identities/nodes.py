@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from configs.schema import RunConfig
-from tasks.algorithms.estimators import has_values
+from tasks.advantages.estimators import has_values
 
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")

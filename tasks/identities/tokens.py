@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
-from tasks.algorithms.estimators import make_estimator
+from tasks.advantages.estimators import make_estimator
 from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.algorithms.estimators import make_estimator
+from tasks.advantages.estimators import make_estimator
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
 from tasks.identities.nodes import Node, policy_after

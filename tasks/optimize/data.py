@@ -14,8 +14,8 @@ from configs.errors import CorruptError
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
+from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Algorithm
-from tasks.algorithms.estimators import make_estimator
 from tasks.inputs.components import make_algorithm, open_trajectory_store
 from tasks.kinds.kind import Kind, Training
 from tasks.kinds.rows import Units, plan_updates

@@ -11,8 +11,8 @@ from configs.registry import Table, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
 from storage.trajectories import TRAJECTORY_STORES
+from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.algorithms.estimators import make_estimator
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.policy_kind import kind_name

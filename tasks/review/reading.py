@@ -13,7 +13,7 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.estimators import make_estimator
+from tasks.advantages.estimators import make_estimator
 from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
 from tasks.figures.tracked import Point, epoch_content, evaluation_content
 from tasks.inputs.components import open_trajectory_store

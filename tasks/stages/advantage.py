@@ -17,7 +17,8 @@ from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.tables import read_rows, write_rows
-from tasks.algorithms.advantages import (
+from tasks.advantages.estimators import TokenEstimator, make_estimator
+from tasks.advantages.groups import (
     Normalizer,
     damp_below,
     gdpo_advantages,
@@ -27,9 +28,8 @@ from tasks.algorithms.advantages import (
     running_advantages,
     shape_advantages,
 )
+from tasks.advantages.uncertainty import uncertain
 from tasks.algorithms.checks import check_advantage
-from tasks.algorithms.estimators import TokenEstimator, make_estimator
-from tasks.algorithms.uncertainty import uncertain
 from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.identities.advantage import AdvantageIdentity
 from tasks.inputs.components import open_trajectory_store

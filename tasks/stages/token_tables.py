@@ -17,8 +17,8 @@ from configs.errors import CorruptError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
-from tasks.algorithms.estimators import Earned, TokenEstimator
-from tasks.algorithms.token_advantages import explained_variance
+from tasks.advantages.estimators import Earned, TokenEstimator
+from tasks.advantages.tokens import explained_variance
 from tasks.algorithms.token_objectives import masked_sum, token_kl
 from tasks.inputs.components import open_trajectory_store
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from models.policies.base import Part
 from storage.contents import Contents
 from storage.tables import write_rows
-from tasks.algorithms.estimators import make_estimator
+from tasks.advantages.estimators import make_estimator
 from tasks.inputs.components import open_trajectory_store
 from tasks.kinds.kind import Valuing
 from tasks.stages.stage import Output, Shard, Stage

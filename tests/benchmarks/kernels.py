@@ -16,7 +16,7 @@ from models.maths.transitions import ODE, FlowSDE
 from models.policies.diffusion import DiffusionSettings
 from models.policies.sd3 import SD3, SD3Options
 from models.quickstart.pipeline import tiny_pipeline
-from tasks.algorithms.advantages import Normalizer, group_advantages
+from tasks.advantages.groups import Normalizer, group_advantages
 
 _STEPS, _TRUNKS, _BRANCHES = 8, 4, 2
 

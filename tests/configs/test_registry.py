@@ -18,8 +18,8 @@ from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from storage.roots import ROOTS
 from storage.trajectories import TRAJECTORY_STORES
+from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.optimize.optimizers import OPTIMIZERS

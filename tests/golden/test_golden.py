@@ -17,7 +17,7 @@ from models.rewards import ocr
 from models.rewards.base import quoted_text
 from models.rewards.jpeg import JpegCompressibility
 from models.weights.averages import warm_decay
-from tasks.algorithms.advantages import (
+from tasks.advantages.groups import (
     Normalizer,
     gdpo_advantages,
     group_advantages,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms.advantages import shape_advantages
+from tasks.advantages.groups import shape_advantages
 from tasks.algorithms.awm import AWM
 from tasks.algorithms.base import Algorithm, RowLoss
 from tasks.algorithms.crd import CRD

@@ -29,11 +29,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "models/maths/sampling.py": ("tests/models/maths/test_sampling.py",),
     "models/maths/branching.py": ("tests/models/maths/test_sampling.py",),
-    "tasks/algorithms/advantages.py": ("tests/tasks/algorithms/test_advantages.py", "tests/golden"),
+    "tasks/advantages/groups.py": ("tests/tasks/advantages/test_groups.py", "tests/golden"),
     "tasks/algorithms/checks.py": (
         "tests/tasks/algorithms/test_options.py",
         "tests/tasks/kinds/test_replay.py",
-        "tests/tasks/algorithms/test_advantages.py",
+        "tests/tasks/advantages/test_groups.py",
         "tests/tasks/kinds/test_combinations.py",
     ),
     "tasks/algorithms": (
@@ -301,7 +301,7 @@ EQUIVALENT = (
     ],
     *[
         Equivalent(
-            path="tasks/algorithms/advantages.py",
+            path="tasks/advantages/groups.py",
             before=f'{start}.scatter_reduce_(0, groups, values, "{kind}")',
             after=f'{start}.scatter_reduce_((-1), groups, values, "{kind}")',
             reason="the first dimension of a vector is its last",
@@ -312,7 +312,7 @@ EQUIVALENT = (
         )
     ],
     Equivalent(
-        path="tasks/algorithms/advantages.py",
+        path="tasks/advantages/groups.py",
         before=f"members = torch.argsort(groups, stable=True){_SPLIT}",
         after=f"members = torch.argsort(groups, stable=False){_SPLIT}",
         reason="torch sorts stably on CPU either way",

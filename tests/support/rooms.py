@@ -27,6 +27,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "rewards",
     ),
     "tasks": (
+        "advantages",
         "algorithms",
         "inputs",
         "identities",

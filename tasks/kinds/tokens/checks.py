@@ -12,9 +12,9 @@ from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
 from models.rewards.base import Needs
+from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage
-from tasks.algorithms.estimators import make_estimator
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.kinds.cost import Cost

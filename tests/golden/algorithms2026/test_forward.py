@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.algorithms.advantages import shape_advantages
+from tasks.advantages.groups import shape_advantages
 from tasks.algorithms.diffusion import ForwardBatch
 from tasks.algorithms.objectives import adaptive_error
 from tasks.algorithms.ram import RAM

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasks.algorithms.estimators import GAE, Earned, Estimated, Estimator, LeaveOneOut, Reinforce, ReinforcePlusPlus
-from tasks.algorithms.token_advantages import (
+from tasks.advantages.estimators import GAE, Earned, Estimated, Estimator, LeaveOneOut, Reinforce, ReinforcePlusPlus
+from tasks.advantages.tokens import (
     adapted_kl_coef,
     explained_variance,
     gae,

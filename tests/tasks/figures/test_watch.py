@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from storage.tables import read_rows
-from tasks.algorithms.advantages import contributions
+from tasks.advantages.groups import contributions
 from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
 from tasks.figures.describe import describe_run
 from tasks.figures.watch import correlations, read_scored, shares

@@ -22,8 +22,8 @@ from models.maths.solvers import SOLVERS
 from models.maths.transitions import KERNELS
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
+from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
-from tasks.algorithms.estimators import ESTIMATORS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.inputs.trust import HARMLESS, carried_out, check_trusted, pattern, remember

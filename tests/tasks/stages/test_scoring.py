@@ -22,7 +22,7 @@ from models.rewards.make import make_reward
 from models.rewards.wrappers import mean_ranks
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
-from tasks.algorithms.advantages import composed
+from tasks.advantages.groups import composed
 from tasks.figures.watch import correlations, read_scored, shares
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext

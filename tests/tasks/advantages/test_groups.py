@@ -13,7 +13,7 @@ from torch import Tensor
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
-from tasks.algorithms.advantages import (
+from tasks.advantages.groups import (
     Normalizer,
     damp_below,
     gdpo_advantages,

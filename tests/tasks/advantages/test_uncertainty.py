@@ -15,7 +15,7 @@ from models.rewards.base import Batch
 from models.rewards.call import score
 from models.rewards.diversity import PixelDiversity, mean_to_others
 from storage.tables import read_rows
-from tasks.algorithms.uncertainty import uncertain, win_rates
+from tasks.advantages.uncertainty import uncertain, win_rates
 from tasks.preflight.check import check_config
 from tests.support.inside import prepare, run_epoch
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 ESTIMATORS = Table(
     {
-        "group": "tasks.algorithms.estimators:Group",
-        "gae": "tasks.algorithms.estimators:GAE",
-        "reinforce": "tasks.algorithms.estimators:Reinforce",
-        "rloo": "tasks.algorithms.estimators:LeaveOneOut",
-        "reinforce_plus_plus": "tasks.algorithms.estimators:ReinforcePlusPlus",
+        "group": "tasks.advantages.estimators:Group",
+        "gae": "tasks.advantages.estimators:GAE",
+        "reinforce": "tasks.advantages.estimators:Reinforce",
+        "rloo": "tasks.advantages.estimators:LeaveOneOut",
+        "reinforce_plus_plus": "tasks.advantages.estimators:ReinforcePlusPlus",
     },
-    like="tasks.algorithms.estimators:Estimator",
+    like="tasks.advantages.estimators:Estimator",
 )
 
 
@@ -127,13 +127,13 @@ class TokenEstimator(Estimator):
 
     def next_kl_coef(self, kl_coef: float, kl: float, samples: int) -> float:
         """Return the coefficient of the epoch that follows one of so many samples, whose KL was ``kl`` nats each."""
-        from tasks.algorithms.token_advantages import adapted_kl_coef
+        from tasks.advantages.tokens import adapted_kl_coef
 
         assert self.target_kl is not None
         return adapted_kl_coef(kl_coef, kl, target=self.target_kl, samples=samples, horizon=self.horizon)
 
     def _rewards(self, earned: Earned) -> Tensor:
-        from tasks.algorithms.token_advantages import token_rewards
+        from tasks.advantages.tokens import token_rewards
 
         return token_rewards(earned.scores, earned.mask, earned.kl, earned.kl_coef)
 
@@ -161,7 +161,7 @@ class GAE(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return GAE of token rewards; returns are those of the advantages before they are whitened."""
-        from tasks.algorithms.token_advantages import gae, whitened
+        from tasks.advantages.tokens import gae, whitened
 
         assert earned.values is not None
         rewards = self._rewards(earned)
@@ -189,7 +189,7 @@ class Reinforce(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return discounted returns, maybe whitened."""
-        from tasks.algorithms.token_advantages import discounted_returns, whitened
+        from tasks.advantages.tokens import discounted_returns, whitened
 
         returns = discounted_returns(self._rewards(earned), earned.mask, self.discount)
         return Estimated(advantages=whitened(returns, earned.mask) if self.whiten else returns, returns=returns)
@@ -221,7 +221,7 @@ class ReinforcePlusPlus(Reinforce):
         """Return whitened returns."""
         from dataclasses import replace
 
-        from tasks.algorithms.advantages import Normalizer, group_advantages
+        from tasks.advantages.groups import Normalizer, group_advantages
 
         if self.baseline == "group":
             centered = group_advantages(earned.scores, earned.groups, Normalizer(std="none"))
@@ -238,7 +238,7 @@ class LeaveOneOut(TokenEstimator):
 
     def estimate(self, earned: Earned) -> Estimated:
         """Return one advantage for all tokens of a sample."""
-        from tasks.algorithms.advantages import Normalizer, group_advantages
+        from tasks.advantages.groups import Normalizer, group_advantages
 
         scores = self._rewards(earned).sum(-1)
         found = group_advantages(scores, earned.groups, Normalizer(std="none", mean="leave_one_out"))
