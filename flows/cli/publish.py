@@ -23,7 +23,7 @@ def publish_command(
     """
     run, named = model_address(model)
     if epoch is not None and named not in (None, epoch):
-        raise ConfigError(f"'{model}' names epoch {named}, --epoch {epoch}. Leave one of them out.")
+        raise ConfigError(f"'{model}' names epoch {named} and --epoch another, {epoch}. Leave one of them out.")
     token = None if token_env is None else os.environ.get(token_env)
     if token_env is not None and not token:
         raise PublishError(f"--token-env '{token_env}': there is no such environment variable, or it is empty.")
