@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from models.maths.generation import Completion, Sampling, generate
 from models.maths.tokens import padded_width
-from models.policies.causal_lm import TrainableLM
+from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.hosting.devices import moved
 from tasks.inputs.components import tokens_of
@@ -30,6 +31,8 @@ from tasks.runs.seeds import derive
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: What was read of a run's prompts with its policy's tokenizer: a policy belongs to one run.
+_READ: WeakKeyDictionary[CausalLM, tuple[Prompts, int]] = WeakKeyDictionary()
 #: Draws are 63-bit seeds, as fractions of this.
 _RANGE = float(1 << 63)
 
@@ -79,16 +82,27 @@ class TextMaker:
     def _held(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
 
-    @cached_property
+    @property
     def _prompts(self) -> Prompts:
-        policy = self._held().policy
-        return Prompts(policy.tokenizer, self._section, policy.context_length)
+        return self._read[0]
 
-    @cached_property
+    @property
     def _width(self) -> int:
         """One for all batches of the run: what a row's left padding is would change its bits."""
-        everything = (prompt for split in ("train", "heldout") for prompt in self._making.context.prompts[split])
-        return padded_width(max(len(self._prompts.ids(prompt.text)) for prompt in everything))
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[Prompts, int]:
+        """The prompts of the run as ids, and the width all of them fit in; read once for a policy that is loaded."""
+        policy = self._held().policy
+        found = _READ.get(policy)
+        if found is None:
+            prompts = Prompts(policy.tokenizer, self._section, policy.context_length)
+            everything = (
+                prompt.text for split in ("train", "heldout") for prompt in self._making.context.prompts[split]
+            )
+            found = _READ[policy] = (prompts, padded_width(prompts.longest(everything)))
+        return found
 
     @cached_property
     def _sampling(self) -> Sampling:

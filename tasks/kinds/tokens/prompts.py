@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from configs.errors import ConfigError
@@ -39,6 +40,7 @@ class Prompts:
             )
         limits = [limit for limit in (section.max_prompt, room) if limit is not None]
         self.limit = min(limits) if limits else None
+        self._known: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a prompt, at least one.
@@ -46,6 +48,19 @@ class Prompts:
         Raises:
             ConfigError: it is too long and may not be cut, it is empty, or the template fails.
         """
+        if text not in self._known:
+            self._known[text] = self._fitting(text)
+        return self._known[text]
+
+    def longest(self, texts: Iterable[str]) -> int:
+        """Return the tokens of the longest of some prompts.
+
+        Raises:
+            ConfigError: one cannot be taken, see ``ids``.
+        """
+        return max(len(self.ids(text)) for text in texts)
+
+    def _fitting(self, text: str) -> list[int]:
         found = self._rendered(text)
         if not found:
             raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
