@@ -1,0 +1,96 @@
+"""Language models on ranks: two train a policy and its critic as one process does, spread over them or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.load import load_config
+from configs.schema import RunConfig
+from storage.tables import read_rows
+from tasks.execution.crew import Crew, Listener
+from tasks.identities.nodes import run_nodes
+from tasks.inputs.sources import CRITIC, Weights
+from tasks.runs.context import RunContext
+from tasks.runs.progress import Silent
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import make_stage, prepare
+from tests.support.language_models import texts_data
+from tests.tasks.stages.test_stages import stored
+
+# All of them work with the same ranks.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("texts on ranks"), pytest.mark.usefixtures("forked_ranks")]
+
+HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)
+#: Three updates with a KL in the reward, where splitting over ranks changes the order of sums only.
+SETTINGS = (
+    "optimize.algorithm=ppo",
+    "advantage.estimator.options={kl_coef: 0.05}",
+    "optimize.updates_per_epoch=3",
+    "optimize.learning_rate=1e-4",
+    "critic.learning_rate=1e-3",
+    "execution.micro_batch_size=4",
+    "run.epochs=2",
+)
+CASES = {
+    "ddp": (),
+    "fsdp": ("execution.strategy=fsdp",),
+    "fsdp, adapters": ("execution.strategy=fsdp", "model.lora={rank: 2, alpha: 4}"),
+    "fsdp, shared backbone": ("execution.strategy=fsdp", "critic.backbone=policy"),
+}
+#: The others are left to a campaign.
+CHOSEN = {"fsdp", "fsdp, adapters"}
+
+
+def config_of(folder: Path, name: str, *settings: str) -> RunConfig:
+    path = folder / "texts.yaml"
+    if not path.exists():
+        path.write_text(yaml.safe_dump(texts_data(folder)))
+    return load_config(path, [f"store.root={folder / name}", *SETTINGS, *settings])
+
+
+@pytest.fixture(scope="module")
+def crews(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Crew]]:
+    """One resident rank, and two."""
+    folder = tmp_path_factory.mktemp("crews")
+    made = {count: Crew(config_of(folder, "x", f"execution.processes={count}").execution, Silent()) for count in (1, 2)}
+    yield made
+    for crew in made.values():
+        crew.close()
+
+
+def trained(crew: Crew, config: RunConfig) -> RunContext:
+    """Carry out two epochs, on the ranks what they work on."""
+    context = prepare(config)
+    for node in run_nodes(config):
+        if node.epoch and node.stage in ("rollout", "score", "value", "advantage", "optimize"):
+            run = StageRun(make_stage(context, node.stage, node.epoch, node.slot))
+            if run.stage.on_ranks:
+                crew.carry_out(run, HEARD)
+                run.finish()
+            else:
+                run.execute()
+    return context
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in CHOSEN else pytest.mark.campaign) for case in CASES]
+)
+def test_two_ranks_train_policy_and_critic_as_one_process(crews: dict[int, Crew], tmp_path: Path, case: str) -> None:
+    own = [setting for setting in CASES[case] if not setting.startswith("execution.")]
+    one = trained(crews[1], config_of(tmp_path, "one", *own))
+    two = trained(crews[2], config_of(tmp_path, "two", "execution.processes=2", *CASES[case]))
+    for name in (Weights.TRAINED.value, CRITIC):
+        ours, theirs = stored(one, 2, name), stored(two, 2, name)
+        assert ours.keys() == theirs.keys()
+        assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 3e-5, name
+    for epoch in (1, 2):
+        tables = [read_rows(each.store, each.chain.require(epoch, "value").ref) for each in (one, two)]
+        for name in ("values", "reference_log_probs"):
+            rows = [table.sort_by("sample_id").column(name).combine_chunks().flatten().to_numpy() for table in tables]
+            assert abs(rows[0] - rows[1]).max() < 3e-5
+    first = two.store.require(two.policy_ref(1)).summary["updates"][0]
+    assert (first["ratio_mean"], first["kl_before_k1"]) == (1.0, 0.0)
