@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,9 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
 def digits_in(media: Any, prompts: Any, metadata: Any) -> list[float]:
     """Return the share of digits in completions: a random model makes some, and can make more."""
     return [sum(each.isdigit() for each in text) / max(1, len(text)) for text in media]
+
+
+@declare(media="texts")
+def coin(media: Any, prompts: Any, metadata: Any) -> list[float]:
+    """Return 0 or 1 by a hash of prompt and text, which says nothing of either: a control that nothing is learned by."""
+    return [float(zlib.crc32(f"{prompt}\0{text}".encode()) & 1) for prompt, text in zip(prompts, media, strict=True)]
