@@ -30,6 +30,7 @@ import psutil
 from flows.environment import prepare_environment
 from tests.chaos.kills import digest, orphans, start, victims
 from tests.chaos.tending import Tending
+from tests.support.language_models import texts_data
 from tests.support.small import small_data, write_small
 
 _AVERAGE = "optimize.ema={decay: 0.9}"
@@ -46,6 +47,13 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "lora": ("model.lora={rank: 2, alpha: 4}",),
     "two ranks": ("execution.processes=2", "optimize.updates_per_epoch=2", "execution.checkpoint_every=1"),
     "video": ("VIDEO",),
+    "texts": ("TEXTS", "optimize.algorithm=grpo"),
+    "critic": (
+        "TEXTS",
+        "optimize.algorithm=ppo",
+        "advantage.estimator.options={kl_coef: 0.1, target_kl: 0.01, horizon: 64}",
+        "execution.checkpoint_every=1",
+    ),
     "s3": ("S3",),
 }
 #: Kills after which a run may finish.
@@ -216,9 +224,9 @@ def _write(name: str, folder: Path, base: Path) -> Path:
     if name == "video":
         config = load_config(Path("configs/tiny_wan21.yaml"), [*settings, "evaluate.every=1"])
     else:
-        source = write_small(folder, small_data(folder, base))
-        given = [each for each in SHAPES[name] if each != "S3"]
-        config = load_config(source, [*settings, *given])
+        given = [each for each in SHAPES[name] if not each.isupper()]
+        made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
+        config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
     path.write_text(dump_yaml(config))
     return path

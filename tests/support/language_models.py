@@ -48,5 +48,5 @@ def digits_in(media: Any, prompts: Any, metadata: Any) -> list[float]:
 
 @declare(media="texts")
 def coin(media: Any, prompts: Any, metadata: Any) -> list[float]:
-    """Return 0 or 1 by a hash of prompt and text, which says nothing of either: a control that nothing is learned by."""
+    """Return 0 or 1 by a hash of prompt and text, which says nothing of either: a control."""
     return [float(zlib.crc32(f"{prompt}\0{text}".encode()) & 1) for prompt, text in zip(prompts, media, strict=True)]
