@@ -123,6 +123,8 @@ class Requirements:
     """Settings of ``advantage`` that belong to it, as (name, value); others would make it another algorithm."""
     teacher: str | None = None
     """Folder of another model of the family whose velocities are needed."""
+    after: bool = False
+    """It has ``after(batch, models)``, which gives (B,) figures of rows once an update is done."""
     zero_advantages: bool = False
     """Rows with advantage 0 still contribute (a KL term does); otherwise they cost no forward."""
 

@@ -128,13 +128,13 @@ def _check_running(section: AdvantageSection) -> None:
             )
 
 
-def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel) -> None:
+def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | None) -> None:
     """Check that every setting of ``optimize.replay`` has the effect it names.
 
     Args:
         config: the config.
         requires: what its algorithm needs.
-        kernel: its rollouts' stochastic step.
+        kernel: its rollouts' stochastic step; None where every step is a draw with a density.
 
     Raises:
         ConfigError: the algorithm or another setting leaves one without effect, or a weight has no meaning.
@@ -159,7 +159,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel) -> N
         name = changed[0]
         raise ConfigError(f"optimize.replay.{name} is set, but {reason}. Remove optimize.replay.{name}.")
     sampler = config.rollout.sampler.name
-    if section.weight == "density" and section.proximal and not _has_densities(kernel):
+    if section.weight == "density" and section.proximal and kernel is not None and not _has_densities(kernel):
         raise ConfigError(
             f"optimize.replay.weight is 'density', but the log-probs of rollout.sampler '{sampler}' are squared "
             "distances, no densities. Set its log_prob to 'gaussian', or the weight to 'tempered'."

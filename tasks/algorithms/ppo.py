@@ -38,7 +38,8 @@ class PPO(TokenGRPO):
     @property
     def requires(self) -> Requirements:
         """A critic; every sample, as it learns from those of advantage 0 too."""
-        return Requirements(kind="tokens", critic=True, reference=self.kl_coef > 0, zero_advantages=True)
+        base = super(PPO, self).requires
+        return replace(base, min_group_size=1, critic=True, zero_advantages=True)
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
         """Return the policy's loss of every row, 0 while it is held, and the critic's beside it."""

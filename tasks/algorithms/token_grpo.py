@@ -54,6 +54,8 @@ class TokenGRPO:
     """Weight of the KL to the base model, in the loss."""
     kl: Estimator = "k3"
     """How that KL is estimated per token."""
+    kl_after: bool = False
+    """Tell the KL to the base model after each update too, of its first micro-batch: one more forward."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -81,7 +83,13 @@ class TokenGRPO:
     def requires(self) -> Requirements:
         """Groups of two; for a KL the base model, and samples of advantage 0 too."""
         wanted = self.kl_coef > 0
-        return Requirements(kind="tokens", min_group_size=2, reference=wanted, zero_advantages=wanted)
+        return Requirements(
+            kind="tokens",
+            min_group_size=2,
+            reference=wanted or self.kl_after,
+            zero_advantages=wanted,
+            after=self.kl_after,
+        )
 
     def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
         """Return the loss of every row, its tokens weighed as ``normalization`` says."""
@@ -109,6 +117,12 @@ class TokenGRPO:
             metrics["kl"] = masked_mean(kl.detach(), rows.mask)
             tokens = tokens + self.kl_coef * kl
         return RowLoss(loss=self._row(tokens, rows), metrics=metrics)
+
+    def after(self, batch: Batch, models: TokenModels) -> dict[str, Tensor]:
+        """Return the KL to the base model of every row, mean over its tokens."""
+        rows = expect(batch, TokenBatch)
+        log_probs, reference = models.log_probs(rows)[0], models.reference_log_probs(rows)
+        return {f"kl_after_{name}": masked_mean(token_kl(log_probs, reference, name), rows.mask) for name in _KLS}
 
     def _log_ratio(self, log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
         if self.ratio == "sequence":

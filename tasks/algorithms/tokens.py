@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class TokenBatch(Batch):
     """Texts: prompt and completion of each row, padded on the right."""
 
+    weighed = True
+
     ids: Tensor
     """(B, W) int64."""
     lengths: Tensor

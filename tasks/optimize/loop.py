@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -133,10 +134,22 @@ def run_updates(
         state.optimizer.zero_grad(set_to_none=True)
         state.total_updates += 1
         models.on_policy = False
+        if algorithm.requires.after:
+            means |= _measured(algorithm, models, reading.read(own[0] if own else chunks[0]), ranks, counts=bool(own))
         if state.ema is not None and section.ema is not None and state.total_updates % section.ema.every == 0:
             state.ema.update(state.parameters, state.total_updates)
         state.metrics.append(entry(state.total_updates, rows, gradient_norm, means))
         after_update(number + 1)
+
+
+@torch.no_grad()
+def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, counts: bool) -> dict[str, float]:
+    """Return means of what an algorithm tells of rows once an update is done, over all ranks' batches that count."""
+    found = algorithm.after(batch, models)
+    rows = batch.count if counts and ranks.counts else 0
+    sums = [float(values[:rows].double().sum()) for values in found.values()]
+    *totals, number = ranks.sum(torch.tensor([*sums, rows], dtype=torch.float64)).tolist()
+    return {name: total / number for name, total in zip(found, totals, strict=True)}
 
 
 def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> None:

@@ -14,7 +14,7 @@ from configs.section import Section
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import check_advantage
+from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.kinds.cost import Cost
@@ -29,7 +29,7 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
         RolloutSection,
         ("steps", "sampler", "solver", "plan", "same_noise", "latents_dtype", "unconditional", "media"),
     ),
-    "optimize": (OptimizeSection, ("replay", "guidance_gradient")),
+    "optimize": (OptimizeSection, ("guidance_gradient",)),
     "evaluate": (EvaluateSection, ("steps", "solver")),
 }
 
@@ -48,10 +48,6 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                     f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes texts, for which it "
                     f"means nothing. Remove it; rollout.tokens says how texts are sampled."
                 )
-    if config.execution.ahead:
-        raise ConfigError(
-            "execution.ahead is above 0, but rows of older policies are not corrected for texts yet. Set it to 0."
-        )
     if config.execution.context_parallel > 1 or config.execution.sampling == "spread":
         raise ConfigError("execution.context_parallel and execution.sampling 'spread' split denoisers. Remove them.")
     if config.advantage.kl_coef > 0:
@@ -72,6 +68,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
+    check_replay(config, requires, None)
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:

@@ -87,7 +87,8 @@ class Tokens(Kind):
         self, training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
     ) -> SampleSet:
         """Return texts as rows."""
-        return TextSet(shards, advantages, device=None if training.host is None else training.host.device)
+        device = None if training.host is None else training.host.device
+        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device)
 
     def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """One forward of each text through critic and base model."""

@@ -6,19 +6,21 @@ Legend: N samples, B rows of a micro-batch, W positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from configs.learning import ReplaySection
 from storage.trajectories.base import TrajectoryShard
-from tasks.algorithms.base import Requirements
-from tasks.algorithms.tokens import TokenBatch
+from tasks.algorithms.base import Requirements, expect
+from tasks.algorithms.tokens import TokenBatch, TokenModels
 from tasks.hosting.devices import moved
-from tasks.kinds.rows import Units
-from tasks.kinds.sample_set import SampleSet
+from tasks.kinds.proximal import Proximal, importance_weights
+from tasks.kinds.rows import Units, micro_batches, padded, single_rows
+from tasks.kinds.sample_set import Correctable
 from tasks.kinds.tokens.making import padded_rows
 
 if TYPE_CHECKING:
@@ -59,15 +61,21 @@ class Ragged:
         return self._flat[self._bounds[row] : self._bounds[row + 1]]
 
 
-class TextSet(SampleSet):
-    """Texts of one epoch with their advantages."""
+class TextSet(Correctable):
+    """Texts of one or more epochs with their advantages."""
 
     def __init__(
-        self, shards: Sequence[TrajectoryShard], advantages: pa.Table, *, device: torch.device | None = None
+        self,
+        shards: Sequence[TrajectoryShard],
+        advantages: pa.Table,
+        *,
+        ahead: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         """Bind to the samples; see ``SampleSet``."""
-        super().__init__(shards, advantages, device=device)
+        super().__init__(shards, advantages, ahead=ahead, device=device)
         self._unchanged, self._share = True, 1.0
+        self._recomputed: dict[int, np.ndarray] = {}
         self._by_token = {name: Ragged.of(self.earned, name) for name in _BY_TOKEN if name in self.earned.column_names}
 
     def live(self, requires: Requirements) -> np.ndarray:
@@ -92,13 +100,46 @@ class TextSet(SampleSet):
         counts = self.reader.log_probs.sizes[units.rows[:, 0]]
         self._share = len(units.rows) / max(1, int(counts.sum()))
 
+    def stale(self, requires: Requirements) -> Units:
+        """Return the texts of older policies that can contribute."""
+        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
+
+    @torch.no_grad()
+    def recompute(
+        self, stale: Units, models: TokenModels, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
+    ) -> Proximal:
+        """Return the mean log-prob of each text's tokens; those of tokens are kept here, for ``correct``."""
+        for units in idle:
+            models.log_probs(self._batch(units, size))
+        for units in micro_batches(stale, size):
+            batch = self._batch(units, size)
+            found, mask = (values.cpu().numpy() for values in (models.log_probs(batch)[0], batch.mask))
+            for number, (sample, _) in enumerate(batch.keys[: batch.count]):
+                self._recomputed[sample] = found[number][mask[number]]
+        means = {(sample, 0): float(values.mean()) for sample, values in self._recomputed.items()}
+        return Proximal(log_probs=means, means=None, dims=1)
+
+    def correct(self, proximal: Proximal, section: ReplaySection) -> None:
+        """Weigh texts of older policies: by the geometric mean of their tokens' ratios, or by the product of them."""
+        behavior = self.reader.log_probs
+        whole = section.weight == "density"
+        gaps = {
+            (sample, position): (value - float(behavior[sample].mean())) * (len(behavior[sample]) if whole else 1)
+            for (sample, position), value in proximal.log_probs.items()
+        }
+        self._importance = importance_weights(gaps, 1, section)
+
+    def _batch(self, units: Units, size: int) -> TokenBatch:
+        return expect(self.batch(units, padded(len(units.rows), size)), TokenBatch)
+
     def gather(self, rows: np.ndarray, common: Mapping[str, Any]) -> TokenBatch:
         """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
+        corrected = np.array([sample in self._recomputed for sample in samples])
         ids, lengths = padded_rows([self.reader.array("tokens", sample) for sample in samples], device)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         shape = (len(samples), ids.shape[1])
-        old = [self.reader.log_probs[sample] for sample in samples]
+        old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
         sampled = [self.reader.array("sampled_log_probs", sample) for sample in samples]
         known = {field: self._by_token.get(name) for name, field in _BY_TOKEN.items()}
         by_token = {
@@ -114,7 +155,7 @@ class TextSet(SampleSet):
             old_log_probs=self._numbers(shape, masks, old),
             sampled_log_probs=self._numbers(shape, masks, sampled),
             share=torch.full((len(samples),), self._share, device=device),
-            own=moved(torch.from_numpy(self._unchanged & (self.ages[samples] == 0)), device),
+            own=moved(torch.from_numpy(self._unchanged & ((self.ages[samples] == 0) | corrected)), device),
             **about,
         )
 

@@ -78,6 +78,15 @@ def test_a_critic_learns_beside_the_policy(tmp_path: Path) -> None:
     assert whole.std(ddof=1) == pytest.approx(1, abs=1e-5)
 
 
+def test_the_kl_is_told_after_each_update_too(tmp_path: Path) -> None:
+    context = prepare(config_of(tmp_path, "optimize.algorithm.options={kl_after: true}", "optimize.learning_rate=0.01"))
+    run_epoch(context, 1)
+    first, second = updates_of(context, 1)
+    assert first["kl_before_k3"] == 0
+    assert first["kl_after_k3"] > 0
+    assert second["kl_after_k3"] > first["kl_after_k3"]
+
+
 def test_a_new_reward_needs_neither_rollouts_nor_values_and_a_new_critic_no_rollouts(tmp_path: Path) -> None:
     plain = prepare(config_of(tmp_path))
     run_epoch(plain, 1)
