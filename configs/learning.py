@@ -9,6 +9,17 @@ from pydantic import Field
 from configs.section import Component, Section
 
 
+class OverlongSection(Section):
+    """What becomes of texts that come near the most tokens they may have (DAPO, arXiv 2503.14476)."""
+
+    buffer: int = Field(ge=1)
+    """Tokens before the limit over which a penalty grows from 0 to ``factor``."""
+    factor: float = Field(1.0, ge=0)
+    """What is subtracted from the score of a text as long as may be."""
+    exclude: bool = False
+    """Leave texts that are as long as may be out of training and statistics: they were cut."""
+
+
 class AdvantageSection(Section):
     """How rewards become advantages."""
 
@@ -49,6 +60,8 @@ class AdvantageSection(Section):
     """Advantages of samples whose reward is below this are multiplied by ``below``."""
     below: float = Field(0.0, ge=0)
     """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
+    overlong: OverlongSection | None = None
+    """Of language models: punish long texts, or leave out those that were cut."""
     kl_coef: float = Field(0.0, ge=0)
     """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
     (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at

@@ -65,7 +65,7 @@ def _check_estimated(config: RunConfig) -> None:
         return
     for name, field in AdvantageSection.model_fields.items():
         value = getattr(section, name)
-        if name != "estimator" and value != field.get_default():
+        if name not in ("estimator", "overlong") and value != field.get_default():
             raise ConfigError(
                 f"advantage.{name} is {value!r}, but advantage.estimator '{section.estimator.name}' gives every token "
                 f"an advantage of its own, for which it means nothing. Remove advantage.{name}, or the estimator."

@@ -31,7 +31,13 @@ class AdvantageIdentity(Identity):
             more["on_failure"] = [section.on_failure for section in rewards]
         weights = [section.weight for section in rewards]
         # Advantages that were made before there was a choice keep their names.
-        later = {"kl_gate": None, "mean": "group", "soft_clip": None, "estimator": Component(name="group")}
+        later = {
+            "kl_gate": None,
+            "mean": "group",
+            "soft_clip": None,
+            "overlong": None,
+            "estimator": Component(name="group"),
+        }
         unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
         section = self.config.advantage.model_dump(mode="json", exclude=unused)
         return {"advantage": section, "weights": weights, **more}
@@ -44,11 +50,12 @@ class AdvantageIdentity(Identity):
         """
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
         estimator = make_estimator(self.config)
+        section = self.config.advantage
         if estimator.per_token:
             values = (Node(self.epoch, "value"),) if has_values(self.config) else ()
             before = (Node(self.epoch - 1, "advantage"),) if estimator.adapts and self.epoch > 1 else ()
             return (*rewards, Node(self.epoch, "rollout"), *values, *before)
-        if self.config.advantage.kl_coef > 0:
+        if section.kl_coef > 0 or section.overlong is not None:
             return (*rewards, *(Node(epoch, "rollout") for epoch in self.epochs))
         return rewards
 

@@ -157,6 +157,10 @@ class Kind(ABC):
     saves_memory: ClassVar[tuple[str, ...]] = ()
     """What to change when there is too little memory to make samples, a sentence each."""
 
+    def longest(self, config: RunConfig) -> int | None:
+        """Return how many choices a sample may have that ends by itself; None where all have equally many."""
+        return None
+
     @abstractmethod
     def check(self, config: RunConfig, requires: Requirements) -> None:
         """Check what of the config only this kind has; ``requires`` is what its algorithm needs.

@@ -72,6 +72,13 @@ def _check_estimator(config: RunConfig, kind: Kind, requires: Requirements) -> N
             f"advantage.estimator is '{config.advantage.estimator.name}', which gives every token an advantage, but "
             f"model.policy '{config.model.policy}' makes no tokens. Set it to 'group', or remove it."
         )
+    overlong, longest = config.advantage.overlong, kind.longest(config)
+    if overlong is not None and (longest is None or overlong.buffer > longest):
+        reason = "makes no texts" if longest is None else f"ends texts after {longest} tokens (rollout.tokens.max_new)"
+        raise ConfigError(
+            f"advantage.overlong has a buffer of {overlong.buffer} tokens, but model.policy '{config.model.policy}' "
+            f"{reason}. {'Remove it' if longest is None else 'Lower the buffer'}."
+        )
     if not requires.critic and config.critic != CriticSection():
         raise ConfigError(
             f"critic is set, but optimize.algorithm '{config.optimize.algorithm.name}' trains none, so it would do "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +28,7 @@ from tasks.advantages.groups import (
     running_advantages,
     shape_advantages,
 )
+from tasks.advantages.tokens import overlong_penalty
 from tasks.advantages.uncertainty import uncertain
 from tasks.algorithms.checks import check_advantage
 from tasks.figures.earnings import group_numbers, optimized_parts
@@ -51,9 +52,11 @@ class _Epoch:
     parts: Sequence[Tensor]
     """Per reward, (N,) float64, before weights; NaN where its score failed."""
     penalty: Tensor
-    """(N,) float64: kl_coef times the KL to the base model, mean over a sample's trained steps."""
+    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and what length costs."""
     total: Tensor
     """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
+    cut: Tensor
+    """(N,) bool: left out, as it ended where it had to."""
 
     def take(self, kept: Tensor) -> _Epoch:
         """Return some rows (N,) bool."""
@@ -62,6 +65,7 @@ class _Epoch:
             parts=[part[kept] for part in self.parts],
             penalty=self.penalty[kept],
             total=self.total[kept],
+            cut=self.cut[kept],
         )
 
 
@@ -150,7 +154,12 @@ class AdvantageStage(Stage):
         Raises:
             RewardError: one could not, and the config says that this stops the run; or none is left.
         """
-        counted = torch.ones(len(epoch.total), dtype=torch.bool)
+        counted = ~epoch.cut
+        if not bool(counted.any()):
+            raise RewardError(
+                f"advantage.overlong leaves out every text of epoch {self.epoch}: all are as long as may be. Raise "
+                "rollout.tokens.max_new, or set exclude to false."
+            )
         groups, _ = group_numbers(epoch.samples)
         for section, part in zip(self.config.rewards, epoch.parts, strict=True):
             failed = part.isnan()
@@ -199,8 +208,9 @@ class AdvantageStage(Stage):
         """Return what the samples of each epoch earned, this one first."""
         count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
+        section = self.config.advantage
         rolled: Sequence[ArtifactRef | None] = [None] * len(self.identity.epochs)
-        if self.config.advantage.kl_coef > 0:
+        if section.kl_coef > 0 or section.overlong is not None:
             rolled = [ref for ref in refs if ref.kind == "trajectories"]
         return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
@@ -214,24 +224,38 @@ class AdvantageStage(Stage):
         rewards = self.config.rewards
         parts = optimized_parts(rewards, tables[: len(rewards)])
         summed = torch.stack([section.weight * part for section, part in zip(rewards, parts, strict=True)]).sum(0)
+        section, sample_ids = self.config.advantage, ids.to_pylist()
         penalty = torch.zeros(len(ids), dtype=torch.float64)
-        if trajectories is not None:
-            penalty = self.config.advantage.kl_coef * self._divergence(trajectories, ids.to_pylist())
-        gate = self.config.advantage.kl_gate
+        if trajectories is not None and section.kl_coef > 0:
+            penalty = section.kl_coef * self._divergence(trajectories, sample_ids)
+        gate = section.kl_gate
         if gate is not None:
             doubts = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
             penalty = torch.where(uncertain(summed, doubts, gate), penalty, 0.0)
-        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty)
+        cut = torch.zeros(len(ids), dtype=torch.bool)
+        if trajectories is not None and section.overlong is not None:
+            over, longest = section.overlong, self.policy_kind.longest(self.config)
+            assert longest is not None
+            lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
+            penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
+            cut = (lengths >= longest) & over.exclude
+        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty, cut=cut)
 
     def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
         """Return each sample's KL to the base model, mean over its trained steps."""
+        return self._of_samples(trajectories, sample_ids, "reference_kl", lambda kl: sum(kl) / len(kl))
+
+    def _of_samples(
+        self, trajectories: ArtifactRef, sample_ids: Sequence[str], name: str, of: Callable[[Sequence[float]], float]
+    ) -> Tensor:
+        """Return a figure of a column of lists of stored samples, (N,) float64."""
         store = self.context.store
         opener = open_trajectory_store(self.config.rollout.store)
         found: dict[str, float] = {}
         for record in store.shards(trajectories):
             table = opener.open(store.files(trajectories, record)).table
-            columns = (table.column(name).to_pylist() for name in ("sample_id", "reference_kl"))
-            found |= {sample: sum(kl) / len(kl) for sample, kl in zip(*columns, strict=True)}
+            columns = (table.column(each).to_pylist() for each in ("sample_id", name))
+            found |= {sample: of(values) for sample, values in zip(*columns, strict=True)}
         return torch.tensor([found[sample] for sample in sample_ids], dtype=torch.float64)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:

@@ -47,6 +47,10 @@ class Tokens(Kind):
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
     saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
+    def longest(self, config: RunConfig) -> int:
+        """Return the tokens of a completion at most."""
+        return tokens_of(config).max_new
+
     def check(self, config: RunConfig, requires: Requirements) -> None:
         """Refuse settings of images."""
         check_tokens(config, requires)

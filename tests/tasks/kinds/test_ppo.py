@@ -16,6 +16,7 @@ from configs.schema import RunConfig
 from storage.tables import read_rows
 from tasks.identities.nodes import Node, run_nodes
 from tasks.preflight.check import check_config
+from tasks.review.reading import artifact_table
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -208,3 +209,30 @@ def test_images_have_neither_tokens_nor_critics(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             check_config(load_config("tiny_sd3", overrides))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
+def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, algorithm: str) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    found = []
+    for number, overlong in enumerate(("null", "{buffer: 3, factor: 0.6}", "{buffer: 1, factor: 0, exclude: true}")):
+        name = f"run.name=run-{number}"
+        config = load_config(path, [f"optimize.algorithm={algorithm}", f"advantage.overlong={overlong}", name])
+        check_config(config)
+        context = prepare(config)
+        run_epoch(context, 1)
+        table = read_rows(context.store, context.chain.require(1, "advantage").ref)
+        rolled = context.chain.require(1, "rollout").ref
+        samples = artifact_table(context.store, rolled).select(["sample_id", "log_probs"]).to_pylist()
+        lengths = {row["sample_id"]: len(row["log_probs"]) for row in samples}
+        found.append({row["sample_id"]: (lengths[row["sample_id"]], row["reward"]) for row in table.to_pylist()})
+    plain, punished, excluded = found
+    assert {length for length, _ in plain.values()} > {4}, "some end by themselves"
+    for sample, (length, reward) in plain.items():
+        assert punished[sample][1] == pytest.approx(reward - 0.2 * max(0, length - 1), abs=1e-6)
+        assert excluded[sample][1] == (None if length == 4 else pytest.approx(reward))
+    with pytest.raises(ConfigError, match="ends texts after 4 tokens"):
+        check_config(load_config(path, ["advantage.overlong={buffer: 5}"]))
+    with pytest.raises(ConfigError, match="makes no texts"):
+        check_config(load_config("tiny_sd3", ["advantage.overlong={buffer: 5}"]))
