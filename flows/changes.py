@@ -129,13 +129,11 @@ def change(client: SyncPrefectClient, found: Found, wanted: Told) -> None:
     """Give a deployment what it was told, and the form of its flow as it is now; all else stays."""
     there = found.there
     asked = {**(found.asked or found.entry["parameters"]["request"]), **wanted.parameters}
-    others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
-    given: dict[str, Any] = {
-        "parameters": {**(there.parameters or {}), "request": asked},
-        "parameter_openapi_schema": wanted.form,
-        "entrypoint": found.entry["entrypoint"],
-        "tags": [*others, *tags(asked)],
-    }
+    given: dict[str, Any] = {"parameter_openapi_schema": wanted.form, "entrypoint": found.entry["entrypoint"]}
+    if asked != found.asked:
+        others = [tag for tag in there.tags if not tag.startswith(OWN_TAGS)]
+        given["parameters"] = {**(there.parameters or {}), "request": asked}
+        given["tags"] = [*others, *tags(asked)]
     if wanted.pool is not None and wanted.pool != there.work_pool_name:
         given["work_pool_name"] = wanted.pool
     if wanted.image is not None:

@@ -6,6 +6,7 @@ A deployment that is there keeps all it was not told to change: what somebody se
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from configs.suggest import did_you_mean
 from configs.visible import quoted
 from flows.api import named_server
 from flows.changes import SLUG, Change, Found, Told, change, changes
-from flows.listing import Listed, listed, tags
+from flows.listing import UNKNOWN, Listed, listed, tags
 from flows.requests import GPU_SLOTS
 from flows.ticks import Rule, read_schedule
 
@@ -111,6 +112,21 @@ def carry_out(planned: Plan) -> list[Listed]:
             else:
                 change(client, there, _told(entry, request, planned.schedule))
         return listed(client, [_full_name(entry, request) for entry, _ in planned.entries])
+
+
+def workers(rows: Sequence[Listed]) -> list[str]:
+    """Return the commands that carry deployments out, one for each of their pools.
+
+    Raises:
+        ConfigError: no lasting server is named, or it does not answer.
+    """
+    with named_server() as client:
+        kinds = {row.pool: client.read_work_pool(row.pool).type for row in rows if row.pool != UNKNOWN}
+    usual: dict[str, list[str]] = {_KIND: []}
+    return [
+        shlex.join(["flowmill", "worker", "--pool", pool, *usual.get(kind, ["--type", kind])])
+        for pool, kind in sorted(kinds.items())
+    ]
 
 
 def every_deployment() -> list[Listed]:

@@ -17,6 +17,8 @@ from flows.ticks import Rule, next_start, told
 
 #: Tags that say what a deployment is for begin so; all others are somebody's.
 OWN_TAGS = ("run:", "config:")
+#: What is shown where there is nothing.
+UNKNOWN = "-"
 _PAGE = 100
 _MODULE = "flows."
 _MINUTE = "%Y-%m-%d %H:%M %Z"
@@ -79,14 +81,14 @@ def _row(name: str, there: DeploymentResponse) -> Listed:
     ]
     return Listed(
         name=name,
-        run=_run(asked) or "-",
-        config=str(asked.get("config") or "-"),
-        schedule="; ".join(schedules) or "-",
+        run=_run(asked) or UNKNOWN,
+        config=str(asked.get("config") or UNKNOWN),
+        schedule="; ".join(schedules) or UNKNOWN,
         next_start="paused" if there.paused else _next(there.schedules),
-        pool=there.work_pool_name or "-",
+        pool=there.work_pool_name or UNKNOWN,
     )
 
 
 def _next(schedules: Sequence[DeploymentSchedule]) -> str:
     due = next_start(*(each.schedule for each in schedules if each.active and isinstance(each.schedule, Rule)))
-    return "-" if due is None else due.strftime(_MINUTE)
+    return UNKNOWN if due is None else due.strftime(_MINUTE)

@@ -42,8 +42,13 @@ class Request(Section, ABC):
     """Slots of Prefect's global concurrency limit 'flowmill-gpu' to hold while it works."""
 
     @abstractmethod
-    def command(self, flow: str) -> str:
-        """Return what a person types to have the same done, or gone on with."""
+    def command(self, flow: str, deployment: str | None = None) -> str:
+        """Return what a person types to have the same done, or gone on with.
+
+        Args:
+            flow: the flow.
+            deployment: the name of the deployment that started it; the flow's when absent.
+        """
 
 
 class PipelineRequest(Request):
@@ -79,7 +84,7 @@ class PipelineRequest(Request):
         shown = [f"tracking.parent={parent}", "tracking.report=false"]
         return self.model_copy(update={"overrides": [*self.overrides, *shown]})
 
-    def command(self, flow: str) -> str:
+    def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill run ...'."""
         return command("flowmill", *self.arguments())
 
@@ -102,7 +107,7 @@ class SweepRequest(Request):
     parallel: int = Field(default=1, ge=1)
     """Variants at a time; several run in processes of their own."""
 
-    def command(self, flow: str) -> str:
+    def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill sweep ...'; the lines of a list are in a file, which only the person knows."""
         given = [self.config, "--name", self.name, *_option("--root", self.root), "--parallel", str(self.parallel)]
         given += [part for each in self.grid for part in ("--grid", each)]
@@ -121,10 +126,11 @@ class ContinueRequest(Request):
     trust_store: bool = False
     """Carry out code and commands that only the store's record of the run names."""
 
-    def command(self, flow: str) -> str:
+    def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'prefect deployment run ...': the config file of the run is not known here."""
         asked = self.model_dump(exclude_defaults=True)
-        return command("prefect", "deployment", "run", f"{flow}/{flow}", "-p", f"request={json.dumps(asked)}")
+        name = f"{flow}/{deployment or flow}"
+        return command("prefect", "deployment", "run", name, "-p", f"request={json.dumps(asked)}")
 
 
 class StageRequest(Request):
@@ -150,7 +156,7 @@ class StageRequest(Request):
     trust_store: bool = False
     """Carry out code and commands that only the store's record of the run names."""
 
-    def command(self, flow: str) -> str:
+    def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill stage ...'."""
         given = [*_option("--run", self.run), *_option("--epoch", self.epoch), *_option("--root", self.root)]
         given += [*_option("--name", self.evaluation or None), *(["--force"] if self.force else [])]

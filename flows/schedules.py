@@ -25,7 +25,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import State, StateType
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import FailedRun, ObjectNotFound
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from configs.errors import CancelledError, ConfigError, FlowmillError, RunConflictError, in_words
@@ -72,7 +72,8 @@ def _failed(error: Exception, request: Request) -> State[Any]:
     """Log what went wrong and how to go on, and return it as the state of the flow run."""
     known = isinstance(error, FlowmillError)
     said = str(error) if known else in_words(error)
-    message = f"{said}\nWhat is committed stays. To go on: {request.command(str(flow_run.flow_name))}"
+    command = request.command(str(flow_run.flow_name), deployment.name)
+    message = f"{said}\nWhat is committed stays. To go on: {command}"
     # Of a bug, maybe of somebody's reward, or a connection that did not come back, the traceback is of use.
     get_run_logger().error(message, exc_info=not known)
     for logger in _ENGINE:

@@ -12,11 +12,10 @@ import typer
 from rich.table import Table
 
 from configs.errors import CancelledError, ConfigError
-from configs.visible import command
 from flows.api import named_server
 from flows.changes import Change
 from flows.console import console, print_table
-from flows.deployments import DeployRequest, carry_out, every_deployment, plan
+from flows.deployments import DeployRequest, carry_out, every_deployment, plan, workers
 from flows.listing import Listed
 
 
@@ -38,9 +37,8 @@ def deploy_command(request: DeployRequest, *, sure: bool) -> None:
         _ask([each for each in planned.changes if each.asks])
     rows = carry_out(planned)
     _print(rows)
-    for pool in sorted({row.pool for row in rows}):
-        kind = ["--type", request.kind] if request.kind else []
-        console.print(f"carried out by: {command('flowmill', 'worker', '--pool', pool, *kind)}")
+    for line in workers(rows):
+        console.print(f"carried out by: {line}")
 
 
 def list_command() -> None:
