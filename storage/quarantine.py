@@ -35,6 +35,16 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
     return [path for path in paths if _set_aside(store, path)]
 
 
+def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
+    """Set aside what is left of an artifact whose files were removed, so that its stage makes it anew.
+
+    The note goes first: killed halfway, the files are found to be missing.
+    """
+    store.root.remove(layout.removed(ref))
+    for path in (layout.manifest(ref), *(layout.record(ref, shard) for shard in store.committed(ref))):
+        _set_aside(store, path)
+
+
 def _put_back(store: ArtifactStore, path: str) -> list[str]:
     """Set a record of a run aside, or its copy, where it is damaged; the one that is whole takes the other's place."""
     whole = put_back(store.root, path)

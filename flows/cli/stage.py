@@ -98,13 +98,15 @@ def regenerate(
         damaged: artifact -> runs that name it.
         trust_store: carry out code and commands that only the store names.
     """
+    from tasks.runs.repairs import makers
+
     for ref, runs in damaged.items():
         if not runs:
             console.print(f"{ref}: no run names it, so nothing makes it anew.")
     waiting = {ref: sorted(runs) for ref, runs in damaged.items() if runs}
     while waiting:
         # One run is enough where its settings still are those of the artifact; of embeddings each has its own prompts.
-        for run, stage, epoch in _makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
+        for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
             request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
             stage_command(stage, request, quiet=True)
         waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}
@@ -114,23 +116,3 @@ def regenerate(
                 f"{ref} is a side result of run '{min(runs)}', made with settings of its own; run its stage with them "
                 "again if you need it.",
             )
-
-
-def _makers(store: ArtifactStore, wanted: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
-    """Return the (run, stage, epoch) that made artifacts, in the order of each run.
-
-    Args:
-        store: the store.
-        wanted: artifact -> the run to make it for.
-    """
-    from storage.lineage import RunFolder
-    from tasks.stages import STAGES
-
-    order = list(STAGES)
-    found = {
-        (run, entry.epoch, order.index(entry.stage))
-        for run in sorted(set(wanted.values()))
-        for entry in RunFolder(store, run).entries()
-        if wanted.get(entry.ref) == run
-    }
-    return [(run, order[number], epoch) for run, epoch, number in sorted(found)]

@@ -89,7 +89,11 @@ class EvaluationContent:
 
 
 def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
-    """Return what is logged of an epoch; None while its training does not count or is not complete."""
+    """Return what is logged of an epoch; None while its training does not count.
+
+    Raises:
+        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+    """
     made = _made(chain, epoch)
     if made is None:
         return None
@@ -119,7 +123,11 @@ def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
 
 
 def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
-    """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there."""
+    """Return what is logged of the run's own evaluation of an epoch; None while it does not count or is not there.
+
+    Raises:
+        NotCommittedError: it counts, and something of it is lost, or its files were removed.
+    """
     nodes = list(evaluation_nodes(chain.config, epoch))
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
@@ -129,14 +137,26 @@ def evaluation_content(chain: Chain, epoch: int) -> EvaluationContent | None:
 
 
 def side_contents(chain: Chain) -> list[EvaluationContent]:
-    """Return the evaluations beside the run's own."""
-    found = []
-    for (epoch, name), rewards in named_evaluations(chain).items():
-        images = chain.run.made(epoch, "evaluate", name)
-        if images:
-            figures = named_figures(chain, epoch, name)
-            found.append(_evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures))
-    return found
+    """Return the evaluations beside the run's own.
+
+    Raises:
+        NotCommittedError: one is not complete.
+    """
+    found = (side_content(chain, *key) for key in named_evaluations(chain))
+    return [each for each in found if each is not None]
+
+
+def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | None:
+    """Return an evaluation beside the run's own, None without images.
+
+    Raises:
+        NotCommittedError: it is not complete.
+    """
+    images, rewards = chain.run.made(epoch, "evaluate", name), named_evaluations(chain)[epoch, name]
+    if not images:
+        return None
+    figures = named_figures(chain, epoch, name)
+    return _evaluation(chain, epoch, name, images[-1].ref, list(rewards.values()), figures)
 
 
 def parameters(config: RunConfig) -> dict[str, str]:
@@ -253,7 +273,11 @@ def _evaluation(
 
 
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
-    """Return what an epoch's training made, by stage; None while it does not count or is not complete."""
+    """Return what an epoch's training made, by stage; None while it does not count.
+
+    Raises:
+        NotCommittedError: something of it is lost.
+    """
     nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in chain.config.scored)]
     nodes += [*estimate_nodes(chain.config, epoch), Node(epoch, "optimize")]
     found = [chain.find(*node) for node in nodes]

@@ -11,6 +11,7 @@ from typing import Any
 from configs.errors import CommitLostError
 from storage.disk import named_disk
 from storage.lineage import LineageEntry
+from storage.quarantine import revive
 from storage.records import Manifest, ShardRecord
 from storage.roots.base import FileEntry
 from storage.together import Company
@@ -38,7 +39,11 @@ class StageRun:
         self.store = stage.context.store
         self.forced = force
         if force and not stage.identity.grows:
-            stage.begin_attempt()
+            if self.store.removed(stage.ref):
+                # Another attempt would come out equal, and those who read the first still find no files.
+                revive(self.store, stage.ref)
+            else:
+                stage.begin_attempt()
         if not ordered:
             stage.claim()
         self.ref = stage.ref

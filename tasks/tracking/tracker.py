@@ -13,17 +13,19 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import NotCommittedError
 from configs.fingerprint import hash_text
 from configs.visible import command
 from tasks.figures import tracked
-from tasks.figures.evaluations import evaluated_epochs
+from tasks.figures.evaluations import evaluated_epochs, named_evaluations
 from tasks.figures.tracked import EpochContent, EvaluationContent, Point
 from tasks.identities.nodes import Node, policy_after
 from tasks.inputs.sources import exported_folder
+from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import is_complete
 from tasks.tracking.about import datasets, describe, experiment, link
@@ -64,6 +66,7 @@ class Tracker:
         self.run_id: str | None = None
         self.experiment_id: str | None = None
         self._logged: dict[str, str] = {}
+        self._unknown: set[str] = set()
         self._ended = False
         self._opened: MlflowClient | None = None
         self._monitor: Any = None
@@ -158,16 +161,30 @@ class Tracker:
     def _current(self) -> list[EpochContent | EvaluationContent]:
         """Return everything of the run that is committed."""
         chain = self.context.chain
-        epochs = range(1, self.context.config.run.epochs + 1)
-        trained = [tracked.epoch_content(chain, epoch) for epoch in epochs]
-        evaluated = [tracked.evaluation_content(chain, epoch) for epoch in evaluated_epochs(chain)]
-        return [each for each in (*trained, *evaluated, *tracked.side_contents(chain)) if each is not None]
+        found: list[EpochContent | EvaluationContent | None] = []
+        for key, read in self._readers(chain):
+            try:
+                found.append(read())
+            except NotCommittedError:
+                # Lost and not made anew yet, or removed: what is logged of it stays.
+                self._unknown.add(key)
+        return [each for each in found if each is not None]
+
+    def _readers(self, chain: Chain) -> Iterator[tuple[str, Callable[[], EpochContent | EvaluationContent | None]]]:
+        """Yield what reads each epoch and each evaluation, by what they are called among those logged."""
+        for epoch in range(1, self.context.config.run.epochs + 1):
+            yield str(epoch), partial(tracked.epoch_content, chain, epoch)
+        for epoch in evaluated_epochs(chain):
+            yield f"{epoch}:", partial(tracked.evaluation_content, chain, epoch)
+        for epoch, name in named_evaluations(chain):
+            yield f"{epoch}:{name}", partial(tracked.side_content, chain, epoch, name)
 
     def _start(self, current: Sequence[EpochContent | EvaluationContent], *, complete: bool) -> None:
         self.experiment_id = experiment(self._client, self.context)
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
-        fits = all(now.get(key) == identity for key, identity in self._logged.items())
+        logged = {key: identity for key, identity in self._logged.items() if key not in self._unknown}
+        fits = all(now.get(key) == identity for key, identity in logged.items())
         if known is not None and fits:
             self.run_id = known
             # Nothing is left to do: what MLflow says of the run, when it ended too, stays as it is.

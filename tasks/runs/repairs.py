@@ -1,0 +1,49 @@
+"""What has to be made anew where artifacts are damaged: their stages, and those of inputs whose files were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.lineage import RunFolder
+from storage.quarantine import revive
+from tasks.identities import IDENTITIES
+from tasks.identities.nodes import Node
+from tasks.runs.chain import Chain
+from tasks.runs.opening import open_run
+
+
+def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
+    """Return the (run, stage, epoch) that make artifacts anew, in the order of each run.
+
+    What they read and was removed is made anew too: what is left of it is set aside.
+
+    Args:
+        store: the store.
+        damaged: artifact -> the run to make it for.
+    """
+    order = list(IDENTITIES)
+    found: set[tuple[str, int, int]] = set()
+    for run in sorted(set(damaged.values())):
+        wanted = {ref for ref, name in damaged.items() if name == run}
+        nodes = {Node(*entry.key) for entry in RunFolder(store, run).entries() if entry.ref in wanted}
+        chain = open_run(store.root.uri, run, reads=True).chain
+        found |= {(run, node.epoch, order.index(node.stage)) for node in {*nodes, *_revived(chain, nodes)}}
+    return [(run, order[number], epoch) for run, epoch, number in sorted(found)]
+
+
+def _revived(chain: Chain, nodes: Collection[Node]) -> Iterator[Node]:
+    """Yield what some stages read, directly or not, whose files were removed, once it is due again."""
+    waiting, seen = [*nodes], set(nodes)
+    while waiting:
+        node = waiting.pop()
+        if not chain.has(node):
+            continue
+        for each in chain.identity(node).upstream():
+            ref = chain.ref(each)
+            if each not in seen and chain.store.removed(ref):
+                seen.add(each)
+                waiting.append(each)
+                revive(chain.store, ref)
+                yield each
