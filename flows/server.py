@@ -27,11 +27,18 @@ from tasks.execution.parent import die_with_parent
 
 @contextmanager
 def local_api() -> Iterator[LocalApi | None]:
-    """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it in the end."""
+    """Start a temporary Prefect API server unless PREFECT_API_URL (or the profile) names one; stop it in the end.
+
+    Inside another it is the one that runs: what Prefect's client has not told a server that is gone by then, it goes on
+    telling it for minutes.
+    """
     from prefect.settings import get_current_settings
 
     if get_current_settings().api.url:
         yield None
+        return
+    if _temporary:
+        yield _temporary[-1]
         return
     _check_home(get_current_settings().home)
     api = LocalApi()

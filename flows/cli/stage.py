@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -104,12 +105,13 @@ def regenerate(
         if not runs:
             console.print(f"{ref}: no run names it, so nothing makes it anew.")
     waiting = {ref: sorted(runs) for ref, runs in damaged.items() if runs}
-    while waiting:
-        # One run is enough where its settings still are those of the artifact; of embeddings each has its own prompts.
-        for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
-            request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
-            stage_command(stage, request, quiet=True)
-        waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}
+    with local_api() if waiting else contextlib.nullcontext():
+        while waiting:
+            # One run is enough if its settings still are the artifact's; of embeddings each has its own prompts.
+            for run, stage, epoch in makers(store, {ref: runs.pop(0) for ref, runs in waiting.items()}):
+                request = StageRequest(run=run, root=store.root.uri, epoch=epoch, trust_store=trust_store)
+                stage_command(stage, request, quiet=True)
+            waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}
     for ref, runs in damaged.items():
         if runs and store.manifest(ref) is None and ref.kind != "embeddings":
             console.print(

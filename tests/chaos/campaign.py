@@ -133,7 +133,11 @@ class Campaign:
             while outcome.total < wanted and self._killed_once(root, expected.seconds, outcome):
                 if tend:
                     outcome.wrong += tending.tend(Path(root))
-            self._finish(root)
+            try:
+                self._finish(root)
+            except SystemExit as error:
+                outcome.wrong.append(f"run {number}: {error}")
+                continue
             outcome.finished += 1
             if digest(root, RUN, self._environment) != expected.digest:
                 outcome.wrong.append(f"digest of run {number}")

@@ -30,6 +30,7 @@ from tasks.review.dataset import export_run
 from tasks.review.trace import trace_sample
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
+from tasks.runs.repairs import makers
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
 from tests.support.inside import make_stage, prepare, run_epoch
@@ -155,6 +156,32 @@ def test_files_of_past_epochs_go_and_leave_their_trace(context: RunContext) -> N
     with pytest.raises(NotCommittedError, match="removed by 'flowmill store gc'"):
         fresh.store.folder(ref, fresh.store.records(ref)[0])
     check_notes_of_removals(context, ref)
+
+
+def test_what_was_removed_is_made_anew_where_something_damaged_needs_it(context: RunContext) -> None:
+    store, expected = context.store, context.chain.digest()
+    for removal in plan_removals(store, Retention(keep_epochs=1, stages=["rollout", "score"])):
+        remove(store, removal)
+    policy, folder = folder_of(context, "optimize", 1)
+    next(folder.glob("*/policy.safetensors")).unlink()
+    for problem in find_problems(store, deep=False):
+        quarantine(store, problem)
+    again = open_run(store.root.uri, "small")
+    with pytest.raises(NotCommittedError, match="'flowmill store repair' makes both anew"):
+        StageRun(make_stage(again, "optimize", 1)).execute()
+    due = makers(store, {policy: "small"})
+    assert due == [("small", stage, 1) for stage in ("rollout", "optimize")], "training reads advantages, not scores"
+    for _, stage, epoch in due:
+        StageRun(make_stage(again, stage, epoch)).execute()
+    assert again.chain.digest() == expected
+    assert verify_store(store, deep=True)["problems"] == []
+    # By hand it is the same artifact again, not another attempt, whose files nobody would look for.
+    scores, _ = folder_of(context, "score", 1, "jpeg_compressibility")
+    assert store.removed(scores)
+    forced = StageRun(make_stage(open_run(store.root.uri, "small"), "score", 1, "jpeg_compressibility"), force=True)
+    forced.execute()
+    assert (forced.ref, store.removed(scores)) == (scores, False)
+    assert verify_store(store, deep=True)["problems"] == []
 
 
 def check_notes_of_removals(context: RunContext, removed: ArtifactRef) -> None:
