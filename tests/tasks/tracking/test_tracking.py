@@ -20,6 +20,7 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
+from storage import layout
 from tasks.figures import tracked as tracked_content
 from tasks.figures.evaluations import evaluation_figures, weighted_reward
 from tasks.runs.context import RunContext
@@ -181,6 +182,25 @@ def test_nothing_new_changes_nothing(tracked: RunContext) -> None:
     assert (after.info.end_time, after.info.status) == (before.info.end_time, before.info.status)
     assert after.data.tags == before.data.tags
     assert steps(client, after, "reward/mean") == [1]
+
+
+def test_what_is_lost_for_now_stays_logged(tracked: RunContext) -> None:
+    """What a repair, or the run that goes on, makes anew comes out equal."""
+    _, before = client_of(tracked)
+    logged = curves(tracked)
+    for entry in tracked.chain.entries():
+        if entry.stage not in ("rollout", "score", "optimize", "evaluate", "judge"):
+            continue
+        manifest = Path(tracked.store.root.uri) / layout.manifest(entry.ref)
+        whole = manifest.read_bytes()
+        manifest.unlink()
+        again = open_run(tracked.store.root.uri, "small")
+        track(again, "KILLED")
+        manifest.write_bytes(whole)
+        client, after = client_of(again)
+        assert after.info.run_id == before.info.run_id, entry
+        assert curves(again) == logged
+    assert len(client.search_runs([after.info.experiment_id])) == 1
 
 
 def test_a_killed_run_continues_its_curves_without_gap_or_double_point(make_config: Make) -> None:
