@@ -180,14 +180,20 @@ class Chain:
         return [entry for entry in self.run.made(*node) if entry.ref.fingerprint == ref.fingerprint]
 
     def _canonical(self, node: Node, plain: ArtifactRef) -> ArtifactRef:
-        """Return the attempt that stands for the newest: the first with the same content."""
+        """Return the attempt that stands for the newest: the first with the same content.
+
+        One that has lost its manifest may be that one, which is known when it is made anew.
+        """
         made = [entry.ref for entry in self._made(node, plain)]
         if not made or made[-1] == plain:
             return made[-1] if made else plain
         store = self.store
         newest = store.manifest(made[-1])
         for number in range(1, made[-1].number):
-            earlier = store.manifest(plain.attempt(number))
-            if newest is not None and earlier is not None and earlier.digest == newest.digest:
-                return plain.attempt(number)
+            attempt = plain.attempt(number)
+            earlier = store.manifest(attempt)
+            if newest is None or (earlier is None and attempt not in made):
+                continue
+            if earlier is None or earlier.digest == newest.digest:
+                return attempt
         return made[-1]

@@ -203,9 +203,16 @@ class StageRun:
                 # One that another process made meanwhile is found when ours is to be created.
                 manifest = self._manifest or self._seal()
                 self.stage.cleanup(self.ref)
-            self.stage.context.run.append(self._entry())
+            if not self._restores():
+                self.stage.context.run.append(self._entry())
         self.stage.context.chain.note(self.stage.node, self.ref)
         return manifest
+
+    def _restores(self) -> bool:
+        """Return whether the run has the artifact already, and another attempt at the same work after it."""
+        made = [each.ref for each in self.stage.context.run.made(*self.stage.node)]
+        same = [ref for ref in made if ref.fingerprint == self.ref.fingerprint]
+        return self.ref in same and same[-1] != self.ref
 
     def _entry(self) -> LineageEntry:
         return LineageEntry(

@@ -10,6 +10,7 @@ import pytest
 
 from configs.errors import ConfigError, NotCommittedError
 from configs.schema import RunConfig
+from storage import layout
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.roots.local import LocalRoot
@@ -145,6 +146,20 @@ def test_forcing_what_comes_out_equal_makes_nothing_due(make_config: Make) -> No
     assert context.chain.digest() == digest
     (side,) = side_results(context.chain)
     assert side.label == f"attempt 2, equal to {before}"
+    assert made_anew(context, node, before) == before
+    assert open_run(context.store.root.uri, "small", reads=True).chain.digest() == digest
+
+
+def made_anew(context: RunContext, node: Node, ref: ArtifactRef) -> ArtifactRef:
+    """Lose an attempt and have it made anew; return which one the run goes by then."""
+    context.store.root.remove(layout.manifest(ref))
+    fresh = open_run(context.store.root.uri, "small", trusted=True)
+    records = len(fresh.run.entries())
+    assert fresh.chain.ref(node) == ref
+    assert execute(fresh, node) == ref
+    again = open_run(context.store.root.uri, "small", reads=True)
+    assert len(again.run.entries()) == records, "it was there before"
+    return again.chain.ref(node)
 
 
 def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: Make) -> None:
@@ -167,6 +182,7 @@ def test_forcing_what_comes_out_different_makes_all_behind_it_due(make_config: M
     assert evaluation_figures(context.chain, 2) == {}
     finish(config)
     assert states(open_run(context.store.root.uri, "small", reads=True)) == {}
+    assert made_anew(context, node, again.attempt(1)) == again
 
 
 def test_fewer_epochs_are_the_chain_of_a_run_of_fewer_epochs(make_config: Make, tmp_path: Path) -> None:
