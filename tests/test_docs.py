@@ -81,6 +81,18 @@ def test_code_in_the_docs_is_carried_out_or_said_to_be_shown() -> None:
         assert not blocks or page.name in EXECUTED, f"{page.name} has code that nothing tries"
 
 
+def test_every_kind_of_fault_names_what_keeps_and_what_holds_it() -> None:
+    rows = re.findall(
+        r"^\| (?!rule|---)(.+) \| (.+) \| (.+) \|$", (ROOT / "docs" / "faults.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 30
+    for rule, places, tests in rows:
+        named = [re.findall(r"`([\w/]+\.(?:py|md))`", cell) for cell in (places, tests)]
+        assert all(named), rule
+        assert [path for path in (*named[0], *named[1]) if not (ROOT / path).exists()] == [], rule
+        assert all(path.startswith("tests/") for path in named[1]), rule
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -10,14 +11,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from configs.errors import ConfigError, CorruptError
+from configs.errors import ConfigError, CorruptError, StoreError
 from configs.load import parse_config
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.roots import local
 from storage.schema import REWARDS, read_table
 from storage.sealed import seal, unseal
 from storage.trajectories.webdataset import WebDatasetStore
-from storage.verify import verify_store
+from storage.verify import list_artifacts, verify_store
+from tasks.figures.describe import describe_run
+from tasks.review.dataset import export_run
+from tasks.review.report import run_report
 from tasks.runs.opening import finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, standings
 
@@ -78,6 +83,29 @@ def test_a_run_of_0_1_0_is_read_and_whole(released: str) -> None:
     assert [(each.node.stage, each.causes[0].text) for each in stale] == [("export", "stage version 2 -> 3")]
     assert len(context.chain.entries()) == 12
     assert finished_result(context) is not None
+
+
+def test_who_only_reads_writes_nothing(released: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a store that cannot be written everything that reads works, and nothing of it is touched."""
+
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(local, "Staging", refuse)
+    before = {path: path.lstat().st_mtime_ns for path in Path(released).rglob("*")}
+    context = open_run(released, "tiny", reads=True)
+    assert context.chain.digest()
+    assert describe_run(context)["epochs"] == 1
+    assert verify_store(context.store, deep=True)["problems"] == []
+    assert list_artifacts(context.store)
+    assert "tiny" in run_report(context)
+    assert export_run(context, tmp_path / "table", "parquet", epochs=(), progress=lambda done, total: None) == 4
+    # Rewards of 0.1.0 have no labels; by run they are known.
+    (table,) = (tmp_path / "table").glob("*.parquet")
+    assert None not in pq.read_table(table).column("reward_jpeg_compressibility").to_pylist()
+    assert {path: path.lstat().st_mtime_ns for path in Path(released).rglob("*")} == before
+    with pytest.raises(StoreError, match="cannot be used: Read-only file system"):
+        context.run.add("configs", {"run": {"epochs": 9}})
 
 
 def test_a_stored_config_without_a_setting_of_today_is_the_same_config(released: str) -> None:
