@@ -44,5 +44,13 @@ def check_note(data: bytes, ref: ArtifactRef) -> None:
 
 
 def _named(data: bytes, ref: ArtifactRef) -> str:
-    """Return the artifact that a note names; up to version 0.1.0 they named none."""
-    return str(unseal(data, layout.removed(ref)).get("artifact", ref))
+    """Return the artifact that a note names; those of version 0.1.0 name none.
+
+    Raises:
+        CorruptError: it is damaged, or no such note.
+    """
+    path = layout.removed(ref)
+    value = unseal(data, path)
+    if "removed" not in value:
+        raise CorruptError(f"{path} is no note of a removal: something else was copied there.")
+    return str(value.get("artifact", ref))

@@ -1,6 +1,7 @@
 """Deletes, swaps and doubles files of a store and asks verify; ``python -m tests.chaos.losses ROOT --tries 100``.
 
-The store is copied first. Transient and foreign files (locks, claims, the tracker's) are left alone.
+The store is copied first. Locks, claims, which mean nothing once an artifact is complete, and the tracker's files are
+left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ACTIONS = ("delete", "swap", "double")
 def files_of(root: Path) -> list[Path]:
     """Return the files that a store is made of."""
     found = (path for kind in (*KINDS, RUNS) for path in (root / kind).rglob("*"))
-    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_removed", "_claim")))
+    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_claim")))
 
 
 def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
@@ -48,11 +49,16 @@ def unseen(root: Path, *, tries: int, seed: int) -> list[str]:
             one.write_bytes(before[other])
             if action == "swap":
                 other.write_bytes(before[one])
-        if not verify_store(ArtifactStore(str(root)), deep=True)["problems"]:
+        if not _is_seen(root):
             missed.append(f"{action} {one.relative_to(root)} {other.relative_to(root)}")
         for path, content in before.items():
             path.write_bytes(content)
     return missed
+
+
+def _is_seen(root: Path) -> bool:
+    # What sizes tell needs no look at every byte.
+    return any(verify_store(ArtifactStore(str(root)), deep=deep)["problems"] for deep in (False, True))
 
 
 def main() -> int:

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.losses import unseen
+import pytest
+
+from storage.retention import Retention, plan_removals, remove
+from tasks.runs.context import RunContext
+from tasks.stages.stage_run import StageRun
+from tests.chaos.losses import files_of, unseen
 from tests.conftest import ConfigFactory
-from tests.support.inside import evaluate, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 
-def test_what_is_lost_swapped_or_doubled_is_seen(make_config: ConfigFactory) -> None:
+def finish(context: RunContext, epochs: int) -> None:
+    evaluate(context, 0)
+    for epoch in range(1, epochs + 1):
+        run_epoch(context, epoch)
+    evaluate(context, epochs)
+    StageRun(make_stage(context, "export", epochs)).execute()
+
+
+def simple(make_config: ConfigFactory) -> RunContext:
     context = prepare(make_config("run.epochs=1"))
     run_epoch(context, 1)
     evaluate(context, 1)
-    assert unseen(Path(context.store.root.uri), tries=30, seed=0) == []
+    return context
+
+
+def manifold(make_config: ConfigFactory) -> RunContext:
+    """Two runs of two stores for trajectories, an average, settings of two days, a forced attempt, removed rollouts."""
+    context = prepare(make_config())
+    finish(context, 2)
+    finish(prepare(make_config("evaluate.images=2")), 2)
+    StageRun(make_stage(context, "score", 2, "jpeg_compressibility"), force=True).execute()
+    others = ("run.name=other", "rollout.store=parquet", "optimize.ema={decay: 0.9}", "run.epochs=1")
+    finish(prepare(make_config(*others)), 1)
+    for removal in plan_removals(context.store, Retention(keep_epochs=1)):
+        remove(context.store, removal)
+    return context
+
+
+@pytest.mark.parametrize(
+    ("made", "tries"), [(simple, 30), pytest.param(manifold, 300, marks=pytest.mark.campaign)], ids=["few", "hundreds"]
+)
+def test_what_is_lost_swapped_or_doubled_is_seen(
+    make_config: ConfigFactory, made: Callable[[ConfigFactory], RunContext], tries: int
+) -> None:
+    root = Path(made(make_config).store.root.uri)
+    assert len(files_of(root)) > tries / 3, "each is deleted once at most"
+    assert unseen(root, tries=tries, seed=0) == []
