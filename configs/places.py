@@ -12,5 +12,5 @@ def user_cache() -> Path:
 
 
 def user_state() -> Path:
-    """Return where logs are kept: XDG_STATE_HOME or ~/.local/state, below flowmill/."""
+    """Return where logs and notes are kept: XDG_STATE_HOME or ~/.local/state, below flowmill/."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "flowmill"

@@ -24,7 +24,7 @@ from tasks.figures.pictures import data_url
 from tasks.figures.texts import Text
 from tasks.figures.tracked import epoch_row
 from tasks.runs.chain import Chain
-from tasks.tracking.places import REPORT
+from tasks.tracking.places import REPORT, ui_page
 
 _EVERY_S = 5.0
 _TABLE_EVERY_S = 30.0
@@ -107,18 +107,24 @@ def tracking_link(run: str, uri: str, url: str | None) -> None:
     """Show where the MLflow run is."""
     if url is None:
         return
-    pages = in_code(command("flowmill", "ui", "--root", uri))
-    link = in_link("MLflow run", url) if url.startswith("http") else f"MLflow run {in_code(url)} in {pages}"
-    create_markdown_artifact(
-        markdown=f"**{in_markdown(run)}**: {link}", key=_key(run, "mlflow"), description="Experiment tracking"
-    )
+    markdown = f"**{in_markdown(run)}**: {_mlflow_run(uri, url)}"
+    create_markdown_artifact(markdown=markdown, key=_key(run, "mlflow"), description="Experiment tracking")
 
 
 def report_link(run: str, uri: str, url: str | None) -> None:
     """Show where the report of a run is."""
-    logged = f"`{REPORT}` of the {in_link('MLflow run', url)}" if url and url.startswith("http") else None
+    logged = f"`{REPORT}` among the artifacts of the {_mlflow_run(uri, url)}" if url else None
     place = logged or in_code(command("flowmill", "report", run, "--root", uri))
     create_markdown_artifact(markdown=f"**{in_markdown(run)}**: {place}", key=_key(run, "report"), description="Report")
+
+
+def _mlflow_run(uri: str, url: str) -> str:
+    """Return a link to an MLflow run; of a store's own tracker to the pages that 'flowmill ui' serves."""
+    if url.startswith("http"):
+        return in_link("MLflow run", url)
+    return (
+        f"{in_link('MLflow run', ui_page(uri, url))}, which {in_code(command('flowmill', 'ui', '--root', uri))} serves"
+    )
 
 
 def announce(what: str, run: str, **payload: Any) -> None:

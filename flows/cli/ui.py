@@ -13,7 +13,7 @@ from flows.server import prefect_command, prefect_environment
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
-from tasks.tracking.places import ARTIFACTS, runs_page, tracking_folder, tracking_uri
+from tasks.tracking.places import ARTIFACTS, runs_page, served_at, tracking_folder, tracking_uri
 
 _HOST = "127.0.0.1"
 
@@ -31,6 +31,9 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         str(mlflow_port),
         "--workers",
         "1",
+        # Lines of every request would push the addresses away.
+        "--uvicorn-opts",
+        "--log-level warning",
     ]
     mlflow += [
         "--backend-store-uri",
@@ -45,12 +48,15 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     environment = prefect_environment(prefect_port) | {
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        # Warnings of MLflow's about its own libraries.
+        "PYTHONWARNINGS": "ignore",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:*" for name in ("127.0.0.1", "localhost", "[[]::1]")),
         # On any port but 4200 the UI would call the wrong API.
         "PREFECT_SERVER_UI_API_URL": f"http://{_HOST}:{prefect_port}/api",
     }
+    address = f"http://{_HOST}:{mlflow_port}"
     servers = {
-        f"MLflow   http://{_HOST}:{mlflow_port}{runs_page(uri)}": mlflow,
+        f"MLflow   {address}{runs_page(uri)}": mlflow,
         f"Prefect  http://{_HOST}:{prefect_port}": prefect,
     }
     processes = [
@@ -61,8 +67,9 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
         console.print(line)
     console.print("Ctrl-C stops both.")
     try:
-        while all(process.poll() is None for process in processes):
-            time.sleep(0.5)
+        with served_at(uri, address):
+            while all(process.poll() is None for process in processes):
+                time.sleep(0.5)
         raise FlowmillError(
             "A UI server ended; its own message is above. Is the port taken? See --help for other ports."
         )

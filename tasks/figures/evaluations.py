@@ -48,9 +48,18 @@ def named_figures(chain: Chain, epoch: int, name: str) -> Figures:
 
 def weighted_reward(config: RunConfig, figures: Figures) -> float:
     """Return the weighted mean reward on held-out prompts; on the train prompts where there are no others."""
-    split = figures.get("heldout") or figures["train"]
-    scored = [section for section in config.rewards if section.slot in split]
-    return float(sum(section.weight * split[section.slot]["mean"] for section in scored))
+    return _weighted(config, figures.get("heldout") or figures["train"])
+
+
+def weighted_rewards(config: RunConfig, figures: Figures) -> dict[str, float]:
+    """Return the weighted mean reward on each prompt list that a reward scored."""
+    slots = {section.slot for section in config.rewards}
+    return {split: _weighted(config, scores) for split, scores in figures.items() if slots & set(scores)}
+
+
+def _weighted(config: RunConfig, scores: Mapping[str, Mapping[str, float]]) -> float:
+    scored = [section for section in config.rewards if section.slot in scores]
+    return float(sum(section.weight * scores[section.slot]["mean"] for section in scored))
 
 
 def grids(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Path]:

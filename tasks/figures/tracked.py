@@ -16,7 +16,15 @@ from configs.schema import RunConfig
 from configs.visible import in_markdown
 from storage.layout import ArtifactRef
 from storage.records import Manifest
-from tasks.figures.evaluations import Figures, grids, named_evaluations, named_figures, texts, weighted_reward
+from tasks.figures.evaluations import (
+    Figures,
+    grids,
+    named_evaluations,
+    named_figures,
+    texts,
+    weighted_reward,
+    weighted_rewards,
+)
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
@@ -26,9 +34,16 @@ from tasks.identities.nodes import Node, estimate_nodes, evaluation_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
-#: MLflow shows every parameter beside the charts; more than these would hide them.
-MAX_PARAMS = 16
+#: MLflow writes every parameter above each image grid; more than these would hide it. Other settings are tags.
+_PARAMETERS = (
+    *("algorithm", "base", "trained", "rewards", "rollout.prompts_per_epoch", "rollout.group_size"),
+    *("optimize.learning_rate", "run.seed"),
+)
+#: Settings that are logged in all.
+_MOST = 20
 _MAX_LENGTH = 500
+#: Section of the rewards by which runs are compared. MLflow orders sections by name: no other may come before it.
+ACHIEVED = "achieved"
 #: What a table of epochs shows besides rewards and monitors.
 _IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
 
@@ -97,7 +112,9 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
     made = _made(chain, epoch)
     if made is None:
         return None
-    points = [Point(key=key, value=value, step=epoch) for key, value in _epoch_figures(chain, made).items()]
+    figures = _epoch_figures(chain, made)
+    points = [Point(key=key, value=value, step=epoch) for key, value in figures.items()]
+    points.append(Point(key=f"{ACHIEVED}/rollout", value=figures["reward/mean"], step=epoch))
     scored = read_scored(chain, epoch)
     points += [
         Point(key=f"monitor/{slot}_correlation", value=value, step=epoch)
@@ -160,10 +177,19 @@ def side_content(chain: Chain, epoch: int, name: str) -> EvaluationContent | Non
 
 
 def parameters(config: RunConfig) -> dict[str, str]:
-    """Return the settings a reviewer compares runs by: what matters, then what differs from the defaults.
+    """Return the few settings that are shown wherever a run is."""
+    return {key: value for key, value in _settings(config).items() if key in _PARAMETERS}
+
+
+def further_settings(config: RunConfig) -> dict[str, str]:
+    """Return the other settings a reviewer compares runs by: what matters, then what differs from the defaults.
 
     Settings that may change from one invocation of a run to the next are not among them.
     """
+    return {key: value for key, value in _settings(config).items() if key not in _PARAMETERS}
+
+
+def _settings(config: RunConfig) -> dict[str, str]:
     flat = flatten(config.model_dump(mode="json"))
     chosen = {name: value for name, value in _what_matters(config).items() if value is not None}
     plain = flatten(
@@ -173,14 +199,14 @@ def parameters(config: RunConfig) -> dict[str, str]:
         section = key.split(".")[0]
         named = key in chosen or section in ("model", "prompts", "rewards", "store", "run", *_FREE)
         if (
-            len(chosen) < MAX_PARAMS
+            len(chosen) < _MOST
             and not named
             and plain.get(key) != value
             and key not in _SAID
             and not key.startswith(_KEPT)
         ):
             chosen[key] = value
-    return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:MAX_PARAMS]}
+    return {key: str(value)[:_MAX_LENGTH] for key, value in list(chosen.items())[:_MOST]}
 
 
 _FREE = ("evaluate", "export", "execution", "tracking")
@@ -256,6 +282,11 @@ def _evaluation(
         for slot, values in scores.items()
         for figure, value in values.items()
     ]
+    if not name:
+        points += [
+            Point(key=f"{ACHIEVED}/{split}", value=value, step=epoch, split=split)
+            for split, value in weighted_rewards(chain.config, figures).items()
+        ]
     points.append(Point(key=f"time/{prefix}_s", value=seconds_of(chain, images), step=epoch))
     folders = {record.shard: store.folder(images, record) / CLIPS for record in store.shards(images)}
     manifests = [store.require(ref) for ref in (images, *rewards)]

@@ -28,7 +28,8 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     from mlflow.entities import Param, RunTag
 
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
-    tags = {"flowmill.run": context.run.name, **source, **orchestrator}
+    settings = tracked.further_settings(context.config)
+    tags = {"flowmill.run": context.run.name, **settings, **source, **orchestrator}
     if context.config.tracking.parent is not None:
         tags[PARENT] = context.config.tracking.parent
     commit = _git_commit()

@@ -6,16 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.figures.tracked import EvaluationContent
+from tasks.figures.tracked import ACHIEVED, EvaluationContent
 from tasks.tracking.places import VIEW_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _ATTRIBUTES = ("attributes.`Created`", "attributes.`Duration`")
-_FIRST = ("metrics.`reward/mean`", "params.`algorithm`")
-#: Columns of scores; more than a window shows are no table.
-_MOST = 6
+#: What every run has.
+_FIRST = (*(f"metrics.`{ACHIEVED}/{name}`" for name in ("heldout", "train", "rollout")), "params.`algorithm`")
+#: Columns of single rewards; more than a window shows are no table.
+_MOST = 4
+#: Pixels of a column whose whole name is to be seen: of each letter, and beside them.
+_LETTER, _BESIDE = 7, 40
 
 
 def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationContent) -> None:
@@ -28,7 +31,9 @@ def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationConten
     scores = [f"metrics.`{key}`" for key in sorted(means, key=lambda key: "/heldout/" not in key)]
     shown = list(dict.fromkeys([*known, *scores]))[:_MOST]
     state = {
-        "selectedColumns": [*_ATTRIBUTES, *shown, *_FIRST],
+        "selectedColumns": [*_ATTRIBUTES, *_FIRST, *shown],
+        "columnOrder": [*_ATTRIBUTES, *_FIRST, *shown],
+        "columnWidths": {name: _LETTER * len(name.split("`")[1]) + _BESIDE for name in (*_FIRST, *shown)},
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
     }
