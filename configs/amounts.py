@@ -16,5 +16,7 @@ def size(count: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds for people."""
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)} min {rest:.0f} s" if minutes else f"{rest:.1f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import psutil
 
+from configs.importing import measure_imports, seconds_of_imports
+
 #: Spans of work, of all stages, that say how long one takes now.
 _LATELY = 64
 
@@ -45,19 +47,24 @@ class Ledger:
 
     def __init__(self) -> None:
         """Start with nothing."""
+        measure_imports()
         self._spans: list[tuple[str, float, float]] = []
+        self._imports = 0.0
         self._lock = threading.Lock()
         self.started = time.monotonic()
 
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
-        """Count the time inside as work of a stage."""
-        start = time.monotonic()
+        """Count the time inside as work of a stage, but for imports of what is used first: those are start-up."""
+        start, imports = time.monotonic(), seconds_of_imports()
         try:
             yield
         finally:
+            took = seconds_of_imports() - imports
             with self._lock:
-                self._spans.append((stage, start, time.monotonic()))
+                self._imports += took
+                # Most come first.
+                self._spans.append((stage, start + took, time.monotonic()))
 
     def seconds(self, stage: str) -> float:
         """Return the seconds a stage worked."""
@@ -85,9 +92,10 @@ class Ledger:
         return total
 
     def startup(self) -> float:
-        """Return the seconds from the start of the process to this ledger: imports and the API server's start."""
-        return max(0.0, time.time() - float(psutil.Process().create_time()) - (time.monotonic() - self.started))
+        """Return the seconds from the start of the process to this ledger, and of imports in stages since."""
+        before = time.time() - float(psutil.Process().create_time()) - (time.monotonic() - self.started)
+        return max(0.0, before) + self._imports
 
     def overhead(self) -> float:
         """Return the seconds of this ledger in which no stage worked: orchestration, commits, tracking."""
-        return time.monotonic() - self.started - self.busy()
+        return max(0.0, time.monotonic() - self.started - self.busy() - self._imports)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import CommitLostError
+from configs.importing import seconds_of_imports
 from storage.disk import named_disk
 from storage.lineage import LineageEntry
 from storage.quarantine import revive
@@ -135,8 +136,9 @@ class StageRun:
             if self.stage.parts:
                 # What was computed before, in loading or for another stage, is not of this shard.
                 self.stage.host.computed()
-            started = time.time()
+            started, imports = time.time(), seconds_of_imports()
             output = self._work(shard, folder)
+            imports = seconds_of_imports() - imports
             producer: dict[str, Any] = {"started": started}
             if self.stage.parts:
                 producer |= {"memory": self.stage.host.memory(), **self.stage.host.computed()}
@@ -146,7 +148,7 @@ class StageRun:
             with kept:
                 with self._enough_memory():
                     known = output.written()
-                producer["seconds"] = round(time.time() - started, 4)
+                producer["seconds"] = round(time.time() - started - imports, 4)
                 record = self._committed(shard, folder, output, producer, known)
             self.stage.committed(record)
             return record

@@ -1,0 +1,85 @@
+"""How long imports take: a library that is first used in the middle of some work is no part of that work.
+
+A finder before all others passes each module on to the finder that knows it, and measures while it is carried out.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+
+class _Clock(threading.local):
+    """What a thread has spent on imports so far."""
+
+    depth = 0
+    seconds = 0.0
+
+
+_CLOCK = _Clock()
+
+
+class _Measured(importlib.abc.Loader):
+    """Carries a module out in place of its loader, which the module never misses."""
+
+    def __init__(self, loader: Any, spec: importlib.machinery.ModuleSpec) -> None:
+        self._loader, self._spec = loader, spec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        found: ModuleType | None = self._loader.create_module(spec)
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Carry the module out, seen from inside as its own loader does; only the outermost import counts."""
+        self._spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        begun = time.monotonic()
+        _CLOCK.depth += 1
+        try:
+            self._loader.exec_module(module)
+        finally:
+            _CLOCK.depth -= 1
+            if not _CLOCK.depth:
+                _CLOCK.seconds += time.monotonic() - begun
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Has every module that is found after it measured."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                # What has no loader, or an old one, is not carried out by it.
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Measured(spec.loader, spec)
+                return spec
+        return None
+
+
+_FINDER = _Finder()
+
+
+def measure_imports() -> None:
+    """Measure imports from now on."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+def seconds_of_imports() -> float:
+    """Return the seconds this thread has spent on imports that were measured."""
+    return _CLOCK.seconds
