@@ -18,5 +18,8 @@ def duration(seconds: float) -> str:
     """Return seconds for people."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    if seconds < 3599.5:
+        return "{} min {} s".format(*divmod(round(seconds), 60))
+    if seconds < 2 * 86400:
+        return "{} h {} min".format(*divmod(round(seconds / 60), 60))
+    return "{} d {} h".format(*divmod(round(seconds / 3600), 24))

@@ -25,6 +25,7 @@ def dry_command(asked: Asked) -> None:
         time = "" if stage.seconds is None else f"about {duration(stage.seconds)}"
         counts = (stage.fresh, stage.reused, stage.due)
         table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
+    table.columns[:] = [column for column in table.columns if any(column.cells)]
     print_table(table, folding=("first reason",))
     if asked.conflicts:
         console.print(
