@@ -62,6 +62,9 @@ class AdvantageSection(Section):
     """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
     overlong: OverlongSection | None = None
     """Of language models: punish long texts, or leave out those that were cut."""
+    diversity: str | None = None
+    """Label of a monitor of how unlike the others of its group a sample is: advantages above 0 are multiplied by that
+    score over its mean in the group, so that rare good samples count more than common ones (GARDO)."""
     kl_coef: float = Field(0.0, ge=0)
     """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
     (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at

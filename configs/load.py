@@ -102,8 +102,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return ``key: old -> new`` for every setting that changes artifacts and differs."""
     flat_old, flat_new = flatten(old), flatten(new)
     keys = sorted(set(flat_old) | set(flat_new))
-    # Monitors that gate the KL are part of what is learned, as rewards are.
-    gated = flat_new.get("advantage.kl_gate") is not None
+    # Monitors that gate the KL or weigh advantages are part of what is learned, as rewards are.
+    gated = any(flat_new.get(f"advantage.{name}") is not None for name in ("kl_gate", "diversity"))
     fixed = [key for key in keys if not _is_free(key.replace("monitors", "rewards", 1) if gated else key)]
     return [
         f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"

@@ -4,41 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from models.rewards.base import Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 
+#: How unlike which of the others.
+Others = Literal["mean", "nearest"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelDiversity:
-    """Root mean square difference of pixels to the other samples of the group, mean over them, 0 to 1."""
+    """Root mean square difference of pixels to the other samples of the group, 0 to 1."""
 
     needs: ClassVar[Needs] = Needs(groupwise=True)
+
+    to: Others = "mean"
+    """The mean over the others, or the difference to the nearest of them."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: there are no such others.
+        """
+        _check(self.to)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         flat = media.reshape(len(media), -1).astype(np.float32) / 255
         # One image against all others at a time: a group of large images has no room for all pairs.
         rows = [np.sqrt(np.square(flat - one).mean(1, dtype=np.float64)) for one in flat]
-        return Scores(mean_to_others(np.stack(rows)))
+        return Scores(_OTHERS[self.to](np.stack(rows)))
 
 
 @dataclass(kw_only=True)
 class EmbeddingDiversity(ClipEmbeddings):
-    """1 - cosine of CLIP's embeddings to the other samples of the group, mean over them."""
+    """1 - cosine of CLIP's embeddings to the other samples of the group."""
 
     name: ClassVar[str] = "clip_diversity"
     needs: ClassVar[Needs] = Needs(groupwise=True, accelerated=True)
 
     model: str = CLIP_L
+    to: Others = "mean"
+    """The mean over the others, or the distance to the nearest of them (GARDO's, of DINOv3's embeddings)."""
+
+    def __post_init__(self) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+            ValueError: there are no such others.
+        """
+        _check(self.to)
+        ClipEmbeddings.__post_init__(self)
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image of a group; 0 for one without others."""
         embeddings = self.of_images(media).double()
-        return Scores(mean_to_others((1 - embeddings @ embeddings.T).cpu().numpy()))
+        return Scores(_OTHERS[self.to]((1 - embeddings @ embeddings.T).cpu().numpy()))
 
 
 def mean_to_others(distances: np.ndarray) -> np.ndarray:
@@ -46,3 +72,19 @@ def mean_to_others(distances: np.ndarray) -> np.ndarray:
     others = max(1, len(distances) - 1)
     apart: np.ndarray = ((distances.sum(1) - np.diagonal(distances)) / others).astype(np.float32)
     return apart
+
+
+def nearest_other(distances: np.ndarray) -> np.ndarray:
+    """Return the smallest of (K, K) distances to the K - 1 others, (K,) float32; 0 where there are none."""
+    if len(distances) < 2:
+        return np.zeros(len(distances), np.float32)
+    apart: np.ndarray = np.where(np.eye(len(distances), dtype=bool), np.inf, distances).min(1)
+    return apart.astype(np.float32)
+
+
+_OTHERS = {"mean": mean_to_others, "nearest": nearest_other}
+
+
+def _check(to: str) -> None:
+    if to not in _OTHERS:
+        raise ValueError(f"to is {to!r}; it must be 'mean' or 'nearest'.")

@@ -265,6 +265,23 @@ def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: f
     return kept[groups]
 
 
+def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) -> Tensor:
+    """Return (N,) float64 advantages, those above 0 times d over its group's mean (GARDO, arXiv 2512.24138).
+
+    Args:
+        advantages: (N,).
+        groups: (N,) int64 group index.
+        distances: (N,) d >= 0, how unlike the others of its group a sample is; NaN where that is not known, which
+            weighs nothing, as does a group whose samples are all equal.
+    """
+    known = ~distances.isnan()
+    count = torch.bincount(groups[known], minlength=int(groups.max()) + 1).double()
+    total = torch.zeros_like(count).index_add_(0, groups[known], distances[known].double())
+    mean = (total / count)[groups]
+    weight = torch.where(known & (mean > 0), distances.double() / mean, 1.0)
+    return torch.where(advantages > 0, weight * advantages.double(), advantages.double())
+
+
 def damp_below(advantages: Tensor, rewards: Tensor, *, threshold: float, factor: float) -> Tensor:
     """Return advantages with those of samples below a reward threshold multiplied by a factor (0 drops them)."""
     return torch.where(rewards < threshold, advantages * factor, advantages)

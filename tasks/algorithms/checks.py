@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from configs.errors import ConfigError
 from configs.learning import AdvantageSection, ReplaySection
 from configs.schema import RunConfig
+from configs.suggest import did_you_mean
 from tasks.advantages.estimators import make_estimator
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def check_advantage(config: RunConfig) -> None:
             f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "
             "set. Set advantage.threshold, or remove advantage.below."
         )
-    if section.kl_gate is not None and (section.kl_coef == 0 or not config.monitors):
+    _check_diversity(config)
+    doubting = [monitor for monitor in config.monitors if monitor.slot != section.diversity]
+    if section.kl_gate is not None and (section.kl_coef == 0 or not doubting):
         missing = "advantage.kl_coef is 0" if section.kl_coef == 0 else "there are no monitors to doubt a reward by"
         raise ConfigError(
             f"advantage.kl_gate is {section.kl_gate}, but {missing}, so there is nothing to gate. Set it, or remove "
@@ -84,6 +87,23 @@ def _check_soft_clip(section: AdvantageSection) -> None:
         raise ConfigError(
             f"advantage.soft_clip is {section.soft_clip}, but advantage.mode '{section.mode}' makes every advantage 1, "
             "0 or -1 whatever its size. Remove one of the two."
+        )
+
+
+def _check_diversity(config: RunConfig) -> None:
+    section, labels = config.advantage, [monitor.slot for monitor in config.monitors]
+    if section.diversity is None:
+        return
+    if section.diversity not in labels:
+        raise ConfigError(
+            f"advantage.diversity is '{section.diversity}', but that is no monitor whose scores could weigh "
+            f"advantages. {did_you_mean(section.diversity, labels)} Add one to monitors, {{name: diversity, options: "
+            "{to: nearest}} for instance, or remove advantage.diversity."
+        )
+    if section.mode == "binary":
+        raise ConfigError(
+            f"advantage.diversity is '{section.diversity}', but advantage.mode 'binary' keeps the sign of an advantage "
+            "alone, which it does not change. Remove one of the two."
         )
 
 

@@ -36,6 +36,7 @@ class AdvantageIdentity(Identity):
             "mean": "group",
             "soft_clip": None,
             "overlong": None,
+            "diversity": None,
             "estimator": Component(name="group"),
         }
         unused = {name for name, default in later.items() if getattr(self.config.advantage, name) == default}
@@ -45,8 +46,9 @@ class AdvantageIdentity(Identity):
     def upstream(self) -> tuple[Node, ...]:
         """The rewards of this epoch, with running statistics those before it, with a KL reward their trajectories.
 
-        With a gate on the KL the monitors that doubt a reward are read too. Advantages of tokens need their
-        trajectories, and what the estimator asks of the values of this epoch and the advantages of the one before.
+        With a gate on the KL the monitors that doubt a reward are read too, and the one that weighs advantages.
+        Advantages of tokens need their trajectories, and what the estimator asks of the values of this epoch and the
+        advantages of the one before.
         """
         rewards = tuple(Node(epoch, "score", section.slot) for epoch in self.epochs for section in self.sections)
         estimator = make_estimator(self.config)
@@ -61,8 +63,16 @@ class AdvantageIdentity(Identity):
 
     @property
     def sections(self) -> tuple[RewardSection, ...]:
-        """The rewards whose scores are read: those that are optimized come first."""
-        return self.config.scored if self.config.advantage.kl_gate is not None else self.config.rewards
+        """The rewards whose scores are read: those that are optimized, monitors that doubt, the one that weighs."""
+        monitors, section = self.config.monitors, self.config.advantage
+        doubting = () if section.kl_gate is None else self.doubting
+        return (*self.config.rewards, *doubting, *(each for each in monitors if each.slot == section.diversity))
+
+    @property
+    def doubting(self) -> tuple[RewardSection, ...]:
+        """The monitors that say what a reward is worth: all but the one that tells how unlike samples are."""
+        diversity = self.config.advantage.diversity
+        return tuple(each for each in self.config.monitors if each.slot != diversity)
 
     @property
     def epochs(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from configs.errors import CorruptError, RewardError
+from configs.errors import ConfigError, CorruptError, RewardError
 from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -21,6 +21,7 @@ from tasks.advantages.estimators import TokenEstimator, make_estimator
 from tasks.advantages.groups import (
     Normalizer,
     damp_below,
+    diversity_weighted,
     gdpo_advantages,
     group_advantages,
     group_statistics,
@@ -57,6 +58,8 @@ class _Epoch:
     """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
     cut: Tensor
     """(N,) bool: left out, as it ended where it had to."""
+    distances: Tensor | None = None
+    """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
 
     def take(self, kept: Tensor) -> _Epoch:
         """Return some rows (N,) bool."""
@@ -66,6 +69,7 @@ class _Epoch:
             penalty=self.penalty[kept],
             total=self.total[kept],
             cut=self.cut[kept],
+            distances=None if self.distances is None else self.distances[kept],
         )
 
 
@@ -94,6 +98,8 @@ class AdvantageStage(Stage):
             return self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
         groups, names = group_numbers(now.samples)
         advantages = self._normalized(now, groups, _history(names, earlier))
+        if now.distances is not None:
+            advantages = diversity_weighted(advantages, groups, self._checked(now.distances))
         if section.threshold is not None:
             advantages = damp_below(advantages, now.total, threshold=section.threshold, factor=section.below)
         shaped = shape_advantages(
@@ -186,6 +192,20 @@ class AdvantageStage(Stage):
     def _scoring(self) -> str:
         return command("flowmill", "stage", "score", "--run", self.config.run.name, "--epoch", self.epoch, "--force")
 
+    def _checked(self, distances: Tensor) -> Tensor:
+        """Return the scores that weigh advantages.
+
+        Raises:
+            ConfigError: one is below 0, which would turn an advantage round.
+        """
+        if bool((distances < 0).any()):
+            raise ConfigError(
+                f"advantage.diversity is '{self.config.advantage.diversity}', but that monitor gave "
+                f"{float(distances[distances < 0][0]):g} in epoch {self.epoch}: a score below 0 is no distance, and "
+                "would turn advantages round. Name another monitor, or remove advantage.diversity."
+            )
+        return distances
+
     def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
@@ -228,10 +248,10 @@ class AdvantageStage(Stage):
         penalty = torch.zeros(len(ids), dtype=torch.float64)
         if trajectories is not None and section.kl_coef > 0:
             penalty = section.kl_coef * self._divergence(trajectories, sample_ids)
-        gate = section.kl_gate
-        if gate is not None:
-            doubts = [torch.tensor(table.column("reward").to_numpy()) for table in tables[len(rewards) :]]
-            penalty = torch.where(uncertain(summed, doubts, gate), penalty, 0.0)
+        watched = [_scores(table) for table in tables[len(rewards) :]]
+        distances = None if section.diversity is None else watched.pop()
+        if section.kl_gate is not None:
+            penalty = torch.where(uncertain(summed, watched, section.kl_gate), penalty, 0.0)
         cut = torch.zeros(len(ids), dtype=torch.bool)
         if trajectories is not None and section.overlong is not None:
             over, longest = section.overlong, self.policy_kind.longest(self.config)
@@ -239,7 +259,9 @@ class AdvantageStage(Stage):
             lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
-        return _Epoch(samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty, cut=cut)
+        return _Epoch(
+            samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty, cut=cut, distances=distances
+        )
 
     def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
         """Return each sample's KL to the base model, mean over its trained steps."""
@@ -261,6 +283,11 @@ class AdvantageStage(Stage):
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """The figures of the one shard."""
         return records[0].summary
+
+
+def _scores(table: pa.Table) -> Tensor:
+    """Return (N,) scores, NaN where one failed."""
+    return torch.tensor(table.column("reward").to_numpy())
 
 
 def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:

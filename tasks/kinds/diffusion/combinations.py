@@ -245,6 +245,8 @@ def _advantages_are_used(found: Combination) -> None:
         "best_of": section.best_of,
         "threshold": section.threshold,
         "kl_coef": section.kl_coef or None,
+        "soft_clip": section.soft_clip,
+        "diversity": section.diversity,
     }
     for name, value in settings.items():
         if value is not None:

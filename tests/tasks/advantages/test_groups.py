@@ -16,6 +16,7 @@ from configs.schema import RunConfig
 from tasks.advantages.groups import (
     Normalizer,
     damp_below,
+    diversity_weighted,
     gdpo_advantages,
     group_advantages,
     group_ranks,
@@ -152,6 +153,20 @@ def test_modes_by_hand() -> None:
         "best_worst": [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0],
     }
     assert shape_advantages(advantages, groups, best_of=2).tolist()[:4] == [-2.0, 0.0, 1.5, 0.0]
+
+
+def test_rare_good_samples_count_more_than_common_ones() -> None:
+    advantages = torch.tensor([-1.0, 0.5, 1.0, 2.0, -2.0, 1.0, 0.5])
+    groups = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    distances = torch.tensor([0.9, 0.1, 0.3, 0.7, 0.0, 0.0, 0.0]).double()
+    found = diversity_weighted(advantages, groups, distances)
+    # The mean distance of the first group is 1/2; the samples of the second are all equal.
+    assert found.tolist() == pytest.approx([-1.0, 0.1, 0.6, 2.8, -2.0, 1.0, 0.5])
+    # What is not known weighs nothing, and is no part of the mean.
+    distances[3] = float("nan")
+    some = diversity_weighted(advantages, groups, distances).tolist()
+    mean = 1.3 / 3
+    assert some == pytest.approx([-1.0, 0.5 * 0.1 / mean, 0.3 / mean, 2.0, -2.0, 1.0, 0.5])
 
 
 def test_who_is_best_is_decided_before_clipping() -> None:
@@ -299,6 +314,7 @@ def test_published_filter_by_hand() -> None:
         ("{group_mean_min: 2, group_mean_max: 1}", "no group could be trained on"),
         ("{soft_clip: 3, clip: 4}", "advantage.clip is 4.0, but with advantage.soft_clip 3.0"),
         ("{soft_clip: 3, mode: binary}", "advantage.mode 'binary' makes every advantage"),
+        ("{diversity: doubt}", "advantage.diversity is 'doubt', but that is no monitor"),
         ("{soft_clip: 0}", "advantage.soft_clip"),
         ("{best_of: 3}", "multiple of 2"),
     ],

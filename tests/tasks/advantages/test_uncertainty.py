@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,17 @@ import torch
 
 from configs.errors import ConfigError
 from configs.load import differences
+from configs.registry import create
 from configs.schema import RunConfig
+from models.rewards import REWARDS
 from models.rewards.base import Batch
 from models.rewards.call import score
-from models.rewards.diversity import PixelDiversity, mean_to_others
+from models.rewards.diversity import PixelDiversity, mean_to_others, nearest_other
 from storage.tables import read_rows
+from tasks.advantages.groups import diversity_weighted
 from tasks.advantages.uncertainty import uncertain, win_rates
 from tasks.preflight.check import check_config
+from tasks.runs.context import RunContext
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -72,12 +77,45 @@ def test_the_kl_is_subtracted_from_uncertain_samples_alone(make_config: Make) ->
     assert context.store.require(found.ref).summary["gated_ratio"] == gate.double().mean()
 
 
+def test_advantages_are_weighed_by_how_unlike_others_a_sample_is(make_config: Make) -> None:
+    monitors = "monitors=[{name: digits}, {name: diversity, options: {to: nearest}}]"
+    context = prepare(make_config(monitors, "run.name=plain"))
+    run_epoch(context, 1)
+    weighed = prepare(make_config(monitors, "advantage.diversity=diversity", "run.name=weighed"))
+    run_epoch(weighed, 1)
+    plain, rare = (_table(each, "advantage") for each in (context, weighed))
+    assert plain["reward"] == rare["reward"]
+    groups = torch.tensor([sorted(set(plain["group_id"])).index(name) for name in plain["group_id"]])
+    distances = torch.tensor(_table(weighed, "score", "diversity")["reward"], dtype=torch.float64)
+    expected = diversity_weighted(torch.tensor(plain["advantage"], dtype=torch.float64), groups, distances)
+    # Both are clipped at 5, after the weight.
+    np.testing.assert_allclose(rare["advantage"], expected.clamp(-5, 5), rtol=1e-5)
+    assert rare["advantage"] != plain["advantage"]
+    # The monitor that weighs does not doubt, and one below 0 is no distance.
+    gate = ["advantage.kl_gate=0.5", "advantage.kl_coef=0.1", "advantage.diversity=digits"]
+    with pytest.raises(ConfigError, match="no monitors to doubt"):
+        check_config(make_config("monitors=[{name: digits}]", *gate))
+    negative = "monitors=[{name: constant, options: {value: -1}}]"
+    broken = prepare(make_config(negative, "advantage.diversity=constant", "run.name=broken"))
+    with pytest.raises(ConfigError, match="a score below 0 is no distance"):
+        run_epoch(broken, 1)
+
+
+def _table(context: RunContext, *node: str) -> dict[str, list[Any]]:
+    found = context.chain.find(1, *node)
+    assert found is not None
+    table: dict[str, list[Any]] = read_rows(context.store, found.ref).to_pydict()
+    return table
+
+
 def test_monitors_that_gate_are_not_free_to_change(make_config: Make) -> None:
     one, other = "monitors=[{name: digits}]", "monitors=[{name: jpeg_incompressibility}]"
     gate = ["advantage.kl_gate=0.5", "advantage.kl_coef=0.1"]
     configs = [make_config(*more).model_dump(mode="json") for more in ([one], [other], [one, *gate], [other, *gate])]
     assert differences(configs[0], configs[1]) == []
     assert differences(configs[2], configs[3]) == ["monitors.0.name: 'digits' -> 'jpeg_incompressibility'"]
+    weighing = [make_config(m, "advantage.diversity=digits").model_dump(mode="json") for m in (one, other)]
+    assert differences(weighing[0], weighing[1]) == ["monitors.0.name: 'digits' -> 'jpeg_incompressibility'"]
 
 
 @pytest.mark.parametrize(
@@ -100,3 +138,13 @@ def test_diversity_is_the_mean_distance_to_the_others() -> None:
     apart = Batch(media=media, prompts=["a"] * 3, metadata=[{}] * 3, groups=["x", "x", "y"])
     np.testing.assert_allclose(score(PixelDiversity(), "diversity", apart).values, [0.0, 0.0, 0.0])
     assert mean_to_others(np.zeros((1, 1))).tolist() == [0.0]
+
+
+def test_the_nearest_of_the_others() -> None:
+    media = np.zeros((3, 2, 2, 3), np.uint8)
+    media[2] = 255
+    batch = Batch(media=media, prompts=["a"] * 3, metadata=[{}] * 3)
+    np.testing.assert_allclose(score(PixelDiversity(to="nearest"), "diversity", batch).values, [0.0, 0.0, 1.0])
+    assert nearest_other(np.zeros((1, 1))).tolist() == [0.0]
+    with pytest.raises(ConfigError, match="to is 'all'"):
+        create(REWARDS, "diversity", {"to": "all"}, what="reward")
