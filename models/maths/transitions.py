@@ -30,6 +30,7 @@ KERNELS = Table(
         "flow_sde": "models.maths.transitions:FlowSDE",
         "dance_sde": "models.maths.kernels:DanceSDE",
         "cps": "models.maths.kernels:CPS",
+        "precise": "models.maths.kernels:Precise",
         "wan_sde": "models.maths.kernels:WanSDE",
         "ddim": "models.maths.kernels:FlowDDIM",
     },

@@ -16,7 +16,7 @@ from torch import Tensor
 from configs.errors import ConfigError
 from configs.registry import create
 from models.maths.conditioning import Conditioning
-from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
+from models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
 from models.maths.transitions import FlowSDE, Gaussian, Grid, Kernel, rectifiers
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm, BehaviorDecay
@@ -357,6 +357,7 @@ KERNELS_BY_CONVENTION = [
     (CPS(0.8), False),
     (CPS(0.8, "squared"), False),
     (FlowDDIM(0.7), False),
+    (Precise(0.7), False),
 ]
 
 

@@ -46,6 +46,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("kernel", "flow_sde"): {"noise_level": 0.7},
     ("kernel", "dance_sde"): {"eta": 0.3},
     ("kernel", "cps"): {"noise_level": 0.8, "log_prob": "gaussian"},
+    ("kernel", "precise"): {"noise_level": 0.7, "noise": "flow"},
     ("kernel", "ddim"): {"eta": 0.7},
     ("plan", "window"): {
         "size": 2,
@@ -120,6 +121,8 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
     ("kernel", "ddim", "eta", [1e-9, 1.0], [0.0, -0.1]),
     ("kernel", "cps", "noise_level", [1e-9, 0.9], [0.0, -0.1]),
+    ("kernel", "precise", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
+    ("kernel", "precise", "noise", ["flow", "dance"], ["x"]),
     ("kernel", "cps", "log_prob", ["gaussian", "squared"], ["x"]),
     ("plan", "all", "last", ["ode", "sde", "train"], ["x"]),
     ("plan", "window", "mode", ["random", "fixed", "progressive"], ["x"]),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from configs.registry import create
-from models.maths.kernels import CPS, DanceSDE, FlowDDIM, WanSDE
+from models.maths.kernels import CPS, DanceSDE, FlowDDIM, Precise, WanSDE
 from models.maths.transitions import FlowSDE, Kernel, rectifiers
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm
@@ -212,7 +212,9 @@ def test_tempflow_pushes_noisy_steps_harder_by_their_std() -> None:
         torch.testing.assert_close(weighed, plain * std / 0.25)
 
 
-@pytest.mark.parametrize("kernel", [FlowSDE(0.7), DanceSDE(0.3), WanSDE(), CPS(0.8), FlowDDIM(0.7)], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [FlowSDE(0.7), DanceSDE(0.3), WanSDE(), CPS(0.8), FlowDDIM(0.7), Precise(0.7)], ids=str
+)
 def test_flash_gives_every_step_a_gradient_of_one_length(kernel: Kernel) -> None:
     theta = vector(START)
     rows, noise = transitions([1.0] * 4, theta, sigma=(0.9, 0.7, 0.5, 0.3)), draws(1, 2, 3)[0]
