@@ -174,6 +174,9 @@ class RolloutSection(Section):
     """Which steps are stochastic and stored for training; 'final' when absent with an algorithm that needs no steps."""
     same_noise: bool = False
     """All samples of a group start from the same initial noise."""
+    own_noise: float = Field(0.0, ge=0, le=1)
+    """With same_noise: how far each sample starts from it, as a noise_level of the sampler 'cps'; 1 is a start of its
+    own."""
     groups_per_shard: int = Field(4, ge=1)
     """Groups in one committed shard: what a crash can cost, and the unit scored while rollout goes on."""
     latents_dtype: Literal["float32", "float16"] = "float32"

@@ -69,6 +69,8 @@ class AllSteps:
 
     last: Literal["ode", "sde", "train"] = "ode"
     """The last step: without noise, with noise, or with noise and trained."""
+    keep_final: bool = False
+    """Store the final latents too, for algorithms that compare them."""
 
     def __post_init__(self) -> None:
         """Check the option.
@@ -85,6 +87,7 @@ class AllSteps:
         return Steps(
             stochastic=body if self.last == "ode" else every,
             trained=every if self.last == "train" else body,
+            kept=(steps,) if self.keep_final else (),
         )
 
 

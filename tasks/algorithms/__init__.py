@@ -21,6 +21,7 @@ ALGORITHMS = Table(
         "dgpo": "tasks.algorithms.dgpo:DGPO",
         "crd": "tasks.algorithms.crd:CRD",
         "ram": "tasks.algorithms.ram:RAM",
+        "fdfo": "tasks.algorithms.fdfo:FDFO",
         "opd": "tasks.algorithms.opd:OnPolicyDistillation",
     },
     like="tasks.algorithms.base:Algorithm",

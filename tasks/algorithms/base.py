@@ -111,6 +111,10 @@ class Requirements:
     """Rollouts are made with a policy that follows the trained one slowly; None: with the trained one."""
     old_means: bool = False
     """Stored means of the behavior policy's steps."""
+    finals: bool = False
+    """Final latents of every sample whose stored steps are trained."""
+    same_noise: bool = False
+    """Samples of a group that start from one initial noise."""
     densities: bool = False
     """Log-probs that are those of the step's Gaussian, with its scale."""
     advantages: bool = True

@@ -51,6 +51,8 @@ class TransitionBatch(DiffusionBatch):
     """(B, ...) float32 means of the behavior policy's steps, if stored."""
     unconditional: Tensor | None = None
     """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
+    finals: Tensor | None = None
+    """(B, ...) float32 final latents of the rows' samples, if the algorithm compares them."""
     own: Tensor | None = None
     """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
 

@@ -27,9 +27,10 @@ class DiffusionIdentity(KindIdentity):
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
         """Everything that changes samples; shard and batch sizes do not."""
-        rollout = config.rollout.model_dump(
-            mode="json", exclude={"groups_per_shard", "media", "unconditional", "tokens"}
-        )
+        unused = {"groups_per_shard", "media", "unconditional", "tokens"}
+        # Samples that were made before there was a choice keep their names.
+        unused |= {"own_noise"} if config.rollout.own_noise == 0 else set()
+        rollout = config.rollout.model_dump(mode="json", exclude=unused)
         rollout["media"] = media_options(config)
         more: dict[str, Any] = {}
         if make_algorithm(config).requires.old_means:

@@ -57,6 +57,7 @@ PLANS: dict[str, tuple[str, Options]] = {
     "window to the end": ("window", {"size": 1, "high": STEPS}),
     "progressive window": ("window", {"size": 1, "mode": "progressive"}),
     "subset with the last": ("subset", {"count": 1, "candidates": (0, 2)}),
+    "all, final kept": ("all", {"keep_final": True}),
     "branch": ("branch", {"branches": 2}),
     "branch at the last": ("branch", {"branches": 2, "steps": (2,)}),
 }
@@ -72,7 +73,7 @@ ALGORITHMS: dict[str, tuple[str, Options]] = {
     "grpo, sums": ("grpo", {"reduce": "sum", "clip_range": 0.2}),
 }
 #: Algorithms with a policy ratio, which is exactly 1 before the first update.
-RATIOS = {"grpo", "tempflow", "flash_grpo", "grpo_guard", "flow_dppo", "awm", "v_grpo"}
+RATIOS = {"fdfo", "grpo", "tempflow", "flash_grpo", "grpo_guard", "flow_dppo", "awm", "v_grpo"}
 #: By how much log-probs of rollout and training may differ where batches have other sizes.
 _ROUNDING = 1e-6
 _RUNNING = {"min_count": GROUP, "buffer": 2 * GROUP}
@@ -180,6 +181,7 @@ class Bench:
         chosen = {
             "sampler": _component(rollout.sampler, *SAMPLERS[case.sampler]),
             "plan": _component(rollout.plan, *PLANS[case.plan]),
+            "same_noise": algorithm == "fdfo",
         }
         return self._template.model_copy(
             update={
@@ -229,7 +231,7 @@ class Bench:
     def _rollout(self, case: Case, config: RunConfig) -> tuple[RunContext, str]:
         """Return a run with this combination's rollouts, scored, and its name."""
         means, penalty = make_algorithm(config).requires.old_means, config.advantage.kl_coef > 0
-        name = f"{case.sampler}-{case.plan}-{means}-{penalty}"
+        name = f"{case.sampler}-{case.plan}-{means}-{penalty}-{config.rollout.same_noise}"
         if name not in self._contexts:
             self._contexts[name] = self._fresh(config, len(self._contexts))
         return self._contexts[name], name

@@ -105,6 +105,7 @@ def transitions(
         old_means=step.mean,
         mean_std=torch.full_like(levels, 0.25),
         mean_rectifier=torch.full_like(levels, 2.0),
+        finals=following - 0.3 * latents,
         **common(advantages, range(rows)),
     )
 

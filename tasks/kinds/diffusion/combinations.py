@@ -93,6 +93,8 @@ def check_combination(found: Combination) -> None:
     for rule in (
         _transitions_need_noise_and_steps,
         _forward_data_needs_final_latents,
+        _compared_samples_need_their_ends,
+        _compared_samples_start_together,
         _trained_steps_need_noise,
         _densities_need_normalized_log_probs,
         _kl_rewards_need_a_chain,
@@ -136,6 +138,30 @@ def _forward_data_needs_final_latents(found: Combination) -> None:
         raise ConfigError(
             f"{found.algorithm} needs the final latents of a rollout, but {found.plan} does not store {who}. "
             "Set rollout.plan to 'final'."
+        )
+
+
+def _compared_samples_need_their_ends(found: Combination) -> None:
+    last = found.config.rollout.steps
+    if not found.requires.finals or all(last in steps.states and not steps.branches for steps in found.draws):
+        return
+    raise ConfigError(
+        f"{found.algorithm} compares the final latents of samples whose steps it trains, but {found.plan} does not "
+        "store both. Set rollout.plan to {name: all, options: {keep_final: true}}."
+    )
+
+
+def _compared_samples_start_together(found: Combination) -> None:
+    rollout = found.config.rollout
+    if rollout.own_noise and not rollout.same_noise:
+        raise ConfigError(
+            f"rollout.own_noise is {rollout.own_noise}, which is a distance from the noise that a group shares, but "
+            "rollout.same_noise is false. Set that to true, or remove rollout.own_noise."
+        )
+    if found.requires.same_noise and not rollout.same_noise:
+        raise ConfigError(
+            f"{found.algorithm} takes the difference of two samples for what the noise after their common start made, "
+            "but rollout.same_noise is false. Set it to true."
         )
 
 

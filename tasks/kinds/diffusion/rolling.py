@@ -5,6 +5,7 @@ Legend: B rows of a batch, T steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import DrawnPerSample, Plan, Steps
 from models.maths.transitions import Kernel
-from models.policies.diffusion import finite
+from models.policies.diffusion import DiffusionPolicy, finite
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
 from tasks.inputs.sources import Weights
@@ -71,7 +72,7 @@ class RolloutMaker:
         seeds = [self._seed("initial", job, 0) for job in padded]
         sigmas = policy.sigmas(self._config.rollout.steps)
         plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
-        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        latents = self._start(policy, padded, seeds)
         rollout = sample(
             velocities,
             self._models.conditioning([job.prompt for job in padded]),
@@ -108,7 +109,7 @@ class RolloutMaker:
         policy, velocities = self._models.held()
         seeds = [self._seed("initial", job, 0) for job in jobs]
         sigmas = policy.sigmas(self._config.rollout.steps)
-        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        latents = self._start(policy, jobs, seeds)
         plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
         made = branch(
             velocities,
@@ -129,6 +130,15 @@ class RolloutMaker:
         }
         about["means"] = self._means
         return [_stored_branch(jobs, made, row, finals.sample(row), seeds, **about) for row in range(len(made.final))]
+
+    def _start(self, policy: DiffusionPolicy, jobs: Sequence[Job], seeds: Sequence[int]) -> Tensor:
+        """Return (B, ...) initial noise: a group's own, cos(a) z + sin(a) n of it and each sample's, or the latter."""
+        latents = policy.initial_latents([generator(seed) for seed in seeds])
+        angle = math.pi / 2 * self._config.rollout.own_noise
+        if angle == 0:
+            return latents
+        own = [generator(self._seed("own noise", job, 0)) for job in jobs]
+        return math.cos(angle) * latents + math.sin(angle) * policy.initial_latents(own)
 
     def _seed(self, purpose: str, job: Job, step: int, branch_number: int = 0) -> int:
         per_group = not isinstance(self._plan, DrawnPerSample)

@@ -73,6 +73,7 @@ class TransitionSet(Correctable):
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._condition = condition
         self._means = means
+        self._finals = requires.finals
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
@@ -135,9 +136,15 @@ class TransitionSet(Correctable):
             mean_std=torch.full((len(rows),), self._mean_std, device=device),
             mean_rectifier=torch.full((len(rows),), self._mean_rectifier, device=device),
             old_means=None if means is None else stacked(means, device),
+            finals=self._ends(samples) if self._finals else None,
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
             **common,
         )
+
+    def _ends(self, samples: Sequence[int]) -> Tensor:
+        """Return the final latents of samples."""
+        ends = [latents_at(self.reader, sample, len(self.reader.sigmas[sample]) - 1) for sample in samples]
+        return stacked(ends, self.device)
 
     def _is_own(self, sample: int, position: int) -> bool:
         """Return whether a row's old log-prob is one of the policy as it is now."""

@@ -27,7 +27,7 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
     ),
     "rollout": (
         RolloutSection,
-        ("steps", "sampler", "solver", "plan", "same_noise", "latents_dtype", "unconditional", "media"),
+        ("steps", "sampler", "solver", "plan", "same_noise", "own_noise", "latents_dtype", "unconditional", "media"),
     ),
     "optimize": (OptimizeSection, ("guidance_gradient",)),
     "evaluate": (EvaluateSection, ("steps", "solver")),

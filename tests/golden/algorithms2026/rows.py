@@ -49,7 +49,7 @@ def stepped(
 ) -> TransitionBatch:
     """Return stored steps."""
     one = torch.ones_like(advantages)
-    own = {"mean_std": one, "mean_rectifier": one, **common(advantages), **more}
+    own: dict[str, Any] = {"mean_std": one, "mean_rectifier": one, **common(advantages), **more}
     return TransitionBatch(latents=latents, next_latents=following, grid=grid, old_log_probs=old_log_probs, **own)
 
 

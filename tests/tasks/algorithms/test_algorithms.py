@@ -86,6 +86,7 @@ def transitions(behavior: LinearPolicy, noise_level: float = 0.7) -> TransitionB
         old_means=step.mean,
         mean_std=torch.full((ROWS,), 0.4, dtype=torch.float64),
         mean_rectifier=torch.full((ROWS,), 2.0, dtype=torch.float64),
+        finals=draw(ROWS, *SHAPE),
         **common(draw),
     )
 
@@ -167,6 +168,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *[("crd", {"adaptive": False, "distance": d, "temperature": t}) for d in ("mse", "bce") for t in (-1.0, 0.0, 0.5)],
     ("ram", {}),
     ("ram", {"multiplier": 2.0, "kl_coef": 0.2}),
+    ("fdfo", {"kl_coef": 0.2}),
     ("opd", {"teacher": "somewhere"}),
 ]
 
@@ -239,6 +241,7 @@ RATIOS = [
     ("flow_dppo", {}),
     ("awm", {}),
     ("v_grpo", {}),
+    ("fdfo", {}),
 ]
 RATIOS += [(name, {"surrogate": "spo"}) for name in ("grpo", "tempflow", "grpo_guard", "awm", "v_grpo")]
 

@@ -43,6 +43,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
         "detach_center": False,
     },
     ("algorithm", "ram"): {**FORWARD, "multiplier": 100.0, "decay": {"rate": 0.01, "maximum": 0.9}},
+    ("algorithm", "fdfo"): {"clip_range": 0.03, "kl_coef": 0.0},
     ("kernel", "flow_sde"): {"noise_level": 0.7},
     ("kernel", "dance_sde"): {"eta": 0.3},
     ("kernel", "cps"): {"noise_level": 0.8, "log_prob": "gaussian"},
@@ -58,7 +59,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("plan", "subset"): {"count": 1, "candidates": None},
     ("plan", "branch"): {"branches": 4, "steps": None},
-    ("plan", "all"): {"last": "ode"},
+    ("plan", "all"): {"last": "ode", "keep_final": False},
 }
 TABLES = {"algorithm": ALGORITHMS, "kernel": KERNELS, "plan": PLANS}
 
@@ -115,6 +116,8 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
         )
     ],
     *[("algorithm", name, "decay", [{"flat": 1}], [{"speed": 1}]) for name in ("nft", "crd", "ram")],
+    ("algorithm", "fdfo", "clip_range", [1e-9, 9.0], [0.0, -1.0]),
+    ("algorithm", "fdfo", "kl_coef", [0.0, 0.1], [-0.1]),
     ("algorithm", "dpo", "winner_margin", [0.0, 0.5, 1.0], [-0.1, 1.1]),
     ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
     ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
@@ -160,6 +163,9 @@ def test_what_algorithms_ask_for() -> None:
         assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
         assert (average.reference, average.average, average.zero_advantages) == (False, True, True)
     assert asked("opd", teacher="folder") == Requirements(teacher="folder", zero_advantages=True, advantages=False)
+    pairs: dict[str, Any] = {"unit": "pair", "min_group_size": 2, "finals": True, "same_noise": True, "behavior": True}
+    assert asked("fdfo") == Requirements(**pairs)
+    assert asked("fdfo", kl_coef=0.1) == Requirements(**pairs, reference=True, zero_advantages=True)
     levels, shared = ForwardTimes(count=7), ForwardTimes(count=7, shared=True)
     forward: dict[str, Any] = {"data": "forward", "min_group_size": 2}
     times = {"count": 7}

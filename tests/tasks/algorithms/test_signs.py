@@ -73,7 +73,7 @@ def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in STEPS + SAMPLES} | {"opd"} == set(ALGORITHMS)
+    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo"} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)
@@ -359,6 +359,40 @@ def test_a_step_of_the_worse_sample_leaves_the_better_ones_error_alone() -> None
     ]
     torch.testing.assert_close(results[0].loss, results[1].loss)
     assert float(results[1].metrics["loser_share"].min()) == 0.0
+
+
+def test_a_finite_difference_moves_images_towards_the_better_one() -> None:
+    """FDFO row by row; its step moves what every velocity of a pair predicts from the worse image to the better one."""
+    theta, advantages = vector(START), [0.25, -0.25, -0.1, 0.1]
+    rows = transitions(advantages, theta)
+    assert rows.finals is not None
+    rows = dataclasses.replace(rows, units=torch.tensor([0, 0, 1, 1]))
+    moved = theta + 0.01
+    result = make("fdfo", {"clip_range": 0.5}).loss(rows, models_of(Toy(moved, theta), theta))
+    v, old = (Toy.at(at, rows.latents, rows.grid.sigma) for at in (moved, theta))
+    for row, mate in enumerate((1, 0, 3, 2)):
+        gain = (advantages[row] - advantages[mate]) / 2
+        difference = (rows.finals[row] - rows.finals[mate]) / 2
+        u = difference / ((difference**2).mean() + 1e-6)
+        ratio = math.exp(float((u**2).mean() - ((v[row] - (old[row] - u)) ** 2).mean()))
+        expected = -gain * ratio + abs(gain) / (2 * 0.5) * (ratio - 1) ** 2
+        assert float(result.metrics["ratio"][row]) == pytest.approx(ratio, rel=1e-9)
+        assert float(result.loss[row].detach()) == pytest.approx(expected, rel=1e-9)
+    # At the behavior policy: the gradient with respect to v is 2 dR u / D.
+    velocity = old.clone().requires_grad_()
+    models: Any = models_of(Toy(theta, theta), theta)
+    models.trainable.velocity = lambda *_: velocity
+    models.on_policy = True
+    loss = make("fdfo", {}).loss(rows, models).loss.sum()
+    (slope,) = torch.autograd.grad(loss, velocity)
+    better = [0, 0, 3, 3]
+    for row, (mate, up) in enumerate(zip((1, 0, 3, 2), better, strict=True)):
+        difference = (rows.finals[row] - rows.finals[mate]) / 2
+        u = difference / ((difference**2).mean() + 1e-6)
+        torch.testing.assert_close(slope[row], 2 * (advantages[row] - advantages[mate]) / 2 * u / u.numel())
+        # x0^ = x - sigma v goes against the velocity, which goes against the gradient.
+        towards = rows.finals[up] - rows.finals[mate if up == row else row]
+        assert float((slope[row] * towards).sum()) > 0
 
 
 def test_distillation_walks_to_the_teacher() -> None:

@@ -127,6 +127,12 @@ FINAL = "rollout.plan={name: final}"
             "trains more steps of some groups than of others",
         ),
         (["rollout.plan={name: window, options: {high: 3}}", "optimize.algorithm={name: nft}"], "of every sample"),
+        (["optimize.algorithm={name: fdfo}", "rollout.same_noise=true"], "all, options: {keep_final: true}}"),
+        (
+            ["optimize.algorithm={name: fdfo}", "rollout.plan.options.keep_final=true"],
+            "rollout.same_noise is false. Set it to true",
+        ),
+        (["rollout.own_noise=0.1"], "a distance from the noise that a group shares"),
     ],
     ids=str,
 )

@@ -77,6 +77,7 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
             "rollout.group_size=6",
             "rollout.prompts_per_epoch=1",
             "rollout.same_noise=true",
+            "rollout.own_noise=0.5",
             "rollout.latents_dtype=float16",
             "rollout.sampler.options={noise_level: 0.5}",
             "rollout.plan.options={last: train}",
@@ -97,6 +98,8 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     *[("advantage", "sd3", [], change) for change in ("rewards.0.weight=2", "advantage.std=global")],
     ("advantage", "sd3", ["advantage.std=global"], "advantage.mean=global"),
     ("advantage", "sd3", [], "advantage.clip=[-2, 5]"),
+    ("advantage", "sd3", [], "advantage.soft_clip=3"),
+    ("advantage", "sd3", ["monitors=[{name: digits}]"], "advantage.diversity=digits"),
     *[
         ("optimize", "sd3", [], change)
         for change in ("optimize.learning_rate=1e-5", "optimize.algorithm={name: tempflow}", "run.seed=1")
@@ -122,6 +125,7 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
         for change in ("model.height=96", "model.width=96", GUIDED, LORA, "model.options.schedule=linear")
     ],
     ("encode", "sd15", [], "model.options.steps=9"),
+    ("rollout", "sd3", [], "rollout.own_noise=0"),
     *[
         ("encode", family, [], change)
         for family in sorted(VIDEO)

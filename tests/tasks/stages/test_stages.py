@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,29 @@ def test_branches_are_grouped_by_prompt_and_step_and_do_not_depend_on_shards(mak
     updates = one.store.require(one.policy_ref(1)).summary["updates"]
     assert updates[0]["ratio_mean"] == 1.0
     assert updates[0]["replay_gap_max"] < 1e-6
+
+
+def test_pairs_start_near_one_noise_and_train_on_their_difference(make_config: Make) -> None:
+    options = ["rollout.same_noise=true", "rollout.plan={name: all, options: {keep_final: true}}"]
+    starts = {}
+    for own in (0.0, 0.2, 1.0):
+        algorithm = "optimize.algorithm={name: fdfo}"
+        context = prepare(make_config(*options, algorithm, f"rollout.own_noise={own}", f"run.name=own{own}"))
+        execute(context, "rollout", 1)
+        found = trajectories(context)
+        starts[own] = {name: latents[0].astype(np.float64) for name, (latents, _, _) in found.items()}
+        # Every step but the last has a start; the final latents come last.
+        assert {len(latents) for latents, _, _ in found.values()} == {context.config.rollout.steps + 1}
+    shared, near, apart = starts.values()
+    for name, start in near.items():
+        expected = math.cos(math.pi / 10) * shared[name] + math.sin(math.pi / 10) * apart[name]
+        np.testing.assert_allclose(start, expected, atol=1e-5)
+    assert len({start.tobytes() for start in shared.values()}) < len(shared)
+    assert len({start.tobytes() for start in apart.values()}) == len(apart)
+    run_epoch(context, 1)
+    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    assert (updates[0]["ratio_mean"], updates[0]["ratio_std"]) == (1.0, 0.0)
+    assert updates[0]["grad_norm"] > 0
 
 
 def test_replay_trains_on_earlier_epochs_with_their_own_log_probs(make_config: Make) -> None:

@@ -1,0 +1,86 @@
+"""FDFO, finite difference flow optimization (arXiv 2603.12893), re-derived from its formulas; its code is not free.
+
+Two samples that start from one noise and part by a little noise of their own are a finite difference of reward and
+image: dR = (R - R_mate) / 2, dx = (x0 - x0_mate) / 2. At every step v is to move by -u, u = dx / (mean dx^2 + 1e-6),
+as far as dR is positive: with the log-prob l = -mean (v - v_old + u)^2 the loss is SPO's of exp(l - l_old) and dR. At
+v_old its gradient is 2 dR u / D: velocities of the better sample go to its own image and away from its mate's, and
+those of the worse one, whose dR and dx both have the other sign, the same way.
+
+With ``advantage.std`` none, as published, dR is in the reward's unit, and so is ``clip_range``. A group of two is a
+pair; of larger ones the best and the worst sample are. No step needs a density: samplers of little noise are meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.maths.transitions import expand
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from tasks.algorithms.objectives import ratio_metrics, simple_surrogate, squared_error, unit_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FDFO:
+    """Pairs of samples, all steps of a rollout alike."""
+
+    clip_range: float = 0.03
+    """Ratios are pulled back to 1 +- clip_range."""
+    kl_coef: float = 0.0
+    """Weight of mean (v - v_base)^2."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not self.clip_range > 0:
+            raise ValueError(f"clip_range is {self.clip_range}; it must be above 0.")
+        if self.kl_coef < 0:
+            raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
+
+    @property
+    def requires(self) -> Requirements:
+        """Pairs from one start with their stored steps and ends, the behavior policy, for a KL the base model."""
+        wanted = self.kl_coef > 0
+        return Requirements(
+            unit="pair",
+            min_group_size=2,
+            finals=True,
+            same_noise=True,
+            behavior=True,
+            reference=wanted,
+            zero_advantages=wanted,
+        )
+
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
+        """Return SPO's loss of the finite difference, plus the KL."""
+        rows = expect(batch, TransitionBatch)
+        if rows.finals is None:
+            raise TypeError("FDFO needs the samples' final latents")
+        velocity = models.velocity(rows)
+        moved = velocity - models.behavior_velocity(rows, velocity)
+        gain, difference = (_half_difference(values, rows) for values in (rows.advantages, rows.finals))
+        wanted = difference / expand((difference**2).flatten(1).mean(1) + 1e-6, difference)
+        # -mean (v - v*)^2 with v* = v_old - u, written so that it is exactly -mean u^2 at v_old.
+        log_ratio = squared_error(wanted, torch.zeros_like(wanted)) - squared_error(moved, -wanted)
+        ratio = torch.exp(log_ratio)
+        loss = simple_surrogate(ratio, gain, self.clip_range)
+        metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
+        if self.kl_coef > 0:
+            kl = squared_error(velocity, models.reference_velocity(rows))
+            metrics["kl"] = kl.detach()
+            loss = loss + self.kl_coef * kl
+        return RowLoss(loss=loss, metrics=metrics)
+
+
+def _half_difference(values: Tensor, rows: TransitionBatch) -> Tensor:
+    """Return half of what (B,) or (B, ...) values of rows are above those of their mates."""
+    return values - unit_sum(expand(rows.weights, values) * values, rows.units) / 2
