@@ -242,13 +242,13 @@ class TrainableDenoiser(Trainable):
         return self.policy.velocity(latents, sigma, conditioning, reference)
 
     @torch.no_grad()
-    def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the teacher's (B, ...) velocity.
+    def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning, name: str = "") -> Tensor:
+        """Return a teacher's (B, ...) velocity.
 
         Raises:
-            RuntimeError: no teacher was set.
+            RuntimeError: no teacher of this name was set.
         """
-        teacher = self.frozen["teacher"]
-        if not teacher:
+        teacher = self._teachers.get(name)
+        if teacher is None:
             raise RuntimeError("set_teacher() must be called before teacher velocities are asked for")
         return self.policy.velocity(latents, sigma, conditioning, teacher)

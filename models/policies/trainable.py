@@ -41,7 +41,7 @@ class Trainable:
         self._sharding: Sharding | None = None
         self._gathered = False
         self._reference: dict[str, nn.Module] | None = None
-        self._teacher: dict[str, nn.Module] | None = None
+        self._teachers: dict[str, dict[str, nn.Module]] = {}
         self.merged: Merged | None = None
         """What the adapted layers compute with, where that can be."""
         for name, module in policy.trained.items():
@@ -167,19 +167,20 @@ class Trainable:
         self._measure(self._reference)
 
     @property
-    def needs_teacher(self) -> bool:
-        """True until a teacher was given."""
-        return self._teacher is None
+    def teachers(self) -> tuple[str, ...]:
+        """The names of the teachers that were given; that of an only one is empty."""
+        return tuple(self._teachers)
 
     @property
     def frozen(self) -> dict[str, Mapping[str, nn.Module]]:
         """The modules beside the policy's own, by what they are."""
-        return {"reference": self._reference or {}, "teacher": self._teacher or {}}
+        teachers = {f"teacher {name}".strip(): modules for name, modules in self._teachers.items()}
+        return {"reference": self._reference or {}, **teachers}
 
-    def set_teacher(self, teacher: Policy) -> None:
-        """Give the frozen teacher, a model of the same family; equal weights give equal velocities."""
-        self._teacher = self._beside(teacher, _computed_as_trained if self.lora is None else _frozen)
-        self._measure(self._teacher)
+    def set_teacher(self, teacher: Policy, name: str = "") -> None:
+        """Give a frozen teacher, a model of the same family; equal weights give equal velocities."""
+        self._teachers[name] = self._beside(teacher, _computed_as_trained if self.lora is None else _frozen)
+        self._measure(self._teachers[name])
 
     def _beside(self, other: Policy, prepare: Callable[[nn.Module], nn.Module]) -> dict[str, nn.Module]:
         modules = {name: prepare(module) for name, module in other.trained.items()}

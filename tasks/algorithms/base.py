@@ -125,8 +125,9 @@ class Requirements:
     """A critic is trained beside the policy; its values are what advantages are estimated from."""
     normalization: tuple[tuple[str, str], ...] = ()
     """Settings of ``advantage`` that belong to it, as (name, value); others would make it another algorithm."""
-    teacher: str | None = None
-    """Folder of another model of the family whose velocities are needed."""
+    teachers: tuple[tuple[str, str], ...] = ()
+    """Folders of other models of the family whose velocities are needed, each with the name of the source of prompts
+    that is its own; that of an only one is empty."""
     after: bool = False
     """It has ``after(batch, models)``, which gives (B,) figures of rows once an update is done."""
     zero_advantages: bool = False

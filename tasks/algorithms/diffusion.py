@@ -53,6 +53,8 @@ class TransitionBatch(DiffusionBatch):
     """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
     finals: Tensor | None = None
     """(B, ...) float32 final latents of the rows' samples, if the algorithm compares them."""
+    sources: tuple[str, ...] | None = None
+    """B names of sources of prompts, where each has a teacher of its own."""
     own: Tensor | None = None
     """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
 
@@ -140,8 +142,22 @@ class DiffusionModels(Models):
             return self._computed(batch)
 
     def teacher_velocity(self, batch: DiffusionBatch) -> Tensor:
-        """Return (B, ...) velocities of the teacher, without gradient."""
-        return self.trainable.teacher_velocity(batch.latents, batch.grid.sigma, batch.conditioning)
+        """Return (B, ...) velocities of the teacher of each row's prompt, without gradient."""
+        rows = (batch.latents, batch.grid.sigma, batch.conditioning)
+        sources = batch.sources if isinstance(batch, TransitionBatch) else None
+        if sources is None:
+            return self.trainable.teacher_velocity(*rows)
+        found = torch.zeros_like(batch.latents)
+        for name in self.trainable.teachers:
+            own = torch.tensor([number for number, source in enumerate(sources) if source == name], dtype=torch.int64)
+            own = own.to(batch.latents.device)
+            if self.trainable.sharded:
+                # Ranks that compute in step ask every teacher, whatever rows they have.
+                found[own] = self.trainable.teacher_velocity(*rows, name)[own].to(found.dtype)
+            elif len(own):
+                part = (batch.latents[own], batch.grid.sigma[own], batch.conditioning.rows(own))
+                found[own] = self.trainable.teacher_velocity(*part, name).to(found.dtype)
+        return found
 
     def step(self, batch: DiffusionBatch, velocity: Tensor) -> Gaussian:
         """Return the distribution of the next latents under a velocity."""

@@ -1,33 +1,54 @@
-"""On-policy distillation: a frozen teacher of the same family replays the states the student visited.
+"""On-policy distillation: frozen teachers of the same family replay the states the student visited.
 
 The loss is the true Gaussian KL of student and teacher steps, mean (mu - mu_T)^2 / (2 s^2 |dt|): it falls as the
 student moves to the teacher and is 0 there. No reward enters it, so all samples count, whatever their advantage.
+
+Flow-OPD (arXiv 2605.08063): a teacher for each source of prompts, and a KL to the base model beside.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from models.maths.transitions import gaussian_kl
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
+from tasks.algorithms.grpo import KL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnPolicyDistillation:
-    """The distillation loss of verl-omni's ``opd``."""
+class OnPolicyDistillation(KL):
+    """The distillation loss of verl-omni's ``opd``, and of Flow-OPD's ``gkd`` but for |dt|, which that leaves out."""
 
-    teacher: str
+    teacher: str | None = None
     """Local diffusers folder of the teacher; same family, latents and schedule as the student."""
+    teachers: Mapping[str, str] = field(default_factory=dict)
+    """Instead: the folder of a teacher for every one of ``prompts.sources``, by name."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if (self.teacher is None) == (not self.teachers):
+            raise ValueError("it needs either 'teacher', a folder, or 'teachers', one for each of prompts.sources.")
+        if not all(isinstance(folder, str) and name for name, folder in self.teachers.items()):
+            raise ValueError(f"teachers is {dict(self.teachers)}; it must be folders by the name of their source.")
+        self.check_kl()
 
     @property
     def requires(self) -> Requirements:
-        """Stored stochastic steps of all samples, and the teacher."""
-        return Requirements(teacher=self.teacher, zero_advantages=True, advantages=False)
+        """Stored stochastic steps of all samples, and the teachers; for a KL the base model or the average."""
+        teachers = tuple(self.teachers.items()) if self.teacher is None else (("", self.teacher),)
+        beside = self.kl_needs(old_means=False)
+        return replace(beside, min_group_size=1, teachers=teachers, zero_advantages=True, advantages=False)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
-        """Return the KL to the teacher's step."""
+        """Return the KL to the teacher's step, and the other KL if asked for."""
         rows = expect(batch, TransitionBatch)
-        step = models.step(rows, models.velocity(rows))
-        kl = gaussian_kl(step, models.step(rows, models.teacher_velocity(rows)))
-        return RowLoss(loss=kl, metrics={"teacher_kl": kl.detach()})
+        velocity = models.velocity(rows)
+        loss = gaussian_kl(models.step(rows, velocity), models.step(rows, models.teacher_velocity(rows)))
+        metrics = {"teacher_kl": loss.detach()}
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -264,10 +264,10 @@ class ModelHost:
         if trainable.needs_reference:
             trainable.set_reference(self._beside())
 
-    def give_teacher(self, trainable: Trainable, folder: str) -> None:
+    def give_teacher(self, trainable: Trainable, folder: str, name: str = "") -> None:
         """Load the frozen denoisers of another model of the family, unless they are there already."""
-        if trainable.needs_teacher:
-            trainable.set_teacher(self._beside(local_model(folder, None)))
+        if name not in trainable.teachers:
+            trainable.set_teacher(self._beside(local_model(folder, None)), name)
 
     def _beside(self, folder: Path | None = None) -> Policy:
         """Return denoisers that stand beside the policy's, spread as they are."""

@@ -128,11 +128,11 @@ class TrainingEpoch:
         )
 
     def _models(self, state: TrainerState, requires: Requirements) -> Models:
-        """Return what the algorithm may ask for: behavior weights, base model and teacher only if it does."""
+        """Return what the algorithm may ask for: behavior weights, base model and teachers only if it does."""
         if requires.reference:
             self._host.give_reference(state.trainable)
-        if requires.teacher is not None:
-            self._host.give_teacher(state.trainable, requires.teacher)
+        for name, folder in requires.teachers:
+            self._host.give_teacher(state.trainable, folder, name)
         average = state.ema.values if state.ema is not None else None
         trainable = state.trainable
         beside = {name: part.trainable for name, part in state.beside.items()}

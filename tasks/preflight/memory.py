@@ -148,7 +148,7 @@ def estimate_memory(config: RunConfig, *, reference: bool, activations: Activati
             merged = adapted_parameters(module, spec) * architecture.denoisers
     requires = make_algorithm(config).requires
     optimizer = resolve(OPTIMIZERS, config.optimize.optimizer, what="optimize.optimizer")
-    beside = total * number * (int(reference and spec is None) + int(requires.teacher is not None))
+    beside = total * number * (int(reference and spec is None) + len(requires.teachers))
     weights = trained * _MASTER + (0 if spec is None else (total + merged) * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.ranks if execution.strategy == "fsdp" else 1

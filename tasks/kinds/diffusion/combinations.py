@@ -95,6 +95,7 @@ def check_combination(found: Combination) -> None:
         _forward_data_needs_final_latents,
         _compared_samples_need_their_ends,
         _compared_samples_start_together,
+        _sources_have_their_teachers,
         _trained_steps_need_noise,
         _densities_need_normalized_log_probs,
         _kl_rewards_need_a_chain,
@@ -163,6 +164,18 @@ def _compared_samples_start_together(found: Combination) -> None:
             f"{found.algorithm} takes the difference of two samples for what the noise after their common start made, "
             "but rollout.same_noise is false. Set it to true."
         )
+
+
+def _sources_have_their_teachers(found: Combination) -> None:
+    taught = [name for name, _ in found.requires.teachers if name]
+    sources = [source.name for source in found.config.prompts.sources]
+    if not taught or set(taught) == set(sources):
+        return
+    there = f"are {', '.join(sources)}" if sources else "has none"
+    raise ConfigError(
+        f"{found.algorithm} has teachers for {', '.join(taught)}, but prompts.sources {there}: every prompt needs one. "
+        "Give each source a teacher, or one to all with the option 'teacher'."
+    )
 
 
 def _trained_steps_need_noise(found: Combination) -> None:

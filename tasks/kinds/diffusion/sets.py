@@ -20,6 +20,7 @@ from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
 from tasks.hosting.devices import moved
 from tasks.inputs.components import make_kernel
+from tasks.inputs.prompts import SOURCE
 from tasks.kinds.diffusion.conditioning import conditioning_of
 from tasks.kinds.diffusion.replay import recompute
 from tasks.kinds.kind import Training
@@ -74,6 +75,8 @@ class TransitionSet(Correctable):
         self._condition = condition
         self._means = means
         self._finals = requires.finals
+        self.sources: Mapping[str, str] | None = None
+        """Of each prompt id the name of its source, where those have teachers of their own."""
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
@@ -137,6 +140,7 @@ class TransitionSet(Correctable):
             mean_rectifier=torch.full((len(rows),), self._mean_rectifier, device=device),
             old_means=None if means is None else stacked(means, device),
             finals=self._ends(samples) if self._finals else None,
+            sources=None if self.sources is None else tuple(self.sources[each] for each in self.prompts_of(rows)),
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
             **common,
         )
@@ -252,7 +256,7 @@ def training_set(
         seed = derive(config.run.seed, "forward", training.epoch)
         times = requires.times
         return ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
-    return TransitionSet(
+    made = TransitionSet(
         shards,
         advantages,
         kernel=make_kernel(config),
@@ -263,6 +267,10 @@ def training_set(
         ahead=ahead,
         requires=requires,
     )
+    if any(name for name, _ in requires.teachers):
+        prompts = training.context.prompts_by_id.items()
+        made.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
+    return made
 
 
 def _condition(training: Training) -> Condition:

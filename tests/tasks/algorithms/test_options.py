@@ -162,7 +162,13 @@ def test_what_algorithms_ask_for() -> None:
         base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))
         assert (base.reference, base.average, base.zero_advantages) == (True, False, True)
         assert (average.reference, average.average, average.zero_advantages) == (False, True, True)
-    assert asked("opd", teacher="folder") == Requirements(teacher="folder", zero_advantages=True, advantages=False)
+    taught: dict[str, Any] = {"zero_advantages": True, "advantages": False}
+    assert asked("opd", teacher="folder") == Requirements(teachers=(("", "folder"),), **taught)
+    several = asked("opd", teachers={"one": "a", "two": "b"}, kl_coef=0.1)
+    assert several == Requirements(teachers=(("one", "a"), ("two", "b")), reference=True, **taught)
+    for wrong in ({}, {"teacher": "a", "teachers": {"one": "b"}}, {"teachers": {"": "a"}}, {"teachers": {"one": 1}}):
+        with pytest.raises(ConfigError, match="teachers"):
+            asked("opd", **wrong)
     pairs: dict[str, Any] = {"unit": "pair", "min_group_size": 2, "finals": True, "same_noise": True, "behavior": True}
     assert asked("fdfo") == Requirements(**pairs)
     assert asked("fdfo", kl_coef=0.1) == Requirements(**pairs, reference=True, zero_advantages=True)

@@ -412,6 +412,36 @@ def test_distillation_walks_to_the_teacher() -> None:
     torch.testing.assert_close(gradient(algorithm, rows, Toy(teacher, teacher)), torch.zeros(5, dtype=torch.float64))
 
 
+def test_every_source_of_prompts_has_a_teacher_of_its_own() -> None:
+    theta = vector(START)
+    folders = {"near": vector(REFERENCE), "far": vector(REFERENCE) + 2.0}
+
+    class School(Toy):
+        teachers, sharded, asked = tuple(folders), False, 0
+
+        def teacher_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Any, name: str = "") -> Tensor:  # type: ignore[override]
+            self.asked += len(latents)
+            return self.at(folders[name], latents, sigma)
+
+    rows = dataclasses.replace(transitions([0.0] * 4, vector(BEHAVIOR)), sources=("far", "near", "near", "far"))
+    algorithm, one = (
+        make("opd", {"teachers": {name: name for name in folders}}),
+        dataclasses.replace(rows, sources=None),
+    )
+    for sharded, asked in ((False, 4), (True, 8)):
+        toy = School(theta, theta)
+        toy.sharded = sharded
+        loss = algorithm.loss(rows, models_of(toy)).loss
+        assert toy.asked == asked
+        for row, source in enumerate(rows.sources or ()):
+            alone = make("opd", {"teacher": "one"}).loss(one, models_of(Toy(theta, folders[source]))).loss
+            torch.testing.assert_close(loss[row], alone[row])
+    only = dataclasses.replace(rows, sources=("near",) * 4)
+    toy = School(theta, theta)
+    algorithm.loss(only, models_of(toy))
+    assert toy.asked == 4
+
+
 ON_STEPS = [("grpo", {"kl": kind}) for kind in ("gaussian", "flow_grpo", "velocity", "mean")]
 ON_STEPS += [("tempflow", {}), ("flash_grpo", {}), ("grpo_guard", {}), ("flow_dppo", {"kl": "velocity"})]
 WITH_KL: list[tuple[str, Options, str]] = [

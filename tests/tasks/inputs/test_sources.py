@@ -149,6 +149,21 @@ def test_a_column_of_that_name_is_refused(mixed: Make, tmp_path: Path) -> None:
         source_prompts(mixed())
 
 
+def test_every_source_may_have_a_teacher(mixed: Make, tiny_base: Path) -> None:
+    def asked(*names: str) -> str:
+        folders = ", ".join(f"{name}: '{tiny_base}'" for name in names)
+        return f"optimize.algorithm={{name: opd, options: {{teachers: {{{folders}}}}}}}"
+
+    context = prepare(mixed(asked("digits", "colors")))
+    run_epoch(context, 1)
+    first = context.store.require(context.policy_ref(1)).summary["updates"][0]
+    # Both are the base model, which the policy still is.
+    assert first["teacher_kl"] == 0.0
+    for names in (("digits",), ("digits", "colours")):
+        with pytest.raises(ConfigError, match="every prompt needs one. Give each source a teacher"):
+            check_config(mixed(asked(*names)))
+
+
 def test_a_run_over_sources_works_on_the_command_line(mixed: Make, flowmill: FlowmillCommand, tmp_path: Path) -> None:
     mixed()
     ended = flowmill("run", str(tmp_path / "mixed.yaml"), "--root", str(tmp_path / "cli"))
