@@ -159,8 +159,8 @@ def test_every_source_may_have_a_teacher(mixed: Make, tiny_base: Path) -> None:
     first = context.store.require(context.policy_ref(1)).summary["updates"][0]
     # Both are the base model, which the policy still is.
     assert first["teacher_kl"] == 0.0
-    for names in (("digits",), ("digits", "colours")):
-        with pytest.raises(ConfigError, match="every prompt needs one. Give each source a teacher"):
+    for names in (("digits",), ("digits", "shades")):
+        with pytest.raises(ConfigError, match=r"every prompt needs one\. Give each source a teacher"):
             check_config(mixed(asked(*names)))
 
 
