@@ -91,3 +91,9 @@ class ReplaySection(Section):
     level: Literal["step", "sequence"] = "step"
     """One importance weight per step, or per sample: over its trained steps the geometric mean of tempered weights, the
     product of densities."""
+    share: float = Field(1.0, gt=0, le=1)
+    """Of every earlier epoch, train on this share of its samples again, those of the highest reward; where an algorithm
+    compares samples, of its groups, those of the highest mean. Their advantages stay what they were."""
+    steps: int | None = Field(None, ge=1)
+    """Of earlier epochs, train on steps before this one alone (counted from 0): the later ones have little noise, so
+    that ratios to another policy are far from 1. All when absent."""

@@ -167,6 +167,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
             "optimize.replay.epochs is 0 and execution.ahead is 0, so every row is of the policy its epoch starts from "
             "and optimize.replay does nothing. Remove it, or raise one of the two."
         )
+    _check_choice(section, requires, algorithm, config.rollout.steps)
     weights = {"weight": section.weight, "max_importance": section.max_importance, "level": section.level}
     changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
     if requires.data == "forward":
@@ -183,6 +184,27 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
         raise ConfigError(
             f"optimize.replay.weight is 'density', but the log-probs of rollout.sampler '{sampler}' are squared "
             "distances, no densities. Set its log_prob to 'gaussian', or the weight to 'tempered'."
+        )
+
+
+def _check_choice(section: ReplaySection, requires: Requirements, algorithm: str, steps: int) -> None:
+    if not section.epochs and (section.share != 1 or section.steps is not None):
+        name, value = ("share", section.share) if section.share != 1 else ("steps", section.steps)
+        raise ConfigError(
+            f"optimize.replay.{name} is {value}, but optimize.replay.epochs is 0, so there is no earlier epoch to "
+            f"choose from. Raise epochs, or remove optimize.replay.{name}."
+        )
+    if section.steps is None:
+        return
+    if requires.data == "forward":
+        raise ConfigError(
+            f"optimize.replay.steps is {section.steps}, but optimize.algorithm '{algorithm}' noises final latents anew "
+            "and trains no steps. Remove optimize.replay.steps."
+        )
+    if section.steps >= steps:
+        raise ConfigError(
+            f"optimize.replay.steps is {section.steps}, but rollout.steps is {steps}, so no step would be left out. "
+            "Lower it, or remove optimize.replay.steps."
         )
 
 

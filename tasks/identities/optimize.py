@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.learning import ReplaySection
 from configs.schema import OptimizeSection
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
@@ -42,4 +43,10 @@ class OptimizeIdentity(Identity):
 def optimizer_identity(section: OptimizeSection) -> Mapping[str, object]:
     """Return the settings of training that its result depends on."""
     # Policies that were trained before there was a choice keep their names.
-    return section.model_dump(mode="json", exclude={"optimizer"} if section.optimizer == "adamw" else None)
+    unused: dict[str, Any] = {"optimizer": True} if section.optimizer == "adamw" else {}
+    if section.replay is not None:
+        fields = ReplaySection.model_fields
+        unused["replay"] = {
+            name for name in ("share", "steps") if getattr(section.replay, name) == fields[name].default
+        }
+    return section.model_dump(mode="json", exclude=unused)

@@ -5,6 +5,7 @@ Legend: N samples, B rows of a micro-batch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
@@ -66,6 +67,12 @@ class SampleSet(ABC):
         self.ages: np.ndarray = start - np.maximum(self.reader.epochs - 1 - ahead, 0)
         """(N,) how much older than the policy this epoch starts from the one is that made each sample, in epochs."""
         self._importance: dict[tuple[int, int], float] = {}
+        self._replayed: np.ndarray = self.reader.epochs < self.reader.epochs.max(initial=0)
+        """(N,) which samples are of earlier epochs."""
+        self._left_out: np.ndarray = np.zeros(len(self._replayed), bool)
+        """(N,) which of them are not trained on again."""
+        self._before: int | None = None
+        """Step at which training on them ends."""
 
     def steps(self, rows: np.ndarray) -> np.ndarray:
         """Return the denoising step of rows (B, 2), or the number of their noise level."""
@@ -92,14 +99,37 @@ class SampleSet(ABC):
     def units(self, requires: Requirements) -> Units:
         """Return what must stay together; samples of advantage 0 only if the algorithm wants them."""
         if requires.unit == "row":
-            return single_rows(np.flatnonzero(self.live(requires)), self.positions())
+            return self._early(single_rows(np.flatnonzero(self.live(requires)), self.positions()))
         chosen = [self._pair(members) if requires.unit == "pair" else members for members in self._groups()]
-        return joint_rows([members for members in chosen if self._counts(members, requires)], self.positions())
+        joint = joint_rows([members for members in chosen if self._counts(members, requires)], self.positions())
+        return self._early(joint)
+
+    def choose(self, section: ReplaySection, requires: Requirements) -> None:
+        """Leave out samples of earlier epochs, and their late steps, as the section says."""
+        self._before = section.steps
+        if section.share == 1:
+            return
+        for epoch in np.unique(self.reader.epochs[self._replayed]):
+            groups = [members for members in self._groups() if self.reader.epochs[members[0]] == epoch]
+            parts = [[sample] for members in groups for sample in members] if requires.unit == "row" else groups
+            earned = np.array([self.rewards[members].astype(np.float64).mean() for members in parts])
+            kept = math.ceil(section.share * len(parts))
+            # Of equal rewards the first are taken.
+            for number in np.argsort(-earned, kind="stable")[kept:]:
+                self._left_out[parts[number]] = True
+
+    def _early(self, units: Units) -> Units:
+        """Return the units none of whose rows is a late step of an earlier epoch."""
+        if self._before is None or not len(units):
+            return units
+        late = self._replayed[units.rows[:, 0]] & (self.steps(units.rows) >= self._before)
+        return units.take(np.flatnonzero(~np.logical_or.reduceat(late, units.bounds[:-1])))
 
     def live(self, requires: Requirements) -> np.ndarray:
         """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
         live: np.ndarray = ((self.advantages != 0) | requires.zero_advantages) & ~np.isnan(self.advantages)
-        return live
+        kept: np.ndarray = live & ~self._left_out
+        return kept
 
     def batch(self, units: Units, size: int) -> Batch:
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.
@@ -131,7 +161,7 @@ class SampleSet(ABC):
         groups: dict[tuple[int, int], list[int]] = {}
         keys = zip(self.reader.epochs.tolist(), self.reader.groups.tolist(), strict=True)
         for sample, key in enumerate(keys):
-            if not np.isnan(self.advantages[sample]):
+            if not np.isnan(self.advantages[sample]) and not self._left_out[sample]:
                 groups.setdefault(key, []).append(sample)
         return list(groups.values())
 

@@ -80,9 +80,13 @@ class TransitionSet(Correctable):
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
-        sigmas = torch.tensor(self.reader.sigmas[0])
-        self._mean_std = self._mean_over_rows(step_stds(kernel, sigmas), requires)
-        self._mean_rectifier = self._mean_over_rows(rectifiers(kernel, grid_of(sigmas)), requires)
+        self._kernel = kernel
+        self._measure(requires)
+
+    def choose(self, section: ReplaySection, requires: Requirements) -> None:
+        """Leave out samples and steps of earlier epochs, and measure those that are left."""
+        super().choose(section, requires)
+        self._measure(requires)
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -94,7 +98,7 @@ class TransitionSet(Correctable):
 
     def stale(self, requires: Requirements) -> Units:
         """Return the rows made by an older policy that can contribute."""
-        return single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions())
+        return self._early(single_rows(np.flatnonzero((self.ages > 0) & self.live(requires)), self.positions()))
 
     def changed_policy(self) -> None:
         """Read no predictions any more, and take old log-probs for what they are."""
@@ -166,10 +170,18 @@ class TransitionSet(Correctable):
         stored: np.ndarray = self.reader.array("means", sample)[position]
         return stored
 
+    def _measure(self, requires: Requirements) -> None:
+        """Take the means over the rows that are trained."""
+        sigmas = torch.tensor(self.reader.sigmas[0])
+        self._mean_std = self._mean_over_rows(step_stds(self._kernel, sigmas), requires)
+        self._mean_rectifier = self._mean_over_rows(rectifiers(self._kernel, grid_of(sigmas)), requires)
+
     def _mean_over_rows(self, of_steps: Tensor, requires: Requirements) -> float:
         """Return the mean of (T,) numbers of steps over trained rows: each step counts as often as it has rows."""
-        rows = np.repeat(self.live(requires), self.positions())
-        trained = self.reader.steps.values[rows]
+        steps, rows = self.reader.steps.values, np.repeat(self.live(requires), self.positions())
+        if self._before is not None:
+            rows &= ~np.repeat(self._replayed, self.positions()) | (steps < self._before)
+        trained = steps[rows]
         if not len(trained):
             return 1.0
         return float(of_steps[trained.tolist()].double().mean())
@@ -251,11 +263,14 @@ def training_set(
 ) -> SampleSet:
     """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
-    ahead, condition = config.execution.ahead, _condition(training)
+    ahead, condition, replay = config.execution.ahead, _condition(training), config.optimize.replay
     if requires.data == "forward" and requires.times is not None:
         seed = derive(config.run.seed, "forward", training.epoch)
         times = requires.times
-        return ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
+        noised = ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
+        if replay is not None:
+            noised.choose(replay, requires)
+        return noised
     made = TransitionSet(
         shards,
         advantages,
@@ -270,6 +285,8 @@ def training_set(
     if any(name for name, _ in requires.teachers):
         prompts = training.context.prompts_by_id.items()
         made.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
+    if replay is not None:
+        made.choose(replay, requires)
     return made
 
 

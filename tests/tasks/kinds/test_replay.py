@@ -298,6 +298,49 @@ def test_rectifiers_have_mean_one_over_the_rows_that_are_trained(tmp_path: Path)
     assert float(weights.max()) > float(weights.min())
 
 
+def test_the_best_samples_of_earlier_epochs_and_their_noisy_steps_are_trained_on_again(replayed: TransitionSet) -> None:
+    requires = Requirements()
+
+    def rows(samples: SampleSet) -> list[tuple[str, int]]:
+        names = samples.reader.sample_ids
+        return sorted((str(names[s].as_py()), int(i)) for s, i in samples.units(requires).rows)
+
+    everything = rows(replayed)
+    assert len(everything) == 2 * 3 * 3
+    mean = float(replayed.batch(replayed.units(requires).slice(0, 1), 1).mean_std[0])  # type: ignore[attr-defined]
+    # Rewards are 1, -1, 2 and 0: half of the earlier epoch are the first and the third sample.
+    replayed.choose(ReplaySection(share=0.5, steps=2), requires)
+    own = [row for row in everything if row[0].startswith("e2")]
+    assert rows(replayed) == sorted([*own, *((f"e1-s00{n}", step) for n in (0, 2) for step in (0, 1))])
+    stale = replayed.stale(requires)
+    assert len(stale) == 4
+    # Means are over what is left: nine rows of today, three of each step, and two of each early one.
+    stds = step_stds(KERNEL, torch.tensor(SIGMAS)).double()
+    batch = replayed.batch(replayed.units(requires).slice(0, 1), 1)
+    found = float(batch.mean_std[0])  # type: ignore[attr-defined]
+    assert found == pytest.approx(float(5 * stds[0] + 5 * stds[1] + 3 * stds[2]) / 13, rel=1e-6)
+    assert found != mean
+
+
+def test_whole_groups_are_chosen_where_samples_are_compared(tmp_path: Path) -> None:
+    old = [stored(n, 1, 0.3, (0, 1, 2), n // 2) for n in range(6)]
+    new = [stored(n, 2, 0.5, (0, 1, 2), n // 2) for n in range(6)]
+    rewards = [0.0, 3.0, 2.0, 2.5, -1.0, 1.0]
+    values = {s.sample_id: r for each in (old, new) for s, r in zip(each, rewards, strict=True)}
+    for unit, most in (("group", 2), ("pair", 2)):
+        requires = Requirements(unit=unit)  # type: ignore[arg-type]
+        shards = [shard(tmp_path / f"{unit}-new", new), shard(tmp_path / f"{unit}-old", old)]
+        samples = TransitionSet(shards, table(values), kernel=KERNEL, means=False, **WITH)
+        assert len(samples.units(requires)) == 18
+        # Means of groups are 1.5, 2.25 and 0: two of three are kept, and of their three steps one.
+        samples.choose(ReplaySection(share=0.5, steps=1), requires)
+        units = samples.units(requires)
+        assert len(units) == 9 + 2
+        names = {str(samples.reader.sample_ids[s].as_py()) for s, _ in units.rows}
+        assert {name for name in names if name.startswith("e1")} == {"e1-s000", "e1-s001", "e1-s002", "e1-s003"}
+        assert units.sizes.tolist() == [most] * 11
+
+
 def forward_samples(folder: Path, advantages: list[float], rewards: list[float] | None = None) -> SampleSet:
     samples = [stored(n, 1, 0.3, (), n // 3) for n in range(len(advantages))]
     names = [sample.sample_id for sample in samples]
@@ -332,17 +375,25 @@ def check_replay_of(preset: str, *overrides: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram"])
-@pytest.mark.parametrize("option", ["proximal: false", "weight: density", "max_importance: 3.0", "level: sequence"])
+@pytest.mark.parametrize(
+    "option", ["proximal: false", "weight: density", "max_importance: 3.0", "level: sequence", "steps: 2"]
+)
 def test_replay_options_without_log_probs_are_refused(name: str, option: str) -> None:
     setting = option.split(":")[0]
     with pytest.raises(ConfigError, match=rf"optimize\.replay\.{setting} .*'{name}' noises final latents anew"):
         check_replay_of(f"digits_{name}.yaml", f"optimize.replay={{epochs: 1, {option}}}")
-    check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1}")
+    check_replay_of(f"digits_{name}.yaml", "optimize.replay={epochs: 1, share: 0.5}")
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (["optimize.replay={epochs: 0, share: 0.5}", "execution.ahead=1"], "there is no earlier epoch to choose from"),
+        (
+            ["optimize.replay={epochs: 0, steps: 2}", "execution.ahead=1"],
+            "replay.steps is 2, but optimize.replay.epochs",
+        ),
+        (["optimize.replay={epochs: 1, steps: 8}"], "but rollout.steps is 8, so no step would be left out"),
         (
             ["optimize.replay={proximal: false, level: sequence}"],
             "replay.level is set, but it shapes importance weights",
@@ -359,7 +410,7 @@ def test_replay_weights_that_cannot_be_are_refused(overrides: list[str], expecte
 
 
 def test_replay_options_that_act_are_taken() -> None:
-    check_replay_of("digits.yaml", "optimize.replay={weight: density, level: sequence}")
+    check_replay_of("digits.yaml", "optimize.replay={weight: density, level: sequence, share: 0.5, steps: 7}")
 
 
 def test_check_looks_at_advantages_and_replay() -> None:

@@ -104,6 +104,7 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
         ("optimize", "sd3", [], change)
         for change in ("optimize.learning_rate=1e-5", "optimize.algorithm={name: tempflow}", "run.seed=1")
     ],
+    *[("optimize", "sd3", ["optimize.replay={epochs: 1}"], f"optimize.replay.{c}") for c in ("share=0.5", "steps=1")],
     *[("evaluate", "sd3", [], change) for change in ("model.height=96", "evaluate.seed=1", "evaluate.steps=9")],
 ]
 EXECUTION = (
@@ -126,6 +127,7 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
     ],
     ("encode", "sd15", [], "model.options.steps=9"),
     ("rollout", "sd3", [], "rollout.own_noise=0"),
+    ("optimize", "sd3", ["optimize.replay={epochs: 1}"], "optimize.replay.share=1"),
     *[
         ("encode", family, [], change)
         for family in sorted(VIDEO)
