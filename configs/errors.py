@@ -20,6 +20,8 @@ A message says where, what was found, why it cannot work and what to do. The com
 without a traceback.
 """
 
+import errno
+
 
 class FlowmillError(Exception):
     """Base of all errors whose message is written for the person at the keyboard."""
@@ -87,6 +89,25 @@ class PublishError(FlowmillError):
 
 class CancelledError(FlowmillError):
     """The run was cancelled from the Prefect UI or API; what was committed stays."""
+
+
+def disk_in_words(error: OSError) -> str:
+    """Return what an error of the operating system says that nobody expected where it happened: file, cause, remedy."""
+    if error.errno is None:
+        return in_words(error)
+    places = [str(place) for place in (error.filename, error.filename2) if place is not None]
+    where = " and ".join(f"'{place}'" for place in places) or "A file, or a program it was to talk to"
+    remedy = {
+        errno.ENOSPC: "Make room there.",
+        errno.EDQUOT: "Make room there.",
+        errno.EROFS: "Name a place that can be written.",
+        errno.EACCES: "Name a place that this user may use, or give this user the right to.",
+        errno.EPERM: "Name a place that this user may use, or give this user the right to.",
+        errno.EMFILE: "Let a process open more files: ulimit -n.",
+        errno.ENAMETOOLONG: "Name something shorter.",
+    }
+    cause = remedy.get(error.errno, "Mend the cause and give the same command again.")
+    return f"{where}: {error.strerror}. {cause} What is committed stays. FLOWMILL_TRACEBACK=1 shows where it happened."
 
 
 def in_words(error: BaseException) -> str:

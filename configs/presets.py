@@ -80,7 +80,7 @@ def copy_preset(name: str, folder: Path) -> list[Path]:
     """Copy a preset and all it consists of into a folder, and return the files.
 
     Raises:
-        ConfigError: there is no such preset, or a file of another content is in the way.
+        ConfigError: there is no such preset, a file of another content is in the way, or the folder cannot be written.
     """
     contents = {folder / path: (_FOLDER / path).read_bytes() for path in preset_files(name)}
     # Its comments name it by where it is now.
@@ -90,7 +90,10 @@ def copy_preset(name: str, folder: Path) -> list[Path]:
             raise ConfigError(
                 f"'{path}' exists and is another file. Move it away, or give another folder: --to FOLDER."
             )
-    for path, data in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    try:
+        for path, data in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"--to '{folder}' cannot be written: {error.strerror}. Name another folder.") from None
     return list(contents)

@@ -40,7 +40,7 @@ def local_api() -> Iterator[LocalApi | None]:
     if _temporary:
         yield _temporary[-1]
         return
-    _check_home(get_current_settings().home)
+    check_home()
     api = LocalApi()
     _temporary.append(api)
     try:
@@ -50,12 +50,15 @@ def local_api() -> Iterator[LocalApi | None]:
         api.stop()
 
 
-def _check_home(home: Path) -> None:
+def check_home() -> None:
     """Check that Prefect's server can keep its database: it would end with pages of its own about it.
 
     Raises:
         FlowmillError: nothing can be written there.
     """
+    from prefect.settings import get_current_settings
+
+    home = get_current_settings().home
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home) as probe:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from configs.deferred import deferred
-from configs.errors import ConfigError, FlowmillError
+from configs.errors import ConfigError, FlowmillError, disk_in_words
 from configs.garbage import without_collecting
 from configs.visible import command, quoted, visible
 from flows.cli.stopping import STOPPED, terminable
@@ -62,6 +62,11 @@ def last_words() -> Iterator[None]:
         if error.__cause__ is not None and wants_traceback():
             sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
         sys.stderr.write(f"flowmill: {visible(str(error), keep=_LINES)}\n")
+        sys.exit(1)
+    except OSError as error:
+        if wants_traceback():
+            sys.stderr.write(visible("".join(traceback.format_exception(error)), keep=_LINES))
+        sys.stderr.write(f"flowmill: {visible(disk_in_words(error), keep=_LINES)}\n")
         sys.exit(1)
     except SystemExit as end:
         if end.code in STOPPED:

@@ -9,7 +9,7 @@ import time
 from configs.errors import FlowmillError
 from flows.console import console
 from flows.environment import default_root
-from flows.server import prefect_command, prefect_environment
+from flows.server import check_home, prefect_command, prefect_environment
 from storage.commit import ArtifactStore
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
@@ -19,7 +19,12 @@ _HOST = "127.0.0.1"
 
 
 def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None:
-    """Start both servers, print their addresses, and stop both on Ctrl-C."""
+    """Start both servers, print their addresses, and stop both on Ctrl-C.
+
+    Raises:
+        FlowmillError: a server cannot be started, or ended.
+    """
+    check_home()
     uri = ArtifactStore(default_root(root)).root.uri
     mlflow = [
         sys.executable,

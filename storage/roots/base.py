@@ -90,6 +90,8 @@ class Root(Protocol):
     """What a store needs from a file system."""
 
     uri: str
+    disk: str
+    """Folder of this machine that what is made is written to first."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably; False when it exists already."""
@@ -157,6 +159,10 @@ class Root(Protocol):
 
     def lock(self, path: str, what: str) -> contextlib.AbstractContextManager[None]:
         """Hold an advisory lock, or raise RunConflictError naming ``what`` when another process holds it."""
+        ...
+
+    def locked(self, path: str) -> bool:
+        """Return whether a process holds a lock; nothing is written."""
         ...
 
 

@@ -5,13 +5,16 @@ Everything in it can be removed at any time but the files of folders in use, whi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from configs.errors import StoreError
 from storage.roots.base import PART, Staging
 from storage.roots.known import Known
 from storage.roots.processes import tag
@@ -27,7 +30,7 @@ class Cache:
     """Files below a folder; those not used for longest go first when there are too many bytes."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """Create the folder if needed.
+        """Bind to a folder, which is made when something is kept: small objects are read without it.
 
         Args:
             folder: the cache's own folder.
@@ -35,15 +38,46 @@ class Cache:
         """
         self.folder = folder
         self.limit = limit
-        self.staging = Staging(folder)
+        self._staging: Staging | None = None
         self._held: OrderedDict[Path, IO[bytes]] = OrderedDict()
         self._recent = Known(limit=_RECENT * PART, largest=PART)
         self._size: int | None = None
         self._lock = threading.Lock()
 
+    @property
+    def staging(self) -> Staging:
+        """Where files are written before they count.
+
+        Raises:
+            StoreError: the cache cannot be written.
+        """
+        if self._staging is None:
+            with self.writing():
+                self._staging = Staging(self.folder)
+        return self._staging
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say which folder cannot be written, and how to have another.
+
+        Raises:
+            StoreError: inside, it could not.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"The cache of the store, '{self.folder}', cannot be written: {error.strerror or error}. What is "
+                "committed stays: make room there, or set store.cache or XDG_CACHE_HOME to another folder."
+            ) from None
+
     def hold(self, folder: Path) -> None:
-        """Keep the files of a folder until this process has held many others since, or ends."""
-        with self._lock:
+        """Keep the files of a folder until this process has held many others since, or ends.
+
+        Raises:
+            StoreError: the cache cannot be written.
+        """
+        with self._lock, self.writing():
             if folder in self._held:
                 self._held.move_to_end(folder)
                 return
@@ -62,26 +96,34 @@ class Cache:
         path = self._part_path(key)
         try:
             data = path.read_bytes()
-            os.utime(path)
-        except FileNotFoundError:
+        except OSError:
             return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
         self._recent.add(key, data)
         return data
 
     def put_part(self, key: str, data: bytes) -> None:
-        """Keep a part of a file; a reader sees it whole or not at all."""
-        path = self._part_path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.staging.folder / tag()
-        temporary.write_bytes(data)
-        temporary.rename(path)
+        """Keep a part of a file; a reader sees it whole or not at all. Where there is no room it is fetched again."""
         self._recent.add(key, data)
+        path = self._part_path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.staging.folder / tag()
+            try:
+                temporary.write_bytes(data)
+                temporary.rename(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except (OSError, StoreError):
+            return
         self.added(len(data))
 
     def drop_part(self, key: str) -> None:
         """Forget a part that is not what it should be."""
         self._recent.forget(key)
-        self._part_path(key).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._part_path(key).unlink(missing_ok=True)
 
     def added(self, count: int) -> None:
         """Account for new bytes, and remove the oldest files when there are too many."""
@@ -113,7 +155,10 @@ class Cache:
                 break
             if self.staging.folder in path.parents or held.holds(path):
                 continue
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue  # of another user, say
             total -= size
         return total
 

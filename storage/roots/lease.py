@@ -7,11 +7,26 @@ import threading
 from collections.abc import Callable
 
 from configs.errors import RunConflictError
-from storage.roots.bucket import Bucket
+from storage.roots.bucket import About, Bucket
 from storage.roots.processes import is_gone, tag, told
 
 #: Seconds of the server's clock after which a lease that was not renewed is anybody's.
 LEASE_S = 60.0
+
+
+def holder_of(bucket: Bucket, path: str, found: About | None) -> str | None:
+    """Return the process that holds a lease; None when it is nobody's, or of one that is gone.
+
+    Args:
+        bucket: where it is.
+        path: its object.
+        found: what the server says of it.
+    """
+    data = bucket.get(path)
+    if found is None or data is None:
+        return None
+    holder = str(json.loads(data)["holder"])
+    return None if is_gone(holder) or found.age_s >= LEASE_S else holder
 
 
 class Lease:
@@ -73,16 +88,14 @@ class Lease:
         if self._create(self._path, self._body):
             found = self._bucket.about(self._path)
             return None if found is None else found.version
-        found, data = self._bucket.about(self._path), self._bucket.get(self._path)
-        if found is None or data is None:
-            return None
-        holder = str(json.loads(data)["holder"])
-        if not is_gone(holder) and found.age_s < LEASE_S:
+        found = self._bucket.about(self._path)
+        holder = holder_of(self._bucket, self._path, found)
+        if holder is not None:
             raise RunConflictError(
                 f"{self._what} is being executed by another process ({told(holder)}). "
                 "Wait for it, stop it, or choose another name with --name."
             )
-        return self._bucket.replace(self._path, self._body, found.version)
+        return None if found is None else self._bucket.replace(self._path, self._body, found.version)
 
     def _renew(self) -> None:
         while not self._stop.wait(LEASE_S / 4):

@@ -10,8 +10,10 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 from configs.errors import RunConflictError, StoreError
 from configs.schema import StoreSection
@@ -21,24 +23,24 @@ from storage.names import below, inside
 from storage.roots.base import BLOCK, Blob, FileEntry, Staging
 from storage.roots.processes import tag
 
+#: Longer than anybody takes to look whether a lock is held.
+_LOOKED_S = 0.2
+
 
 class LocalRoot:
     """Objects are files; a link is exclusive, a rename is atomic."""
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
-        """Create the folder if needed; one that is there may be read-only, which whoever writes to it is told.
+        """Create the folder if needed; in one that is there nothing is written, whoever reads may have no right to.
 
         Raises:
             StoreError: it cannot be created.
         """
         self.folder = Path(path).expanduser().absolute()
-        self.uri = str(self.folder)
-        try:
-            self._known_staging: Staging | None = Staging(self.folder)
-        except OSError as error:
-            if not self.folder.is_dir():
-                raise _unusable(self.folder, error) from None
-            self._known_staging = None
+        self.uri = self.disk = str(self.folder)
+        self._known_staging: Staging | None = None
+        if not self.folder.is_dir():
+            _ = self._staging
         self._checked: set[str] = set()
         #: Folders below the root that no link leads to.
         self._inside: set[str] = set()
@@ -223,18 +225,24 @@ class LocalRoot:
         except OSError as error:
             raise _unusable(self.folder, error) from None
         with opened as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locks(file, fcntl.LOCK_EX):
                 file.seek(0)
                 raise RunConflictError(
                     f"{what} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
                     "Wait for it, stop it, or choose another name with --name."
-                ) from None
+                )
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+    def locked(self, path: str) -> bool:
+        """Return whether a process holds a lock."""
+        try:
+            with self._at(path).open("rb") as file:
+                return not _locks(file, fcntl.LOCK_SH, patience_s=0.0)
+        except FileNotFoundError:
+            return False
 
 
 class MappedFile:
@@ -287,6 +295,20 @@ class MappedFile:
         if len(self._checked) == len(entry.blocks):
             self._entry = None
             self._on_checked()
+
+
+def _locks(file: IO[Any], kind: int, *, patience_s: float = _LOOKED_S) -> bool:
+    """Return whether an open file could be locked; others may look for a moment whether it is."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOKED_S / 10)
+        else:
+            return True
 
 
 def _unusable(folder: Path, error: OSError) -> StoreError:

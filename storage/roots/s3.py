@@ -11,16 +11,18 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from configs.errors import CorruptError
 from configs.fingerprint import fingerprint
+from configs.places import user_cache
 from configs.schema import StoreSection
 from storage.checksums import check_block, check_content, check_file, check_range, check_size
 from storage.roots.base import PART, Blob, FileEntry
 from storage.roots.bucket import Bucket
 from storage.roots.cache import Cache
 from storage.roots.known import Known
-from storage.roots.lease import Lease
+from storage.roots.lease import Lease, holder_of
 from storage.roots.local import MappedFile
 from storage.roots.processes import tag
 
@@ -45,9 +47,10 @@ class S3Root:
         self._bucket = Bucket(path)
         self.uri = self._bucket.uri
         self._single_writer = section.single_writer
-        top = Path(section.cache).expanduser() if section.cache else _user_cache()
+        top = Path(section.cache).expanduser() if section.cache else user_cache()
         name = fingerprint([self.uri, os.environ.get("AWS_ENDPOINT_URL", "")])[:16]
         self._cache = Cache(top / name, section.cache_size)
+        self.disk = str(self._cache.folder)
         self._known = Known(limit=_RECORDS, largest=_RECORD)
         self._checked: set[str] = set()
         self._leases: list[Lease] = []
@@ -126,7 +129,8 @@ class S3Root:
             # The copy may be at fault; a second error is the object's own.
             self._download(where, entry, target)
             check_file(target, entry, where=where)
-        os.utime(target)
+        with contextlib.suppress(OSError):
+            os.utime(target)
         self._checked.add(where)
         return target
 
@@ -186,14 +190,18 @@ class S3Root:
             self._leases.remove(lease)
             lease.give_back()
 
+    def locked(self, path: str) -> bool:
+        """Return whether a process that may live holds a lease."""
+        return holder_of(self._bucket, path, self._bucket.about(path)) is not None
+
     def _local(self, path: str, name: str) -> Path:
         return self._cache.folder / "files" / path / name
 
     def _adopt(self, file: Path, path: str, name: str) -> None:
         """Keep a file that was published in the cache; whoever made it has its checksums from its bytes."""
         target = self._local(path, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             os.link(file, target)
         except OSError:
@@ -206,18 +214,29 @@ class S3Root:
             yield self._bucket.get_range(where, start, min(start + _PIECE, entry.size))
 
     def _download(self, where: str, entry: FileEntry, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._cache.staging.folder / tag()
+        with self._cache.writing():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = temporary.open("xb", buffering=0)
         try:
-            with temporary.open("xb") as file:
+            with file:
                 for piece in self._pieces(where, entry):
-                    file.write(piece)
-            temporary.rename(target)
+                    with self._cache.writing():
+                        _write(file, piece)
+            with self._cache.writing():
+                temporary.rename(target)
         except FileNotFoundError:
             check_size(None, entry, where=where)
         finally:
             temporary.unlink(missing_ok=True)
         self._cache.added(entry.size)
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of something to a file without a buffer, whose own errors would come when it is closed."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 class RemoteFile:
@@ -272,7 +291,3 @@ class RemoteFile:
             # The last takes all that came, so that more or less than was asked for is noticed.
             block = view[start : start + step] if start + step < size else view[start:]
             check_block(block, (begin + start) // step, self._entry, where=self._path)
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowmill"

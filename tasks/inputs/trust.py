@@ -10,6 +10,8 @@ any option of a component, counts from the day it exists.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -64,11 +66,12 @@ _COMMANDS = "execution."
 
 
 def remember(config: RunConfig) -> None:
-    """Take note of what a config that was given on this machine carries out."""
-    for _, what in carried_out(config):
-        note = _note(what)
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note.touch(mode=0o600)
+    """Take note of what a config that was given on this machine carries out; without a writable home, of nothing."""
+    with contextlib.suppress(OSError):
+        for _, what in carried_out(config):
+            note = _note(what)
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            note.touch(mode=0o600)
 
 
 def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Collection[str] | None = None) -> None:
@@ -93,8 +96,17 @@ def check_trusted(stored: RunConfig, config: RunConfig, *, run: str, only: Colle
         raise TrustError(
             f"The store's record of run '{run}' names code, commands, addresses, variables or paths that no config "
             f"given on this machine has named:\n  {listed}\nIf you trust everyone who can write to the store, say so "
-            "with --trust-store; or give the config itself: flowmill run CONFIG."
+            f"with --trust-store; or give the config itself: flowmill run CONFIG.{_forgetful()}"
         )
+
+
+def _forgetful() -> str:
+    """Return what is to be known where nothing that is given is remembered."""
+    folder = user_state()
+    above = next(each for each in (folder, *folder.parents) if each.exists())
+    if os.access(above, os.W_OK):
+        return ""
+    return f" What is given is not remembered here, as '{folder}' cannot be written; XDG_STATE_HOME names another."
 
 
 def carried_out(config: RunConfig) -> Iterator[tuple[str, str]]:

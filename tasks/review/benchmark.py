@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.benchmark import Benchmark
-from configs.errors import ConfigError
+from configs.errors import ConfigError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import load_config, parse_config
 from configs.registry import resolve
@@ -78,13 +78,20 @@ class Result:
         return mean_with_interval(np.array(self.scores[reward]))
 
     def write(self, folder: Path) -> Path:
-        """Write the result to a file of its own and return its path."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the result to a file of its own and return its path.
+
+        Raises:
+            StoreError: it cannot be written; what was measured is found again.
+        """
         name = f"{self.title.partition(',')[0]}-{self.model}".replace("/", "_").replace("@", "-at-")
         file = folder / f"{name}-{fingerprint([self.title, self.images])[:8]}.json"
         figures = {reward: asdict(self.estimate(reward)) for reward in self.scores}
         text = json.dumps({"format": _FORMAT, **asdict(self), "figures": figures}, indent=1, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"--out '{folder}' cannot be written: {error.strerror}. Name another folder.") from None
         return file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def export_run(
         progress: (epochs done, total).
 
     Raises:
-        StoreError: the folder exists, or the run has no such epoch.
+        StoreError: the folder exists or cannot be written, or the run has no such epoch.
         ConfigError: the format is unknown, or its library is not installed.
     """
     if form not in FORMATS:
@@ -56,10 +57,28 @@ def export_run(
     rows = 0
     for done, entry in enumerate(chosen, 1):
         table = pa.concat_tables(list(_tables(context, entry)))
-        write(entry.epoch, table)
+        with _written(folder):
+            write(entry.epoch, table)
         rows += table.num_rows
         progress(done, len(chosen))
     return rows
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """Make a folder if needed, and say what is wrong with it where nothing can be written.
+
+    Raises:
+        StoreError: inside, nothing could.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"'{folder}' cannot be written: {error.strerror or error}. Name another folder; this one, if it is there, "
+            "is not whole."
+        ) from None
 
 
 def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
@@ -122,7 +141,6 @@ def _by_sample(table: pa.Table, column: str) -> dict[str, float]:
 
 def _parquet_writer(folder: Path, *, image: bool) -> Callable[[int, pa.Table], None]:
     def write(epoch: int, table: pa.Table) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(
             _with_image(table) if image else table, folder / f"train-{epoch:05d}.parquet", compression="zstd"
         )
@@ -155,8 +173,12 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 def _delta_writer(folder: Path) -> Callable[[int, pa.Table], None]:
     require_extra("delta", "deltalake", what="--format delta")
     from deltalake import write_deltalake
+    from deltalake.exceptions import DeltaError
 
     def write(epoch: int, table: pa.Table) -> None:
-        write_deltalake(str(folder), table, mode="append", partition_by=["epoch"])
+        try:
+            write_deltalake(str(folder), table, mode="append", partition_by=["epoch"])
+        except DeltaError as error:
+            raise OSError(str(error)) from error
 
     return write

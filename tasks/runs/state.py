@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from configs.errors import FlowmillError, RunConflictError
+from configs.errors import FlowmillError
 from tasks.runs.context import RunContext
-from tasks.runs.opening import refuse_while_executing
 
 _SERIES = "states"
 #: Of an error, what a table shows.
@@ -32,9 +31,7 @@ def state_of(context: RunContext, *, complete: bool) -> str:
     state = None if note is None else str(note["state"])
     if state == "running":
         with contextlib.suppress(FlowmillError, OSError):
-            try:
-                refuse_while_executing(context)
-            except RunConflictError:
+            if context.store.root.locked(context.run.lock_path):
                 return "running"
         # Whoever wrote it is gone without a word.
         state = "stopped"

@@ -131,7 +131,7 @@ class StageRun:
     def _run(self, shard: Shard) -> Callable[[], ShardRecord]:
         """Run one shard; return what commits it, also on another thread."""
         with ExitStack() as stack:
-            stack.enter_context(named_disk(self.store.root.uri))
+            stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
             if self.stage.parts:
                 # What was computed before, in loading or for another stage, is not of this shard.
@@ -187,7 +187,7 @@ class StageRun:
 
     def join_shard(self, shard: Shard) -> None:
         """Work on a shard together with the rank that commits it, to which this process adds its part."""
-        with named_disk(self.store.root.uri), self.store.root.staging() as folder:
+        with named_disk(self.store.root.disk), self.store.root.staging() as folder:
             self._work(shard, folder).written()
             self.store.contribute(self.ref, shard.name, folder, self.stage.host.ranks)
 
@@ -200,7 +200,7 @@ class StageRun:
     def finish(self) -> Manifest | None:
         """Write the manifest if it is not there, and make the artifact current in the run's lineage."""
         manifest = None
-        with named_disk(self.store.root.uri):
+        with named_disk(self.store.root.disk):
             if not self.stage.identity.grows:
                 # One that another process made meanwhile is found when ours is to be created.
                 manifest = self._manifest or self._seal()

@@ -74,13 +74,20 @@ def reaching(uri: str, what: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"{what} could not be logged to {uri}: {error}") from None
+        raise TrackingError(f"{what} could not be logged to {uri}: {first_line(error)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without the statements of a database that follow it."""
+    return str(error).partition("\n")[0]
 
 
 def open_client(root: str, configured: str | None) -> MlflowClient:
     """Return the client of a run: of the configured tracking server, else of the store's own folder."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It logs with a traceback what it raises.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     if configured is None:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)

@@ -139,7 +139,7 @@ class Tracker:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
-                self.failure = f"{type(error).__name__}: {error}"
+                self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
                 how = command("flowmill", "track", self.context.run.name)
                 self.context.reporter.message(
                     f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; '{how}' logs what is missing, "

@@ -172,6 +172,13 @@ def test_move_and_remove(root: Root) -> None:
     assert root.read("aside.json") == b"{}"
 
 
+def test_who_looks_whether_a_lock_is_held_takes_none(make_root: MakeRoot) -> None:
+    assert not make_root().locked("runs/r/.lock")
+    with make_root().lock("runs/r/.lock", "Run 'r'"):
+        assert make_root().locked("runs/r/.lock")
+    assert not make_root().locked("runs/r/.lock")
+
+
 def test_a_lock_is_held_once(make_root: MakeRoot) -> None:
     with (
         make_root().lock("runs/r/.lock", "Run 'r'"),

@@ -11,7 +11,7 @@ import torch
 
 from models.maths.kernels import CPS
 from models.maths.transitions import Grid
-from tasks.algorithms.advantages import Normalizer, group_advantages
+from tasks.advantages.groups import Normalizer, group_advantages
 from tasks.algorithms.awm import AWM
 from tasks.algorithms.fdfo import FDFO
 from tests.golden.algorithms2026.rows import check, given, noised, stepped
