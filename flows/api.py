@@ -13,6 +13,7 @@ from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
 from configs.errors import ConfigError
+from configs.proxies import by_proxy
 
 _MOST = 600
 _UNAUTHORIZED = (401, 403)
@@ -35,6 +36,22 @@ def named_server() -> Iterator[SyncPrefectClient]:
         yield client
 
 
+def check_server() -> None:
+    """Check that the server that is named answers and is of a version that runs can use: flows end with tracebacks.
+
+    Raises:
+        ConfigError: it does not, or is not.
+    """
+    with named_server() as client:
+        failure = client.api_healthcheck()
+        if failure is not None:
+            raise failure
+        try:
+            client.raise_for_api_version_mismatch()
+        except RuntimeError as error:
+            raise ConfigError(f"Prefect's server at PREFECT_API_URL={client.api_url} cannot be used. {error}") from None
+
+
 @contextlib.contextmanager
 def answers(url: str) -> Iterator[None]:
     """Turn what goes wrong with a server inside into messages.
@@ -50,6 +67,7 @@ def answers(url: str) -> Iterator[None]:
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"{where} does not answer ({error or type(error).__name__}). Is it running, and is the address right?"
+            f"{by_proxy(url)}"
         ) from None
     except PrefectException as error:
         raise ConfigError(f"{where} refuses this: {_short(str(error))}") from None

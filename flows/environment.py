@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from configs.errors import StoreError
+from configs.errors import ConfigError, StoreError
 from configs.quoting import text_override
 from configs.suggest import near_path
 from storage.layout import RUNS, STAGING
@@ -57,14 +57,20 @@ def wants_traceback() -> bool:
 
 
 def default_root(root: str | None) -> str:
-    """Return the given root, else FLOWMILL_ROOT, else the default folder."""
+    """Return the given root, else FLOWMILL_ROOT, else the default folder.
+
+    Raises:
+        ConfigError: an empty one is given.
+    """
+    if root == "":
+        raise ConfigError("The root of the store is empty: it names nothing. Leave it out, or give a folder or URI.")
     return root or os.environ.get("FLOWMILL_ROOT") or "flowmill-store"
 
 
 def as_overrides(root: str | None, name: str | None) -> list[str]:
     """Return a given root, else FLOWMILL_ROOT, and a given name as overrides of a config."""
     chosen = []
-    if root is not None or "FLOWMILL_ROOT" in os.environ:
+    if root is not None or os.environ.get("FLOWMILL_ROOT"):
         chosen.append(text_override("store.root", default_root(root)))
     if name is not None:
         chosen.append(text_override("run.name", name))

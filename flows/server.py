@@ -31,10 +31,17 @@ def local_api() -> Iterator[LocalApi | None]:
 
     Inside another it is the one that runs: what Prefect's client has not told a server that is gone by then, it goes on
     telling it for minutes.
+
+    Raises:
+        ConfigError: the one that is named does not answer.
+        FlowmillError: none can be started.
     """
     from prefect.settings import get_current_settings
 
     if get_current_settings().api.url:
+        from flows.api import check_server
+
+        check_server()
         yield None
         return
     if _temporary:

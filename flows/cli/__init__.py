@@ -8,7 +8,7 @@ from configs.garbage import collect_rarely
 from configs.packages import user_folder_last
 from flows.cli import making, showing
 from flows.cli.app import app
-from flows.cli.opening import last_words, refuse_bare_settings
+from flows.cli.opening import last_words, refuse_bare_settings, refuse_empty
 from flows.environment import prepare_environment
 
 __all__ = ["app", "main", "making", "showing"]
@@ -21,5 +21,6 @@ def main() -> None:
     # Rewards and models of your own are found in the folder you work in, after all else.
     user_folder_last()
     with last_words():
+        refuse_empty(sys.argv[1:])
         refuse_bare_settings(sys.argv[1:])
         app(prog_name="flowmill")

@@ -19,6 +19,7 @@ from flows.environment import wants_traceback
 
 _LINES = "\n\t"
 _SECTIONS = "run|store|model|prompts|rollout|rewards|monitors|advantage|optimize|evaluate|export|tracking|execution"
+_EMPTY = re.compile(r"--[\w-]+=")
 _SETTING = re.compile(rf"\+{{0,2}}({_SECTIONS})(\.\w+)*=")
 
 
@@ -50,6 +51,19 @@ def refuse_bare_settings(arguments: Sequence[str]) -> None:
         if _SETTING.match(given) and not before.startswith("-"):
             setting = given.lstrip("+")
             raise ConfigError(f"'{given}' is a setting, and those are given with --set: --set {quoted(setting)}")
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse arguments and options that are empty: a path that is would be the working folder.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for before, given in pairwise(["", *arguments]):
+        if not given or _EMPTY.fullmatch(given):
+            option = given.rstrip("=") or (before if before.startswith("-") else "")
+            what = f"{option} is empty" if option else "An argument is empty"
+            raise ConfigError(f"{what}: it names nothing. Leave it out, or give it a value; a variable may be unset.")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import tenacity
 
 from configs.errors import ConfigError, RewardError
 from configs.fingerprint import canonical_json
+from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
 from models.rewards.bounded import MOST, bounded_client
@@ -203,7 +204,7 @@ class RemoteReward:
             raise RewardError(said)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
             raise RewardError(f"{self._place} refuses samples: {said}.")
-        raise ConfigError(f"{self._place} refuses to answer ({status}): {said}.")
+        raise ConfigError(f"{self._place} refuses to answer ({status}): {said}.{by_proxy(self._server.url)}")
 
     def _again(self, ask: Callable[[], T]) -> T:
         """Return what asking gives, asked again until the server has failed everybody for longer than is waited.
@@ -221,7 +222,8 @@ class RemoteReward:
             found: T = retrying(self._noted, ask)
         except _PassingError as error:
             raise RewardError(
-                f"{self._place} has given no answer for {self._patience_s:g} s; the last: {error}. {_REMEDY}"
+                f"{self._place} has given no answer for {self._patience_s:g} s; the last: {error}."
+                f"{by_proxy(self._server.url)} {_REMEDY}"
             ) from None
         return found
 

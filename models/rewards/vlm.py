@@ -17,6 +17,7 @@ from PIL import Image
 
 from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
+from configs.proxies import by_proxy
 from models.rewards.base import Scores
 from models.rewards.bounded import bounded_client
 
@@ -104,7 +105,10 @@ class Asking:
                 raise TypeError(f"its answer is no text but a {type(choice.message.content).__name__}")
             return choice
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
-            raise ConnectionError(f"the endpoint of model '{self.model}' failed: {error.__cause__ or error}") from error
+            raise ConnectionError(
+                f"the endpoint of model '{self.model}' failed: {error.__cause__ or error}."
+                f"{by_proxy(str(self._client.base_url))}"
+            ) from error
         except (openai.OpenAIError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise RewardError(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "

@@ -25,6 +25,8 @@ def open_root(section: StoreSection) -> Root:
     Raises:
         StoreError: the scheme is unknown, or the place cannot be used.
     """
+    if not section.root:
+        raise StoreError("store.root is empty: it names nothing. Give a folder or s3://bucket/prefix.")
     scheme, separator, rest = section.root.partition("://")
     if not separator:
         scheme, rest = "file", section.root

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import tenacity
 
 from configs.errors import CorruptError, StoreError
-from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, status_of
+from configs.proxies import by_proxy
+from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
 from storage.roots.processes import tag
 from storage.roots.quick import LARGEST, LEAST, Quick
 
@@ -258,7 +259,7 @@ class Bucket:
         try:
             result: _Result = retrying(call, *arguments, **options)
         except UNREACHED as error:
-            raise ConnectionError(f"{self.uri}: {error}") from error
+            raise ConnectionError(f"{self.uri}: {error}{by_proxy(server())}") from error
         except DENIED as error:
             raise refusal(self.uri, self.bucket, error) from None
         return result

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from configs.errors import StoreError
+from configs.proxies import by_proxy
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
@@ -130,6 +131,7 @@ def check_bucket(uri: str, bucket: str) -> None:
         hint = " Write http:// where it speaks no TLS." if isinstance(error, SSLError) else ""
         raise StoreError(
             f"'{uri}': {endpoint} does not answer ({error}). Check {_ENDPOINT} and the network.{hint}"
+            f"{by_proxy(server())}"
         ) from None
 
 
@@ -147,6 +149,11 @@ def status_of(error: BaseException) -> int:
     cause = error if isinstance(error, ClientError) else error.__cause__
     response = getattr(cause, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def server() -> str:
+    """Return an address of the server that is asked, whatever the bucket."""
+    return os.environ.get(_ENDPOINT) or "https://s3.amazonaws.com"
 
 
 def _endpoint() -> str:

@@ -6,16 +6,13 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.overrides import apply_overrides
 from configs.visible import quoted
 from models.rewards.make import make_reward
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
+from tasks.execution.guard import App, OwnPagesOnly
 
 _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
@@ -42,7 +39,7 @@ class ServeRequest:
     """Largest request, in MB."""
 
 
-def reward_app(request: ServeRequest) -> FastAPI:
+def reward_app(request: ServeRequest) -> App:
     """Return the app that serves a reward, which is made for it.
 
     Raises:
@@ -68,7 +65,9 @@ def reward_app(request: ServeRequest) -> FastAPI:
         max_bytes=request.max_mb * 1_000_000,
         limits=Limits(batch_size=request.batch_size, waiting=request.waiting),
     )
-    return make_app(served)
+    app = make_app(served)
+    # Who has no token is on this machine, and may be a page that somebody looks at.
+    return app if token else OwnPagesOnly(app)
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.errors import PublishError
+from configs.proxies import by_proxy
 from tasks.inputs.sources import PIPELINE
 from tasks.runs.context import RunContext
 
@@ -75,6 +76,7 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
         raise PublishError(
             f"'{repo}' cannot be written: {api.endpoint} does not answer ({type(error).__name__}). Nothing was "
             "published; check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run the command again."
+            f"{by_proxy(api.endpoint)}"
         ) from None
     except ValueError as error:
         # Of huggingface_hub: the Hub found fault with the card's head.

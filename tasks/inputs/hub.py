@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.proxies import by_proxy
 
 INDEX = "model_index.json"
 #: Weights that are not safetensors: pickles, and those of other libraries.
@@ -121,7 +122,10 @@ def _cached(repo: str, revision: str | None, error: Exception) -> Path:
 
 
 def _failed(repo: str, error: Exception) -> ConfigError:
+    from huggingface_hub.constants import ENDPOINT
+
     return ConfigError(
         f"model.path '{repo}' cannot be downloaded: {type(error).__name__}: {str(error).splitlines()[0]}. Check "
         "the id, log in with 'hf auth login' if the repository is gated, or give a local folder."
+        f"{by_proxy(ENDPOINT)}"
     )

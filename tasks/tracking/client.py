@@ -23,6 +23,7 @@ from mlflow.version import VERSION as MLFLOW_VERSION
 
 from configs.errors import TrackingError
 from configs.places import user_cache
+from configs.proxies import by_proxy
 from tasks.tracking.places import ARTIFACTS, tracking_folder, tracking_uri
 
 #: Scheme of addresses relative to wherever the artifacts are.
@@ -74,7 +75,7 @@ def reaching(uri: str, what: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"{what} could not be logged to {uri}: {first_line(error)}") from None
+        raise TrackingError(f"{what} could not be logged to {uri}: {first_line(error)}{by_proxy(uri)}") from None
 
 
 def first_line(error: BaseException) -> str:

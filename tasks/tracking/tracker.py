@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import NotCommittedError
 from configs.fingerprint import hash_text
+from configs.proxies import by_proxy
 from configs.visible import command
 from tasks.figures import tracked
 from tasks.figures.evaluations import evaluated_epochs, named_evaluations
@@ -139,7 +140,7 @@ class Tracker:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - a tracker outage must not stop training; it is reported
-                self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.failure = f"{type(error).__name__}: {error}".partition("\n")[0] + by_proxy(self.uri)
                 how = command("flowmill", "track", self.context.run.name)
                 self.context.reporter.message(
                     f"MLflow at {self.uri} failed ({self.failure}). Nothing else stops; '{how}' logs what is missing, "

@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 
 from configs.errors import FlowmillError
 from models.rewards.base import Reward, Scores, perfect_score
@@ -96,7 +97,7 @@ def make_app(served: Served) -> FastAPI:
             raise _Refused(401, f"the token is missing or wrong: set {wire.TOKEN} to the server's")
 
     @app.exception_handler(_Refused)
-    def refuse(request: Request, refused: _Refused) -> JSONResponse:
+    async def refuse(request: Request, refused: _Refused) -> JSONResponse:
         """Say why there is no answer."""
         metrics.requests.labels(str(refused.status)).inc()
         more = {"retry-after": "1"} if refused.status == 429 else {}
@@ -144,6 +145,9 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
         raise _Refused(400, "the body is not what its checksum says: it was changed on its way")
     try:
         return await batcher.submit(await asyncio.to_thread(wire.unpack_request, body))
+    except asyncio.CancelledError:
+        # The server is told to stop, and has waited for what is being scored.
+        raise _Refused(503, "the server stops; ask again later") from None
     except wire.MALFORMED as error:
         raise _Refused(400, f"no request for scores: {wire.why(error)}") from None
     except BusyError as busy:
@@ -174,6 +178,8 @@ async def _body(request: Request, most: int) -> bytes:
                 if size > most:
                     raise _Refused(413, f"the body is larger than the {most} bytes that this server takes")
                 parts.append(part)
+    except ClientDisconnect:
+        raise _Refused(400, "the connection ended before the body was complete") from None
     except TimeoutError:
         raise _Refused(408, f"the body was not complete after {limit_s:.0f} s; send it again, faster") from None
     return b"".join(parts)

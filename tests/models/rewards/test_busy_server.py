@@ -1,0 +1,254 @@
+"""A reward server that is asked for too much, too slowly, by a page, or while it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from models.rewards.make import make_reward
+from models.rewards.service import app as service
+from models.rewards.service import wire
+from models.rewards.service.app import Served, make_app
+from models.rewards.service.batching import Limits
+from models.rewards.testing import samples
+from tasks.execution.serve_reward import ServeRequest, reward_app
+from tests.conftest import ROOT
+
+NAME, SLOW = "constant", "tests.models.rewards.test_reward_server:Slow"
+BODY = wire.pack_request(samples(1))
+HEADERS = {wire.CHECKSUM: wire.checksum(BODY), wire.REWARD: wire.identity(NAME, {})}
+
+Asking = Callable[[httpx.AsyncClient], Awaitable[list[httpx.Response]]]
+
+
+def answered(asking: Asking, *, name: str = NAME, **about: Any) -> list[httpx.Response]:
+    """Return what a server of a reward answers, in this process."""
+    options = about.pop("options", {})
+    served = make_app(Served(reward=make_reward(name, options), name=name, options=options, **about))
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(served)
+        async with (
+            served.router.lifespan_context(served),
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client,
+        ):
+            return await asking(client)
+
+    return asyncio.run(ask())
+
+
+async def drip(*, for_s: float) -> AsyncIterator[bytes]:
+    """Send a body so slowly that it is there after a while."""
+    yield BODY[:10]
+    await asyncio.sleep(for_s)
+    yield BODY[10:]
+
+
+def test_a_body_that_drips_is_given_up_and_its_room_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_BODY_S", 0.1)
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        slow = [await client.post(wire.SCORE, content=drip(for_s=5), headers=HEADERS) for _ in range(3)]
+        return [*slow, await client.post(wire.SCORE, content=BODY, headers=HEADERS)]
+
+    begun = time.monotonic()
+    # Whoever does not say how long a body is takes the room of the largest.
+    *slow, quick = answered(ask, max_bytes=len(BODY))
+    assert time.monotonic() - begun < 4
+    assert [answer.status_code for answer in slow] == [408] * 3
+    assert "was not complete after 0 s; send it again, faster" in slow[0].json()["detail"]
+    assert quick.status_code == 200
+
+
+def test_bodies_wait_outside_and_not_in_memory() -> None:
+    """Two of the largest size may be on their way; a third is told to come again, and one that is small has room."""
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        begun = [asyncio.create_task(client.post(wire.SCORE, content=drip(for_s=1), headers=HEADERS)) for _ in range(2)]
+        await asyncio.sleep(0.2)
+        third = await client.post(wire.SCORE, content=drip(for_s=0), headers=HEADERS)
+        return [third, *[await each for each in begun]]
+
+    third, *others = answered(ask, max_bytes=len(BODY))
+    assert (third.status_code, third.headers["retry-after"]) == (429, "1")
+    assert "the bodies of other requests leave 0 bytes" in third.json()["detail"]
+    assert [answer.status_code for answer in others] == [200, 200]
+
+
+def test_samples_wait_in_a_queue_that_is_bounded() -> None:
+    body = wire.pack_request(samples(2))
+    headers = {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(SLOW, {"seconds": 0.3})}
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return list(await asyncio.gather(*(client.post(wire.SCORE, content=body, headers=headers) for _ in range(5))))
+
+    found = answered(ask, name=SLOW, options={"seconds": 0.3}, limits=Limits(waiting=4))
+    assert sorted(answer.status_code for answer in found) == [200, 200, 429, 429, 429]
+    assert "samples wait; ask again later" in next(a for a in found if a.status_code == 429).json()["detail"]
+
+
+def _packed(**changes: Any) -> bytes:
+    good = {"dtype": "uint8", "shape": [1, 2, 2, 3], "media": bytes(12), "prompts": ["a"], "metadata": [{}]}
+    return bytes(msgpack.packb({**good, **changes}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "empty": b"",
+        "json": b'{"prompts": ["a"]}',
+        "a pickle": b"\x80\x04\x95.",
+        "half": _packed()[:-3],
+        "more behind it": _packed() + b"\x00",
+        "a list": msgpack.packb([1]),
+        "no fields": msgpack.packb({}),
+        "another field": _packed(groups=["a"]),
+        "keys that are numbers": msgpack.packb({1: 2}),
+        "an extension": _packed(media=msgpack.ExtType(1, bytes(12))),
+        "another dtype": _packed(dtype="float64"),
+        "objects": _packed(dtype="object"),
+        "a shape of text": _packed(shape="1,2,2,3"),
+        "a shape of nothing": _packed(shape=[1, 0, 2, 3]),
+        "a negative shape": _packed(shape=[1, -2, -2, 3]),
+        "a fractional shape": _packed(shape=[1.0, 2, 2, 3]),
+        "a true shape": _packed(shape=[True, 2, 2, 3]),
+        "too few bytes": _packed(media=bytes(11)),
+        "texts that are said to be images": _packed(media=["a"]),
+        "prompts that are no text": _packed(prompts=[b"\xff"]),
+        "no prompts": _packed(prompts=[]),
+        "metadata that is no mapping": _packed(metadata=["a"]),
+        "brackets without end": b"\x91" * 9_000,
+        "text that is no utf-8": _packed(prompts=["a"]).replace(b"\xa1a", b"\xa1\xff"),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_bad_input_of_each_kind_is_400_and_the_next_is_answered(body: tuple[str, bytes]) -> None:
+    def headers(content: bytes) -> dict[str, str]:
+        return {wire.CHECKSUM: wire.checksum(content), wire.REWARD: wire.identity(NAME, {})}
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        contents = (body[1], BODY)
+        return [await client.post(wire.SCORE, content=each, headers=headers(each)) for each in contents]
+
+    bad, good = answered(ask)
+    assert (bad.status_code, good.status_code) == (400, 200)
+    assert 10 < len(bad.json()["detail"]) < 1000
+
+
+def test_headers_that_are_wrong_are_400_or_409() -> None:
+    wrong = [
+        {**HEADERS, wire.CHECKSUM: "0" * 32},
+        {wire.REWARD: HEADERS[wire.REWARD]},
+        {**HEADERS, "content-length": "1" * 40},
+        {wire.CHECKSUM: HEADERS[wire.CHECKSUM]},
+    ]
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post(wire.SCORE, content=BODY, headers=headers) for headers in wrong]
+
+    assert [answer.status_code for answer in answered(ask)] == [400, 400, 413, 409]
+
+
+def test_a_caller_that_hangs_up_leaves_no_traceback_and_no_room_taken(caplog: pytest.LogCaptureFixture) -> None:
+    served = make_app(Served(reward=make_reward(NAME, {}), name=NAME, options={}, max_bytes=len(BODY)))
+    pairs = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    scope = {"type": "http", "method": "POST", "path": wire.SCORE, "headers": pairs, "query_string": b""}
+
+    async def hang_up() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def dropped(message: Any) -> None:
+        pass
+
+    async def ask() -> httpx.Response:
+        async with served.router.lifespan_context(served):
+            for _ in range(5):
+                await served(dict(scope), hang_up, dropped)
+            transport = httpx.ASGITransport(served)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                return await client.post(wire.SCORE, content=BODY, headers=HEADERS)
+
+    assert asyncio.run(ask()).status_code == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "status"),
+    [
+        ("", {}, 200),
+        ("", {"host": "evil.example:8600"}, 403),
+        ("", {"origin": "http://evil.example"}, 403),
+        ("", {"sec-fetch-site": "cross-site"}, 403),
+        # A token says who asks, by whichever name of this machine.
+        ("secret", {"host": "rewards.example", "authorization": "Bearer secret"}, 200),
+    ],
+)
+def test_a_page_of_another_origin_is_not_answered(
+    token: str, headers: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(wire.TOKEN, token)
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(reward_app(ServeRequest(name=NAME)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8600") as client:
+            return [(await client.get(path, headers=headers)).status_code for path in (wire.INFO, wire.HEALTH)]
+
+    assert asyncio.run(ask()) == [status, status]
+
+
+#: The command with less patience for what is being scored.
+_SERVE = "import flows.cli.serve as serve; serve._GRACE_S = 1; from flows.cli import main; main()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_is_scoring(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _SERVE, "serve-reward", SLOW, "--set", "seconds=600", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if "answers at" in line).split()[-1]
+        headers = {**HEADERS, wire.REWARD: wire.identity(SLOW, {"seconds": 600})}
+
+        def ask() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.post(f"{url}{wire.SCORE}", content=BODY, headers=headers, timeout=60)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        deadline = time.monotonic() + 60
+        while "flowmill_reward_waiting_samples 1.0" not in (text := httpx.get(f"{url}{wire.METRICS}").text):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 128 + number
+        assert "Traceback" not in said
+        asking.join(10)
+        assert not asking.is_alive()
+    finally:
+        process.kill()
+
+
+def test_scores_are_those_asked_for() -> None:
+    """What is refused above is refused for what it is: the same request in order is answered."""
+    body = _packed()
+    headers = {wire.CHECKSUM: wire.checksum(body), wire.REWARD: wire.identity(NAME, {})}
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post(wire.SCORE, content=body, headers=headers)]
+
+    (answer,) = answered(ask)
+    np.testing.assert_array_equal(wire.unpack_answer(answer.content, 1).values, [0.0])
