@@ -18,7 +18,7 @@ from flows.schedules import scheduled, turn
 from flows.stages import RunStages
 from flows.telling import Telling
 from tasks.figures.describe import describe_result
-from tasks.identities.nodes import ONCE, estimate_nodes, evaluation_nodes, is_evaluated
+from tasks.identities.nodes import ONCE, evaluation_nodes, is_evaluated, training_nodes
 from tasks.preflight.check import check_config
 from tasks.runs.advance import grown
 from tasks.runs.context import RunContext
@@ -78,9 +78,8 @@ def train(stages: RunStages, telling: Telling, config: RunConfig) -> None:
     for epoch in range(1, config.run.epochs + 1):
         stages.begin_epoch()
         rollouts.complete(epoch)
-        for node in estimate_nodes(config, epoch):
+        for node in training_nodes(config, epoch):
             stages.run(node.stage, node.epoch)
-        stages.run("optimize", epoch)
         telling.trained(epoch)
         if is_evaluated(config, epoch):
             evaluate(stages, telling, config, epoch=epoch)

@@ -14,6 +14,7 @@ from configs.errors import CorruptError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from storage.quarantine import revive
 from storage.sealed import seal, unseal
 
 
@@ -29,6 +30,20 @@ class Claim:
     def encoded(self, ref: ArtifactRef) -> bytes:
         """Return the claim to an artifact as it is stored."""
         return seal({"artifact": str(ref), "run": self.run, "sizes": dict(self.sizes)})
+
+
+def anew(store: ArtifactStore, first: ArtifactRef) -> ArtifactRef:
+    """Return the attempt to make although the work is committed: the next, or the same if its files were removed.
+
+    Another attempt would then come out equal, and those who read the first would still find no files.
+    """
+    if store.removed(first):
+        revive(store, first)
+        return first
+    number = 1
+    while store.manifest(first.attempt(number)) is not None:
+        number += 1
+    return first.attempt(number)
 
 
 def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactRef:

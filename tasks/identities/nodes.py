@@ -57,18 +57,18 @@ def run_nodes(config: RunConfig) -> Iterator[Node]:
     for epoch in range(1, config.run.epochs + 1):
         yield Node(epoch, "rollout")
         yield from (Node(epoch, "score", reward.slot) for reward in config.scored)
-        yield from estimate_nodes(config, epoch)
-        yield Node(epoch, "optimize")
+        yield from training_nodes(config, epoch)
         if is_evaluated(config, epoch):
             yield from evaluation_nodes(config, epoch)
     yield Node(config.run.epochs, "export")
 
 
-def estimate_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
-    """Yield the stages from an epoch's scores to its advantages."""
+def training_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
+    """Yield the stages from an epoch's scores to its policy."""
     if has_values(config):
         yield Node(epoch, "value")
     yield Node(epoch, "advantage")
+    yield Node(epoch, "optimize")
 
 
 def evaluation_nodes(config: RunConfig, epoch: int, name: str = "") -> Iterator[Node]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from configs.registry import resolve
 from configs.schema import RunConfig
-from storage.claims import Claim, claimed
+from storage.claims import Claim, anew, claimed
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
 from storage.roots.base import FileEntry
@@ -143,18 +143,17 @@ class Stage(ABC):
         """Make what another process resolved the artifact of this stage and what it reads."""
         self._ref, self._inputs = ref, tuple(inputs)
 
-    def begin_attempt(self) -> None:
-        """Make the next attempt at the same work the artifact of this stage."""
-        plain, number = self.ref.attempt(1), 1
-        while self.context.store.manifest(plain.attempt(number)) is not None:
-            number += 1
-        self._ref = plain.attempt(number)
+    def begin(self, *, again: bool, chosen: bool) -> None:
+        """Make the attempt that is worked on the artifact of this stage.
 
-    def claim(self) -> None:
-        """Make an attempt that is complete, or that nobody makes in batches of other sizes, the one of this stage."""
-        if self.sizes:
-            claim = Claim(run=self.context.run.name, sizes=self.sizes)
-            self._ref = claimed(self.context.store, self.ref, claim)
+        Args:
+            again: make another although the work is committed.
+            chosen: who ordered it has decided which; else it is one that is complete, or that nobody makes in batches
+                of other sizes.
+        """
+        store, claim = self.context.store, Claim(run=self.context.run.name, sizes=self.sizes)
+        first = anew(store, self.ref) if again else self.ref
+        self._ref = first if chosen or not self.sizes else claimed(store, first, claim)
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """Return the artifacts this stage reads, in the order the identity names them.

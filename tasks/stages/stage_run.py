@@ -12,7 +12,6 @@ from configs.errors import CommitLostError
 from configs.importing import seconds_of_imports
 from storage.disk import named_disk
 from storage.lineage import LineageEntry
-from storage.quarantine import revive
 from storage.records import Manifest, ShardRecord
 from storage.roots.base import FileEntry
 from storage.together import Company
@@ -39,14 +38,7 @@ class StageRun:
         self.stage = stage
         self.store = stage.context.store
         self.forced = force
-        if force and not stage.identity.grows:
-            if self.store.removed(stage.ref):
-                # Another attempt would come out equal, and those who read the first still find no files.
-                revive(self.store, stage.ref)
-            else:
-                stage.begin_attempt()
-        if not ordered:
-            stage.claim()
+        stage.begin(again=force and not stage.identity.grows, chosen=ordered)
         self.ref = stage.ref
         self._failures: list[tuple[Exception, Shard]] = []
         self._manifest: Manifest | None = None

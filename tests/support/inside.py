@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from configs.schema import RunConfig
 from tasks.execution.execution import Execution
-from tasks.identities.nodes import ONCE, Node, estimate_nodes, evaluation_nodes
+from tasks.identities.nodes import ONCE, evaluation_nodes, training_nodes
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages.stage import Stage
@@ -43,7 +43,7 @@ def run_epoch(context: RunContext, epoch: int) -> float:
     StageRun(make_stage(context, "rollout", epoch)).execute()
     for section in context.config.scored:
         StageRun(make_stage(context, "score", epoch, section.slot)).execute()
-    for node in (*estimate_nodes(context.config, epoch), Node(epoch, "optimize")):
+    for node in training_nodes(context.config, epoch):
         StageRun(make_stage(context, node.stage, epoch)).execute()
     return cpu() - before
 

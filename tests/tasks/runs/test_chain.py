@@ -126,7 +126,7 @@ def test_an_artifact_that_others_make_anew_is_seen(make_config: Make) -> None:
     before = chain.ref(node)
     other = open_run(context.store.root.uri, "small")
     again = make_stage(other, node.stage, node.epoch, node.slot)
-    again.begin_attempt()
+    again.begin(again=True, chosen=True)
     other.run.append(LineageEntry(epoch=1, stage="score", slot=REWARD, artifact=str(again.ref), forced=True))
     assert chain.ref(node) == before
     context.run.refresh()
