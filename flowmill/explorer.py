@@ -92,13 +92,19 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
             chosen = st.sidebar.slider(in_markdown(name), low, high, (low, high), key=f"range of {name}")
             # Samples without a value pass until somebody asks for values.
             found = found[found[name].between(*chosen) | (found[name].isna() & (chosen == (low, high)))]
-    order = st.sidebar.selectbox("Order by", [*numbers[::-1], "prompt", "sample_id"], key="order")
+    first = [name for name in ("advantage",) if name in numbers]
+    order = st.sidebar.selectbox(
+        "Order by", list(dict.fromkeys([*first, *numbers, "prompt", "sample_id"])), key="order"
+    )
     best_first = st.sidebar.toggle("Largest first", value=True, key="largest")
     return found.sort_values([order, "sample_id"], ascending=[not best_first, True])
 
 
 def _numbers(columns: Iterable[str]) -> list[str]:
-    return [name for name in columns if name in ("reward", "advantage") or name.startswith("reward.")]
+    """Return the columns with what a sample earned: the optimized sum and its advantage, then single rewards."""
+    known = list(columns)
+    whole = [name for name in ("reward", "advantage") if name in known]
+    return [*whole, *(name for name in known if name.startswith("reward."))]
 
 
 def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:

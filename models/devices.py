@@ -31,7 +31,10 @@ def chosen_device(name: str, number: int = 0, *, what: str = "execution.device")
     try:
         wanted = torch.device(found.type if name == "auto" and found is not None else name)
     except RuntimeError as error:
-        raise ConfigError(f"{what} '{name}' is no device of torch: {str(error).splitlines()[0]}") from None
+        raise ConfigError(
+            f"{what} '{name}' is no device of torch: {str(error).splitlines()[0]}. Set it to 'auto', or install the "
+            "torch build that knows it."
+        ) from None
     if found is None or wanted.type != found.type:
         has = "no accelerator" if found is None else f"'{found.type}'"
         raise ConfigError(f"{what} is '{name}', but torch finds {has} on this machine. Set it to 'auto'.")
