@@ -21,6 +21,9 @@ _ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&*+,;=%-]+|\w[\w.-]*", re.ASCII)
 #: What spreadsheets take for the beginning of a formula, as wide as other letters of East Asia too.
 _FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
+#: What Markdown takes as it is after a backslash.
+_PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
+
 
 def visible(text: str, *, keep: str = "") -> str:
     """Return a text with characters that command a terminal, or turn its direction, as escapes like ``\\x1b``.
@@ -87,6 +90,11 @@ def quoted(word: object) -> str:
     if text.isprintable():
         return shlex.quote(text)
     return f"$'{''.join(map(_in_dollars, text))}'"
+
+
+def in_markdown_cell(text: str) -> str:
+    """Return a text such that a cell of Prefect's tables, which is Markdown without entities, shows it as it is."""
+    return _PUNCTUATION.sub(r"\\\1", visible(text))
 
 
 def _commands(character: str) -> bool:

@@ -18,7 +18,7 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 
-from configs.visible import command, in_code, in_link, in_markdown
+from configs.visible import command, in_code, in_link, in_markdown, in_markdown_cell
 from flows.server import has_lasting_api
 from tasks.figures.pictures import data_url
 from tasks.figures.texts import Text
@@ -96,7 +96,7 @@ def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Te
     if not has_lasting_api() or not texts:
         return
     rows = [
-        {"prompts": in_markdown(split), **{name: in_markdown(value) for name, value in text._asdict().items()}}
+        {"prompts": in_markdown_cell(split), **{name: in_markdown_cell(value) for name, value in text._asdict().items()}}
         for split, each in texts.items()
         for text in each
     ]

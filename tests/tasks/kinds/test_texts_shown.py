@@ -16,6 +16,7 @@ from configs.load import load_config
 from flows.artifacts import evaluation_texts_table
 from tasks.figures.describe import describe_result
 from tasks.figures.evaluations import evaluation_texts
+from tasks.figures.texts import Text
 from tasks.review.dataset import export_run
 from tasks.review.report import run_report
 from tasks.review.report.content import read_run
@@ -90,6 +91,11 @@ def test_prefect_gets_them_as_a_table(context: RunContext, monkeypatch: pytest.M
     evaluation_texts_table("texts", 1, evaluation_texts(context.chain, 1))
     assert [row["prompts"] for row in shown["texts-texts"]] == ["heldout", "heldout", "train", "train"]
     assert set(shown["texts-texts"][0]) == {"prompts", "prompt", "text", "verdict"}
+    hostile = Text("[a](http://b.example) <img src=x>", "**c**\n`d`", "$e$ &amp;")
+    evaluation_texts_table("texts", 1, {"train": [hostile]})
+    (row,) = shown["texts-texts"]
+    assert row["prompt"] == r"\[a\]\(http\:\/\/b\.example\) \<img src\=x\>"
+    assert row["text"] == r"\*\*c\*\*\\n\`d\`"
 
 
 def test_the_summary_says_where_they_are(context: RunContext) -> None:
