@@ -18,6 +18,9 @@ def components(config: RunConfig) -> Iterator[tuple[str, Component]]:
     yield "rollout.plan", rollout.plan
     yield "rollout.solver", Component(name=rollout.solver)
     yield "rollout.store", Component(name=rollout.store)
+    if rollout.tokens is not None:
+        yield "rollout.tokens.engine", rollout.tokens.engine
+    yield "advantage.estimator", config.advantage.estimator
     yield "evaluate.solver", Component(name=evaluate.solver)
     yield "optimize.algorithm", config.optimize.algorithm
     yield "optimize.optimizer", Component(name=config.optimize.optimizer)

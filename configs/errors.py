@@ -10,6 +10,7 @@
     │   ├── CorruptError       committed bytes are missing or are not what was committed
     │   └── CommitLostError    another writer committed different bytes first
     ├── SamplingError          a model gave numbers that are not finite
+    ├── EngineError            a server that draws texts stays away, or its answer cannot be used
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
     ├── TrackingError          a tracker that cannot be used
@@ -61,6 +62,10 @@ class CommitLostError(StoreError):
 
 class SamplingError(FlowmillError):
     """A model gave latents, log-probs, embeddings or images that are not finite: nothing can be made of them."""
+
+
+class EngineError(FlowmillError):
+    """A server that draws texts stays away, has other weights than the policy, or answers something else."""
 
 
 class RewardError(FlowmillError):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.section import Section
+from configs.section import Component, Section
 
 
 class TokensSection(Section):
@@ -26,5 +26,7 @@ class TokensSection(Section):
     """Tokens of a prompt at most; what the model takes when absent."""
     on_overlong: Literal["refuse", "cut_left"] = "refuse"
     """What becomes of a longer prompt: an error before any work, or its first tokens are dropped."""
+    engine: Component = Component(name="local")
+    """What draws the tokens of rollouts: the policy itself, or a server (`openai`); evaluations draw by themselves."""
     evaluate: Literal["greedy", "sampled"] = "greedy"
     """Evaluations take the likeliest token, or draw with fixed seeds."""

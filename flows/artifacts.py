@@ -48,7 +48,7 @@ class Progress:
 def evaluation_table(run: str, epoch: int, figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     """Show the figures of an evaluation, one row per split and reward."""
     rows: list[dict[str, Any]] = [
-        {"epoch": epoch, "split": in_markdown(split), "reward": in_markdown(slot), **values}
+        {"epoch": epoch, "split": in_markdown_cell(split), "reward": in_markdown_cell(slot), **values}
         for split, rewards in figures.items()
         for slot, values in rewards.items()
     ]
@@ -96,7 +96,7 @@ def evaluation_texts_table(run: str, epoch: int, texts: Mapping[str, Sequence[Te
     if not has_lasting_api() or not texts:
         return
     rows = [
-        {"prompts": in_markdown_cell(split), **{name: in_markdown_cell(value) for name, value in text._asdict().items()}}
+        {name: in_markdown_cell(value) for name, value in {"prompts": split, **text._asdict()}.items()}
         for split, each in texts.items()
         for text in each
     ]

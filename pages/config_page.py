@@ -27,6 +27,7 @@ from pydantic_core import PydanticUndefined
 from configs.registry import resolve
 from configs.schema import RunConfig
 from configs.section import Section
+from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.maths.transitions import KERNELS
 from models.policies import POLICIES
@@ -46,6 +47,7 @@ COMPONENTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "Plans": ("rollout.plan", PLANS),
     "Algorithms": ("optimize.algorithm", ALGORITHMS),
     "Algorithms of language models": ("optimize.algorithm", TOKEN_ALGORITHMS),
+    "Engines of language models": ("rollout.tokens.engine", ENGINES),
     "Estimators of advantages": ("advantage.estimator", ESTIMATORS),
     "Rewards": ("rewards", REWARDS),
     "Runners": ("execution.runner", RUNNERS),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.registry import resolve
+from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.maths.transitions import KERNELS
 from models.policies import POLICIES
@@ -47,6 +48,7 @@ TABLES = [
     ALGORITHMS,
     TOKEN_ALGORITHMS,
     ESTIMATORS,
+    ENGINES,
     IDENTITIES,
     STAGES,
     KIND_IDENTITIES,

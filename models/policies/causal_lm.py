@@ -138,6 +138,11 @@ class CausalLM(Policy):
         found = getattr(self.model.config, "max_position_embeddings", None)
         return None if found is None else int(found)
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return logits of the next token; see ``maths.generation.Forward``."""
         with self._autocast():

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 
 import httpx
 import numpy as np
-import tenacity
 
 from configs.errors import ConfigError, RewardError
 from configs.fingerprint import canonical_json
@@ -22,6 +21,7 @@ from configs.proxies import by_proxy
 from configs.rewards import ServerSection
 from models.rewards.base import Batch, Needs, Scores
 from models.rewards.bounded import MOST, bounded_client
+from models.rewards.patience import PassingError, Patience
 from models.rewards.service import wire
 
 T = TypeVar("T")
@@ -40,10 +40,6 @@ _REMEDY = (
     "Start it again with 'flowmill serve-reward', and give the same command: what is committed stays, and nothing else "
     "was scored."
 )
-
-
-class _PassingError(Exception):
-    """What asking again may cure."""
 
 
 class RemoteReward:
@@ -77,9 +73,7 @@ class RemoteReward:
             transport=transport,
         )
         self._slots = threading.BoundedSemaphore(server.concurrency)
-        self._sleep = sleep
-        self._failing_since: float | None = None
-        self._patience_s = server.patience_s
+        self._patience = Patience(server.patience_s, sleep)
 
     def introduce(self) -> None:
         """Ask what is served, with little patience: a server that never answered is more likely not there than ill.
@@ -88,11 +82,11 @@ class RemoteReward:
             ConfigError: the server is another's, or serves another reward.
             RewardError: it stays away.
         """
-        self._patience_s = min(_FIRST_S, self._server.patience_s)
+        self._patience.seconds = min(_FIRST_S, self._server.patience_s)
         try:
             self.needs  # noqa: B018 - what it is, is kept
         finally:
-            self._patience_s = self._server.patience_s
+            self._patience.seconds = self._server.patience_s
 
     @property
     def needs(self) -> Needs:
@@ -144,11 +138,11 @@ class RemoteReward:
                 "POST", wire.SCORE, content=body, headers=headers, most=_MOST + _MOST_PER_ROW * len(batch)
             )
             if answer.headers.get(wire.CHECKSUM) != wire.checksum(answer.content):
-                raise _PassingError("its answer is not what the answer's checksum says")
+                raise PassingError("its answer is not what the answer's checksum says")
             try:
                 return wire.unpack_answer(answer.content, len(batch))
             except wire.MALFORMED as error:
-                raise _PassingError(f"its answer is malformed: {wire.why(error)}") from None
+                raise PassingError(f"its answer is malformed: {wire.why(error)}") from None
 
         return self._again(ask)
 
@@ -181,7 +175,7 @@ class RemoteReward:
         """Return an answer of status 200.
 
         Raises:
-            _PassingError: asking again may help.
+            PassingError: asking again may help.
             ConfigError: it never will, as the server refuses to answer.
             RewardError: it never will, as the reward fails there.
         """
@@ -191,7 +185,7 @@ class RemoteReward:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ConfigError(f"{self._place}: the address cannot be used: {error}. It begins with http://.") from None
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise _PassingError(f"{type(error).__name__}: {error}") from None
+            raise PassingError(f"{type(error).__name__}: {error}") from None
         if answer.status_code != httpx.codes.OK:
             self._refuse(answer)
         return answer
@@ -199,7 +193,7 @@ class RemoteReward:
     def _refuse(self, answer: httpx.Response) -> NoReturn:
         status, said = answer.status_code, _detail(answer)
         if status in _LATER:
-            raise _PassingError(f"it answers {status}: {said}")
+            raise PassingError(f"it answers {status}: {said}")
         if status == httpx.codes.UNPROCESSABLE_ENTITY:
             raise RewardError(said)
         if status in (httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
@@ -211,35 +205,13 @@ class RemoteReward:
 
         All threads share since when it fails, so that they give up together, and one that comes later asks just once.
         """
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_PassingError),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
-            stop=lambda state: self._given_up(),
-            sleep=self._sleep,
-            reraise=True,
-        )
         try:
-            found: T = retrying(self._noted, ask)
-        except _PassingError as error:
+            return self._patience.again(ask)
+        except PassingError as error:
             raise RewardError(
-                f"{self._place} has given no answer for {self._patience_s:g} s; the last: {error}."
+                f"{self._place} has given no answer for {self._patience.seconds:g} s; the last: {error}."
                 f"{by_proxy(self._server.url)} {_REMEDY}"
             ) from None
-        return found
-
-    def _noted(self, ask: Callable[[], T]) -> T:
-        try:
-            found = ask()
-        except _PassingError:
-            if self._failing_since is None:
-                self._failing_since = time.monotonic()
-            raise
-        self._failing_since = None
-        return found
-
-    def _given_up(self) -> bool:
-        since = self._failing_since
-        return since is not None and time.monotonic() - since >= self._patience_s
 
 
 def _detail(answer: httpx.Response) -> str:

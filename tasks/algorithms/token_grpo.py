@@ -15,12 +15,14 @@ import torch
 
 from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
 from tasks.algorithms.token_objectives import (
+    Correction,
     Estimator,
     cispo_tokens,
     clipped_tokens,
     masked_mean,
     masked_sum,
     product_log_ratio,
+    sampler_weights,
     sequence_log_ratio,
     simple_tokens,
     token_kl,
@@ -56,6 +58,12 @@ class TokenGRPO:
     """How that KL is estimated per token."""
     kl_after: bool = False
     """Tell the KL to the base model after each update too, of its first micro-batch: one more forward."""
+    tis: float | None = None
+    """Largest weight exp(old - sampled) that corrects tokens for another engine's rounding; none: not at all."""
+    tis_low: float = 0.0
+    """Least such weight."""
+    tis_outside: Correction = "clip"
+    """Weights outside are clipped (TIS), or count 0: of tokens (mask: IcePop), or of rows by their mean (mask_rows)."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -68,6 +76,7 @@ class TokenGRPO:
             "ratio": ("token", "sequence", "product"),
             "surrogate": ("clip", "cispo", "spo"),
             "kl": ("k1", "k2", "k3"),
+            "tis_outside": ("clip", "mask", "mask_rows"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -76,6 +85,10 @@ class TokenGRPO:
             raise ValueError("clip_low must lie between 0 and 1, and clip_high above 0.")
         if (self.normalization == "constant") != (self.constant is not None):
             raise ValueError("constant belongs to normalization 'constant', which needs it.")
+        if self.tis is not None and not 0 <= self.tis_low <= 1 <= self.tis:
+            raise ValueError(
+                f"tis is {self.tis} and tis_low {self.tis_low}; a weight of 1 must lie between tis_low and tis."
+            )
         if self.kl_coef < 0:
             raise ValueError(f"kl_coef is {self.kl_coef}; it must not be negative.")
 
@@ -108,6 +121,17 @@ class TokenGRPO:
         else:
             tokens = clipped_tokens(log_ratio, advantages, self.clip_low, self.clip_high)
         metrics = self._metrics(rows, log_probs.detach(), log_ratio.detach(), entropy)
+        if self.tis is not None:
+            weights = sampler_weights(
+                rows.old_log_probs,
+                rows.sampled_log_probs,
+                rows.mask,
+                low=self.tis_low,
+                high=self.tis,
+                correction=self.tis_outside,
+            )
+            metrics["tis"] = masked_mean(weights, rows.mask)
+            tokens = tokens * weights
         if rows.reference is not None:
             for name in _KLS:
                 before = token_kl(log_probs.detach(), rows.reference, name)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Estimator = Literal["k1", "k2", "k3"]
+Correction = Literal["clip", "mask", "mask_rows"]
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -96,6 +97,31 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
         high: how far above 1 a weight may be.
     """
     return -torch.exp(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs
+
+
+def sampler_weights(
+    old: Tensor, sampled: Tensor, mask: Tensor, *, low: float, high: float, correction: Correction
+) -> Tensor:
+    """Return what corrects tokens that were drawn by a sampler for being of the behavior policy, (B, W), no gradient.
+
+    Both have the same weights, but compute with other kernels: w = exp(old - sampled). Truncated importance sampling
+    clips it (F. Yao et al., 2025); IcePop leaves tokens out whose w is outside (Ling team, arXiv 2510.18855), and the
+    third form whole rows by the geometric mean of their w, as OpenRLHF's ``seq-mask-tis`` does.
+
+    Args:
+        old: (B, W) log-probs of the behavior policy, as training computes them.
+        sampled: (B, W) as the sampler did.
+        mask: see above.
+        low: least weight.
+        high: largest weight.
+        correction: what becomes of weights outside.
+    """
+    log_weight = torch.where(mask, old - sampled, 0.0).detach()
+    weight = torch.exp(log_weight)
+    if correction == "clip":
+        return weight.clamp(low, high)
+    measure = torch.exp(masked_mean(log_weight, mask))[:, None] if correction == "mask_rows" else weight
+    return torch.where((measure >= low) & (measure <= high), weight, 0.0)
 
 
 def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:

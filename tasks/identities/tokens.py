@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
+from models.engines import engine_identity
 from tasks.advantages.estimators import make_estimator
 from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
@@ -20,10 +21,11 @@ class TokensIdentity(KindIdentity):
         return {"policy": config.model.policy}
 
     def rollout_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """Groups, store, dtype and how tokens are drawn; how evaluations draw them is not part of it."""
+        """Groups, store, dtype, how tokens are drawn and by which other engine; not how evaluations draw."""
         names = ("prompts_per_epoch", "group_size", "store")
         rollout = {name: getattr(config.rollout, name) for name in names}
-        return {"rollout": rollout, "tokens": _drawn(tokens_of(config)), **_called(config)}
+        section = tokens_of(config)
+        return {"rollout": rollout, "tokens": _drawn(section), **engine_identity(section.engine), **_called(config)}
 
     def evaluation_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How tokens are drawn, or that the likeliest are taken."""
@@ -41,11 +43,11 @@ class TokensIdentity(KindIdentity):
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": tokens_of(config).model_dump(mode="json"), **_called(config)}
+        return {"tokens": tokens_of(config).model_dump(mode="json", exclude={"engine"}), **_called(config)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
-    return section.model_dump(mode="json", exclude={"evaluate"})
+    return section.model_dump(mode="json", exclude={"evaluate", "engine"})
 
 
 def _called(config: RunConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from configs.registry import missing_attribute, missing_module, unknown_option
 from configs.schema import RunConfig
 from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
+from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
@@ -78,6 +79,8 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "rollout.plan": PLANS,
         "rollout.solver": solvers,
         "rollout.store": TRAJECTORY_STORES,
+        "rollout.tokens.engine": ENGINES,
+        "advantage.estimator": peek.table("tasks.advantages.estimators:ESTIMATORS"),
         "evaluate.solver": solvers,
         "optimize.algorithm": algorithms_of(kind_name(config)),
         "optimize.optimizer": peek.table("tasks.optimize.optimizers:OPTIMIZERS"),

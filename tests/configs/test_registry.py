@@ -10,6 +10,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.registry import Table, create, resolve
+from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.maths.solvers import SOLVERS
 from models.maths.transitions import KERNELS
@@ -38,6 +39,7 @@ TABLES = {
     "trajectory stores": TRAJECTORY_STORES,
     "algorithms": ALGORITHMS,
     "algorithms of language models": TOKEN_ALGORITHMS,
+    "engines": ENGINES,
     "estimators": ESTIMATORS,
     "launchers": LAUNCHERS,
     "runners": RUNNERS,

@@ -25,6 +25,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "quickstart",
         "sizes",
         "rewards",
+        "engines",
     ),
     "tasks": (
         "advantages",

@@ -11,6 +11,7 @@ from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
+from models.engines import make_engine
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
@@ -60,6 +61,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
             f"'{config.optimize.algorithm.name}' compares {requires.min_group_size} completions or more. Raise it."
         )
     _check_estimator(config, requires)
+    _check_engine(config)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
         if found != value:
@@ -69,6 +71,19 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
             )
     check_advantage(config)
     check_replay(config, requires, None)
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Check what draws, and that one process alone brings it weights."""
+    engine = make_engine(tokens_of(config).engine)
+    execution = config.execution
+    apart = execution.processes * execution.nodes > 1 and execution.strategy != "fsdp"
+    if engine.reloads and (apart or execution.runner.name != "threads"):
+        raise ConfigError(
+            "rollout.tokens.engine brings weights to a server (option 'folder'), but rollouts are made by several "
+            "processes that know nothing of each other, and one would change what another draws with. Set "
+            "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
+        )
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:

@@ -59,14 +59,10 @@ class LanguageModelExport:
         held = self._exporting.host.exportable(self._exporting.inputs[0], Weights.AVERAGE)
         policy, target, base = cast(CausalLM, held.policy), folder / PIPELINE, self._base()
         target.mkdir(parents=True)
-        if self._exporting.identity.format == "lora":
-            policy.save_lora(target)
-        else:
-            policy.model.save_pretrained(target)
-        policy.tokenizer.save_pretrained(target)
+        write_model(policy, target, adapters=self._exporting.identity.format == "lora")
         for path in license_files(self._context.base_folder):
             (target / path.name).write_bytes(path.read_bytes())
-        settings = tokens_of(self._config).model_dump(mode="json")
+        settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
         (target / "generation.json").write_text(json.dumps(settings, indent=2) + "\n")
         (target / "README.md").write_text(self._card(base))
 
@@ -106,3 +102,12 @@ class LanguageModelExport:
                 start = "" if was is None else f"{was:.3f}"
                 found.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
         return found
+
+
+def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
+    """Write a model, or its adapters alone, with its tokenizer, as ``from_pretrained`` reads it."""
+    if adapters:
+        policy.save_lora(folder)
+    else:
+        policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)

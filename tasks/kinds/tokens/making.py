@@ -1,7 +1,7 @@
-"""Makes texts: one generation loop, then one forward over whole rows whose log-probs are the behavior's.
+"""Makes texts: an engine draws them, then one forward over whole rows gives the log-probs that are the behavior's.
 
-A KV cache computes other bits than a forward over the whole row, so what the loop drew with is kept beside, for the gap
-and for samplers of other programs; what training compares with is computed as training computes it.
+A KV cache computes other bits than a forward over the whole row, and another program others still, so what the engine
+drew with is kept beside, for the gap; what training compares with is computed as training computes it.
 
 Legend: B rows, W positions.
 """
@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from models.maths.generation import Completion, Sampling, generate
+from configs.errors import EngineError
+from models.engines import make_engine
+from models.engines.base import Asked, Engine
+from models.engines.local import Local
+from models.maths.generation import Completion, Sampling
 from models.maths.tokens import padded_width
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
@@ -24,6 +30,7 @@ from tasks.hosting.devices import moved
 from tasks.inputs.components import tokens_of
 from tasks.inputs.sources import Weights
 from tasks.kinds.kind import Job, Making
+from tasks.kinds.tokens.exporting import write_model
 from tasks.kinds.tokens.prompts import Prompts
 from tasks.kinds.tokens.text import FINISHES, completed_text
 from tasks.runs.seeds import derive
@@ -35,49 +42,120 @@ if TYPE_CHECKING:
 _READ: WeakKeyDictionary[CausalLM, tuple[Prompts, int]] = WeakKeyDictionary()
 #: Draws are 63-bit seeds, as fractions of this.
 _RANGE = float(1 << 63)
+#: Tokens of the text with which an engine proves its weights.
+_PROOF = 128
 
 
 class TextMaker:
     """Completes prompts with a policy, under some of its weights."""
 
-    def __init__(self, making: Making, weights: Weights, *, seed: Callable[[Job, int], int] | None) -> None:
+    def __init__(
+        self, making: Making, weights: Weights, *, seed: Callable[[Job, int], int] | None, engine: Engine | None = None
+    ) -> None:
         """Bind to what samples are made with.
 
         Args:
             making: run and policy.
             weights: which of its weights.
             seed: (job, position) -> what a token is drawn with; None: the likeliest token.
+            engine: what draws; None: the policy in this process.
         """
         self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
         self._section = tokens_of(making.config)
+        self._unproved = Local() if engine is None else engine
+        self._brought = False
 
     def load(self) -> None:
-        """The policy; all ranks ask together."""
+        """The policy; all ranks ask together, and the first brings its weights to the engine."""
         self._host.assemble(self._making.policy, self._weights)
+        if self._unproved.reloads:
+            if self._host.ranks.first:
+                self._bring()
+            self._host.ranks.gather(None)
+            self._brought = True
 
     def rest(self) -> None:
         """Nothing: weights are whole while ranks sample."""
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:
-        """Complete the prompts of some jobs; the batch is filled up to its size, so that kernels are the same."""
-        size = self._making.config.execution.rollout_batch_size
-        padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
+        """Complete the prompts of some jobs; forwards are of one size, filled up with copies."""
         held = self._held()
-        prompts = [self._prompts.ids(job.prompt.text) for job in padded]
-        found = generate(
-            held.policy.next_logits,
-            prompts,
-            self._sampling,
+        prompts = [self._prompts.ids(job.prompt.text) for job in jobs]
+        found = self._engine.complete(self._asked(jobs, prompts))
+        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
+        filled = [*rows, *[rows[-1]] * (self._size - len(rows))]
+        log_probs = _rescored(held, filled, self._section.temperature, self._host.device)
+        own = [log_probs[row, len(prompts[row]) : len(rows[row])] for row in range(len(jobs))]
+        self._check_gap(found, own)
+        return [self._sample(job, prompts[row], found[row], own[row]) for row, job in enumerate(jobs)]
+
+    @property
+    def _size(self) -> int:
+        return self._making.config.execution.rollout_batch_size
+
+    def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]]) -> Asked:
+        policy, seed = self._held().policy, self._seed
+        return Asked(
+            prompts=prompts,
+            sampling=self._sampling,
+            stop=self._section.stop,
+            vocabulary=policy.vocabulary,
+            seeds=[0 if seed is None else seed(job, 0) for job in jobs],
+            forward=policy.next_logits,
+            uniforms=None if seed is None else self._uniforms(jobs),
             width=self._width,
-            uniforms=None if self._seed is None else self._uniforms(padded),
+            size=self._size,
             device=self._host.device,
         )
-        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
-        log_probs = _rescored(held, rows, self._section.temperature, self._host.device)
-        return [
-            self._sample(job, prompts[row], found[row], log_probs[row, len(prompts[row]) : len(rows[row])])
-            for row, job in enumerate(jobs)
-        ]
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """What draws, which has shown that it has the policy's weights."""
+        engine = self._unproved
+        if engine.tolerance is not None:
+            if not self._brought:
+                self._bring()
+            ids = self._proof()
+            found = _rescored(self._held(), [ids], 1.0, self._host.device)
+            engine.prove(ids, found[0, 1 : len(ids)].tolist())
+        return engine
+
+    def _bring(self) -> None:
+        ref = self._making.policy
+
+        def write(folder: Path) -> None:
+            held = self._host.exportable(ref, self._weights)
+            write_model(cast(CausalLM, held.policy), folder, adapters=held.lora is not None)
+
+        self._unproved.bring(f"{self._making.context.store.root.uri} {ref}", write)
+
+    def _proof(self) -> list[int]:
+        """Return tokens of the run's first prompts, one after the other and again: the same text for all policies."""
+        context_length = self._held().policy.context_length
+        # One is drawn after them, as most servers draw one at least.
+        most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
+        texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
+        return list(islice((token for text in cycle(texts) for token in self._prompts.ids(text)), most))
+
+    def _check_gap(self, found: Sequence[Completion], own: Sequence[Tensor]) -> None:
+        """Check that what an engine drew with is what the policy says of it: weights may change while it draws.
+
+        Raises:
+            EngineError: it is further away than the engine tolerates.
+        """
+        tolerance = self._engine.tolerance
+        if tolerance is None:
+            return
+        theirs = np.concatenate([np.asarray(each.log_probs, np.float64) for each in found])
+        gaps = np.abs(theirs - torch.cat(list(own)).double().cpu().numpy())
+        if not gaps.mean() <= tolerance:
+            raise EngineError(
+                f"rollout.tokens.engine: of {len(gaps)} tokens it drew its log-probs are {gaps.mean():.3g} nats per "
+                f"token from the policy's (at most {gaps.max():.3g}), more than its option 'tolerance', {tolerance:g}: "
+                "it drew with other weights, or with another temperature than it was asked for. Load the policy into "
+                "the server; of vLLM, start it with --logprobs-mode processed_logprobs. Nothing of this batch was "
+                "stored: give the same command again."
+            )
 
     def _held(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
@@ -153,6 +231,7 @@ def rollout_maker(making: Making) -> TextMaker:
         making,
         Weights.BEHAVIOR,
         seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
+        engine=make_engine(tokens_of(making.config).engine),
     )
 
 

@@ -68,15 +68,15 @@ class Given:
         return torch.from_numpy(self._reference).double()
 
 
-def batch_of(case: Case) -> TokenBatch:
+def batch_of(case: Case, **more: Any) -> TokenBatch:
     mask = case.tensor("mask").bool()
     rows = len(mask)
+    about: dict[str, Any] = {"sampled_log_probs": case.tensor("old"), **more}
     return TokenBatch(
         ids=case.tensor("ids"),
         lengths=torch.full((rows,), mask.shape[1]),
         mask=mask,
         old_log_probs=case.tensor("old"),
-        sampled_log_probs=case.tensor("old"),
         share=torch.full((rows,), rows / float(mask.sum()), dtype=torch.float64),
         own=torch.zeros(rows, dtype=torch.bool),
         advantages=case.tensor("advantages")[:, 0],
@@ -87,12 +87,13 @@ def batch_of(case: Case) -> TokenBatch:
         age=torch.zeros(rows, dtype=torch.int64),
         step=torch.zeros(rows, dtype=torch.int64),
         keys=tuple((row, 0) for row in range(rows)),
+        **about,
     )
 
 
-def expect_equal(algorithm: TokenGRPO, case: Case, name: str) -> None:
+def expect_equal(algorithm: TokenGRPO, case: Case, name: str, **more: Any) -> None:
     models: Any = Given(case)
-    loss = algorithm.loss(batch_of(case), models).loss.mean()
+    loss = algorithm.loss(batch_of(case, **more), models).loss.mean()
     loss.backward()
     torch.testing.assert_close(loss.detach(), case.tensor("loss"), rtol=2e-6, atol=2e-6, msg=name)
     torch.testing.assert_close(models.logits.grad, case.tensor("grad_logits"), rtol=2e-5, atol=2e-6, msg=name)
@@ -160,6 +161,32 @@ def test_ppo_tokens_with_an_advantage_each(folder: Path) -> None:
         loss.backward()
         torch.testing.assert_close(loss.detach(), case.tensor("loss"), rtol=2e-6, atol=2e-6, msg=name)
         torch.testing.assert_close(given.logits.grad, case.tensor("grad_logits"), rtol=2e-5, atol=2e-6, msg=name)
+
+
+CORRECTIONS = {"tis": "clip", "icepop": "mask", "seq-mask-tis": "mask_rows"}
+
+
+@pytest.mark.parametrize("peer", CORRECTIONS)
+def test_tokens_of_another_engine_are_weighed_by_what_it_rounded(folder: Path, peer: str) -> None:
+    for name, case in cases(folder, "policy_losses", f"openrlhf_{peer}_").items():
+        params = case.about["params"]
+        low, high = params["thresholds"]
+        algorithm = TokenGRPO(
+            clip_low=params["low"],
+            clip_high=params["high"],
+            normalization="token_mean",
+            tis=high,
+            tis_low=low,
+            tis_outside=CORRECTIONS[peer],  # type: ignore[arg-type]
+        )
+        rollout = {"sampled_log_probs": case.tensor("rollout"), "token_advantages": case.tensor("advantages")}
+        expect_equal(algorithm, case, name, **rollout)
+
+
+@pytest.mark.parametrize("options", [{"tis": 0.5}, {"tis": 2.0, "tis_low": 1.5}, {"tis": 2.0, "tis_low": -1.0}])
+def test_a_correction_that_leaves_out_a_weight_of_1_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="a weight of 1 must lie between"):
+        TokenGRPO(**options)  # type: ignore[arg-type]
 
 
 def test_kl_estimators(folder: Path) -> None:

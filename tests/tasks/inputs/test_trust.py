@@ -17,6 +17,7 @@ from configs.section import Section
 from flows import runtime
 from flows.cli.track import track_command
 from flows.requests import PipelineRequest
+from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.maths.solvers import SOLVERS
 from models.maths.transitions import KERNELS
@@ -234,7 +235,7 @@ def _placed(value: Any, annotation: Any, rest: list[str], text: str) -> Any:
 
 @pytest.mark.parametrize(
     "table",
-    [REWARDS, ALGORITHMS, TOKEN_ALGORITHMS, ESTIMATORS, KERNELS, PLANS, SOLVERS, BUILDERS, RUNNERS, LAUNCHERS],
+    [REWARDS, ALGORITHMS, TOKEN_ALGORITHMS, ESTIMATORS, ENGINES, KERNELS, PLANS, SOLVERS, BUILDERS, RUNNERS, LAUNCHERS],
 )
 def test_every_option_of_every_component_with_a_text_wants_trust(
     make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Table

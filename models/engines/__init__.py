@@ -1,0 +1,40 @@
+"""Engines: what draws the tokens of rollouts, one file each.
+
+A new engine is one file here with a class that fulfills ``base.Engine``, and one line in the table. No option of an
+engine in the table changes what the policy says of a text: they say where it is, how it is asked and how it is tried,
+so that moving a server is no other rollout. Options of an engine of your own count as what it draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.registry import Table, chosen
+from configs.section import Component
+
+ENGINES = Table(
+    {
+        "local": "models.engines.local:Local",
+        "openai": "models.engines.openai:OpenAI",
+    },
+    like="models.engines.base:Engine",
+)
+#: What draws where nothing else is said.
+LOCAL = "local"
+
+
+def make_engine(section: Component) -> Any:
+    """Return the engine that a config names; nothing is asked of it yet.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    return chosen(ENGINES, section, what="rollout.tokens.engine")
+
+
+def engine_identity(section: Component) -> dict[str, Any]:
+    """Return what of an engine makes rollouts others: nothing of the local one."""
+    if section.name == LOCAL:
+        return {}
+    options = {} if section.name in ENGINES else {"options": section.options}
+    return {"engine": {"name": section.name, **options}}

@@ -1,0 +1,128 @@
+"""Reads answers of servers that complete texts; what is not exactly what was asked for is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.maths.generation import Completion, Finish, Sampling
+
+#: Rounding may put the log-prob of what is certain a little above 0.
+_ABOVE = 1e-3
+
+
+class Malformed(Exception):
+    """An answer that cannot be used; the message is sentences."""
+
+
+def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
+    """Return the completion an answer holds; why it ended is told from its tokens.
+
+    A server may notice a stop text later than we do: what follows the token that completed it is left out.
+
+    Raises:
+        Malformed: it holds none, or one that cannot have been drawn as was asked.
+    """
+    choice = _choice(answer)
+    ids = _ids(choice, sampling.max_new, vocabulary)
+    seen = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+    if seen is not None and seen != list(prompt):
+        raise Malformed(
+            f"its prompt was not the {len(prompt)} token ids it was sent. It must take prompts as ids, uncut and with "
+            "nothing put before them."
+        )
+    log_probs = _log_probs(choice, len(ids))
+    length, finish = _ended(ids, sampling)
+    return Completion(ids=ids[:length], log_probs=log_probs[:length], finish=finish)
+
+
+def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
+    """Return what a server says of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
+
+    Raises:
+        Malformed: it does not say.
+    """
+    choice = _choice(answer)
+    found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
+    if found is None:
+        told = choice.get("logprobs")
+        found = told.get("token_logprobs") if isinstance(told, Mapping) else None
+    if not isinstance(found, list) or len(found) < len(ids):
+        raise Malformed(
+            f"it does not say how likely the {len(ids)} tokens of a prompt are. Set the engine's option 'proof' to "
+            "what it knows, 'prompt_logprobs' or 'echo'."
+        )
+    return [_of_token(each, token) for each, token in zip(found[1 : len(ids)], ids[1:], strict=True)]
+
+
+def _of_token(found: Any, token: int) -> float:
+    """Return the log-prob of a token: the number itself, or what a mapping by ids has for it."""
+    value = found
+    if isinstance(found, Mapping):
+        entry = found.get(str(token))
+        value = entry.get("logprob") if isinstance(entry, Mapping) else entry
+    return _number(value)
+
+
+def _choice(answer: Any) -> Mapping[str, Any]:
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list):
+        raise Malformed("it has no choices.")
+    if len(choices) != 1 or not isinstance(choices[0], Mapping):
+        raise Malformed(f"it has {len(choices)} choices, where one was asked for.")
+    return choices[0]
+
+
+def _ids(choice: Mapping[str, Any], most: int, vocabulary: int) -> list[int]:
+    ids = choice.get("token_ids")
+    if not isinstance(ids, list):
+        raise Malformed(
+            "it has text but no token ids, and text that is tokenized again is not what was drawn. The server must "
+            "know return_token_ids; vLLM does from 0.10.2 on."
+        )
+    if not 1 <= len(ids) <= most:
+        raise Malformed(f"it has {len(ids)} tokens, where 1 to {most} were asked for.")
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+            raise Malformed(
+                f"it has the token id {str(token)[:40]}, but the policy's vocabulary has the ids 0 to "
+                f"{vocabulary - 1}. The server has another model."
+            )
+    return ids
+
+
+def _log_probs(choice: Mapping[str, Any], count: int) -> list[float]:
+    told = choice.get("logprobs")
+    found = told.get("token_logprobs") if isinstance(told, Mapping) else None
+    if not isinstance(found, list):
+        raise Malformed("it has no log-probs of its tokens (logprobs.token_logprobs), which were asked for.")
+    if len(found) != count:
+        raise Malformed(f"it has {len(found)} log-probs for {count} tokens.")
+    return [_number(value) for value in found]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e6 < value < _ABOVE:
+        raise Malformed(f"it says {str(value)[:40]} is the log-prob of a token, which is no number at or below 0.")
+    return float(value)
+
+
+def _ended(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
+    """Return how many tokens a completion has, and why it ended.
+
+    Raises:
+        Malformed: it goes on after a token that ends it, or ends without a reason.
+    """
+    for length, token in enumerate(ids, 1):
+        if token in sampling.eos:
+            if length < len(ids):
+                raise Malformed(f"its token {length} of {len(ids)} ends a text, but it goes on.")
+            return length, "eos"
+        if sampling.stopped(ids[:length]):
+            return length, "stop"
+    if len(ids) < sampling.max_new:
+        raise Malformed(
+            f"it ended after {len(ids)} of {sampling.max_new} tokens with neither an end token nor a stop text. Ends "
+            "of its own must be switched off: the server's context must have room for prompt and completion."
+        )
+    return len(ids), "length"

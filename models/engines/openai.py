@@ -1,0 +1,315 @@
+"""Any server with OpenAI's ``/v1/completions`` that takes and gives token ids: vLLM from 0.10.2 on, or what is like it.
+
+Tokens go in and tokens come out. Nothing of an answer is believed: one that is not what was asked for is an error, and
+why a completion ended is told from its tokens. All that changes a draw is written out in every request, so that neither
+the server nor a model's ``generation_config`` fills anything in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import httpx
+
+from configs.errors import EngineError
+from configs.fingerprint import hash_text
+from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
+from models.engines.base import Asked
+from models.maths.generation import Completion
+from models.rewards.bounded import MOST, bounded_client
+from models.rewards.patience import PassingError, Patience
+
+T = TypeVar("T")
+
+#: Seconds to wait for a connection.
+_CONNECT_S = 5.0
+#: Seconds between two looks whether weights have arrived.
+_LOOK_S = 1.0
+#: Bytes an answer may have, and those for each of its tokens.
+_MOST, _MOST_PER_TOKEN = 1 << 18, 1 << 10
+#: Answers that say: ask again.
+_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+_DENIED = frozenset({401, 403})
+#: Policies that stay in ``folder``: the server may still read the one before.
+_KEPT = 2
+_AGAIN = "What is committed stays: give the same command again."
+
+
+@dataclass(kw_only=True)
+class OpenAI:
+    """A server at an address; which weights it has is proved before every rollout and with every batch."""
+
+    endpoint: str
+    """Address that ends in /v1."""
+    model: str
+    """Name of the model, or of the adapter, at the endpoint."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with the key; one that is not set is left out, as servers of one's own want none."""
+    timeout_s: float = 300.0
+    """Of a request and its whole answer."""
+    patience_s: float = 120.0
+    """Seconds of failures, each tried again, or of other weights than the policy's, after which the run stops."""
+    concurrency: int = 64
+    """Requests at a time; more than execution.rollout_batch_size are never made."""
+    tolerance: float = 0.1
+    """Mean distance of its log-probs from the policy's, in nats per token, above which its texts are refused."""
+    proof: Literal["prompt_logprobs", "echo"] = "prompt_logprobs"
+    """How it is asked what it says of a given text: vLLM's `prompt_logprobs`, or OpenAI's `echo`."""
+    folder: str | None = None
+    """Before a rollout the policy is written here, as `from_pretrained` reads it; the server sees the folder too."""
+    reload: str | None = None
+    """Address that is then posted the path, and must answer when the server has the weights; needs `folder`."""
+    reload_body: dict[str, Any] = field(default_factory=lambda: {"path": "{path}", "policy": "{policy}"})
+    """What is posted there, as JSON, with {path} of the folder and {policy}, a name that changes with the weights."""
+    _client: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make the client; nothing is asked yet.
+
+        Raises:
+            ValueError: an option is out of range.
+        """
+        for name, address in (("endpoint", self.endpoint), ("reload", self.reload)):
+            if address is not None and not str(address).startswith(("http://", "https://")):
+                raise ValueError(f"{name} is '{address}'; it must begin with http:// or https://.")
+        for name in ("timeout_s", "tolerance", "concurrency"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+        if self.patience_s < 0:
+            raise ValueError(f"patience_s is {self.patience_s}; it must not be negative.")
+        if self.proof not in ("prompt_logprobs", "echo"):
+            raise ValueError(f"proof is {self.proof!r}; it must be one of prompt_logprobs, echo.")
+        if self.reload is not None and self.folder is None:
+            raise ValueError("reload needs folder, where the policy is written that the server is to load.")
+        self._client = bounded_client(
+            self.timeout_s,
+            timeout=httpx.Timeout(self.timeout_s, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
+        )
+        self._patience = Patience(self.patience_s)
+
+    @property
+    def reloads(self) -> bool:
+        """Whether weights are brought to it from here."""
+        return self.folder is not None
+
+    # Weights
+
+    def bring(self, policy: str, write: Callable[[Path], None]) -> None:
+        """Write the policy into the folder, and have the server load it.
+
+        Raises:
+            EngineError: the folder cannot be written, or the server does not load it.
+        """
+        if self.folder is None:
+            return
+        name = f"policy-{hash_text(policy)[:16]}"
+        target = Path(self.folder).expanduser().absolute() / name
+        try:
+            _write_once(target, write)
+        except OSError as error:
+            raise EngineError(
+                f"{self._place}: the policy cannot be written into its option 'folder', '{self.folder}': {error}. "
+                f"Choose another folder, which the server sees too. {_AGAIN}"
+            ) from None
+        if self.reload is not None:
+            filled = {key: _filled(value, path=str(target), policy=name) for key, value in self.reload_body.items()}
+            # The key is the endpoint's; another address never gets it.
+            self._post(self.reload, filled, tokens=0, read=lambda answer: None, key=False)
+
+    def prove(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
+        """Ask what the server says of a text; where weights are brought to it, wait until it says what it should.
+
+        Raises:
+            EngineError: it says something else than the policy.
+        """
+        until = time.monotonic() + (self.patience_s if self.reloads else 0.0)
+        while True:
+            found = self._said_of(ids)
+            gaps = [abs(ours - theirs) for ours, theirs in zip(log_probs, found, strict=True)]
+            mean = sum(gaps) / len(gaps)
+            if mean <= self.tolerance:
+                return
+            if time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_S)
+        raise EngineError(
+            f"{self._place} does not have the weights of the policy: of a fixed text of {len(ids)} tokens its "
+            f"log-probs are {mean:.3g} nats per token from the policy's (at most {max(gaps):.3g}), more than its "
+            f"option 'tolerance', {self.tolerance:g}. Load the policy into the server (its option 'folder' has it "
+            f"written, 'reload' has it loaded), and empty the server's prefix cache. {_AGAIN}"
+        )
+
+    def _said_of(self, ids: Sequence[int]) -> list[float]:
+        asked = {"echo": True} if self.proof == "echo" else {"prompt_logprobs": 0}
+        body = {
+            **self._drawing(ids, max_tokens=1, temperature=1.0, seed=0),
+            **asked,
+            "return_token_ids": self.proof != "echo",
+        }
+        return self._post(
+            self._address, body, tokens=len(ids) + 1, read=lambda answer: prompt_log_probs_of(answer, ids)
+        )
+
+    # Texts
+
+    def complete(self, asked: Asked) -> list[Completion]:
+        """Return a completion of each prompt, each asked for by itself: seeds belong to requests.
+
+        Raises:
+            EngineError: an answer is not what was asked for, or the server stays away.
+        """
+        if asked.uniforms is None:
+            raise EngineError(f"{self._place}: the likeliest tokens are taken by the engine 'local' alone.")
+        pool = ThreadPoolExecutor(min(self.concurrency, len(asked.prompts)), thread_name_prefix="engine")
+        stopped = threading.Event()
+
+        def one(prompt: Sequence[int], seed: int) -> Completion | None:
+            if stopped.is_set():
+                return None
+            try:
+                return self._completed(asked, prompt, seed)
+            except Exception:
+                stopped.set()
+                raise
+
+        try:
+            # Where one is left out, the error of another is raised here.
+            found = list(pool.map(one, asked.prompts, asked.seeds))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return [each for each in found if each is not None]
+
+    def _completed(self, asked: Asked, prompt: Sequence[int], seed: int) -> Completion:
+        sampling = asked.sampling
+        body = {
+            **self._drawing(prompt, max_tokens=sampling.max_new, temperature=sampling.temperature, seed=seed),
+            "stop": list(asked.stop),
+            "include_stop_str_in_output": True,
+            "stop_token_ids": sorted(sampling.eos),
+            # Ends are ours alone, see above; a model's own files may name others.
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        return self._post(
+            self._address,
+            body,
+            tokens=sampling.max_new + len(prompt),
+            read=lambda answer: completion_of(answer, prompt, sampling, asked.vocabulary),
+        )
+
+    def _drawing(self, prompt: Sequence[int], *, max_tokens: int, temperature: float, seed: int) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": [int(token) for token in prompt],
+            "n": 1,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": seed,
+            "logprobs": 0,
+            "skip_special_tokens": True,
+            "stream": False,
+        }
+
+    # Asking
+
+    @property
+    def _address(self) -> str:
+        return f"{self.endpoint.rstrip('/')}/completions"
+
+    @property
+    def _place(self) -> str:
+        return f"rollout.tokens.engine 'openai' at {self.endpoint}"
+
+    def _post(self, url: str, body: Mapping[str, Any], *, tokens: int, read: Callable[[Any], T], key: bool = True) -> T:
+        """Return what is read of the answer to a request, tried again for a while where it fails.
+
+        Raises:
+            EngineError: it is refused, its answer is not what was asked for, or the server stays away.
+        """
+        most = _MOST + _MOST_PER_TOKEN * tokens
+        try:
+            answer = self._patience.again(lambda: self._sent(url, body, most, key=key))
+        except PassingError as error:
+            raise EngineError(
+                f"{self._place} has given no answer for {self.patience_s:g} s; the last: {error}. See that the server "
+                f"runs. {_AGAIN}"
+            ) from None
+        try:
+            return read(answer)
+        except Malformed as error:
+            raise EngineError(f"{self._place} gave an answer that cannot be used: {error} {_AGAIN}") from None
+
+    def _sent(self, url: str, body: Mapping[str, Any], most: int, *, key: bool) -> Any:
+        secret = os.environ.get(self.key_variable) if key else None
+        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+        try:
+            answer = self._client.post(url, json=body, headers=headers, extensions={MOST: most})
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise EngineError(f"{self._place}: the address '{url}' cannot be used: {error}.") from None
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise PassingError(f"{type(error).__name__}: {error}") from None
+        if answer.status_code in _LATER:
+            raise PassingError(f"{url} answers {answer.status_code}: {_said(answer)}")
+        if not answer.is_success:
+            hint = f" Set the variable {self.key_variable}." if answer.status_code in _DENIED and key else ""
+            raise EngineError(f"{self._place}: {url} refuses ({answer.status_code}): {_said(answer)}.{hint} {_AGAIN}")
+        if not key:
+            return None
+        try:
+            return answer.json()
+        except (ValueError, RecursionError):  # RecursionError: brackets without end
+            raise PassingError(f"its answer is no JSON: {answer.text[:80]!r}") from None
+
+
+def _write_once(target: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder that is complete whenever it is there; forget those before the one before."""
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.parent / f".{target.name}-{uuid4().hex}"
+        try:
+            write(made)
+            made.rename(target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    others = [path for path in target.parent.glob("policy-*") if path != target and path.is_dir()]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _filled(value: Any, **names: str) -> Any:
+    """Return a value with names filled in, in all texts within it."""
+    if isinstance(value, str):
+        for name, text in names.items():
+            value = value.replace("{" + name + "}", text)
+        return value
+    if isinstance(value, Mapping):
+        return {key: _filled(each, **names) for key, each in value.items()}
+    return [_filled(each, **names) for each in value] if isinstance(value, list) else value
+
+
+def _said(answer: httpx.Response) -> str:
+    """Return what a refusal says, in a line."""
+    try:
+        found = answer.json()
+    except (ValueError, RecursionError):
+        return repr(answer.text.strip()[:200]) if answer.text.strip() else "nothing"
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    return repr(str(found)[:500])

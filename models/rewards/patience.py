@@ -1,0 +1,63 @@
+"""Asks a server again with growing pauses, until it has failed everybody for longer than is waited."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+T = TypeVar("T")
+
+
+class PassingError(Exception):
+    """What asking again may cure."""
+
+
+class Patience:
+    """How long a server may fail; all threads share since when it does, so that they give up together."""
+
+    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Start with a server that has not failed.
+
+        Args:
+            seconds: of failures, after which nobody asks again.
+            sleep: waits some seconds before asking again.
+        """
+        self.seconds = seconds
+        self._sleep = sleep
+        self._failing_since: float | None = None
+        self._lock = threading.Lock()
+
+    def again(self, ask: Callable[[], T]) -> T:
+        """Return what asking gives; one that comes after others gave up asks just once.
+
+        Raises:
+            PassingError: the last failure.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(PassingError),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
+            stop=lambda state: self._given_up(),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        found: T = retrying(self._noted, ask)
+        return found
+
+    def _noted(self, ask: Callable[[], T]) -> T:
+        try:
+            found = ask()
+        except PassingError:
+            with self._lock:
+                if self._failing_since is None:
+                    self._failing_since = time.monotonic()
+            raise
+        self._failing_since = None
+        return found
+
+    def _given_up(self) -> bool:
+        since = self._failing_since
+        return since is not None and time.monotonic() - since >= self.seconds
