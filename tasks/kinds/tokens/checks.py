@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
-from models.engines import make_engine
+from models.engines import LOCAL, make_engine
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
@@ -136,18 +136,20 @@ def trial_text() -> np.ndarray:
 
 def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
     """Return what a run takes, in rows: samples through the model."""
-    rollout = config.rollout
+    rollout, section = config.rollout, tokens_of(config)
+    # One over the whole text, whatever draws it.
+    drawing = section.max_new if section.engine.name == LOCAL else 0
     samples = rollout.prompts_per_epoch * rollout.group_size
     rows = samples * config.optimize.inner_epochs
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
-        rollout_forwards=samples * (tokens_of(config).max_new + 1),
+        rollout_forwards=samples * (drawing + 1),
         optimize_rows=rows,
         optimize_forwards=rows,
         reference_forwards=samples if requires.reference else 0,
-        evaluate_forwards=splits * config.evaluate.samples * (tokens_of(config).max_new + 1),
+        evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
         latent_bytes_per_epoch=None,

@@ -254,16 +254,19 @@ def test_every_option_of_every_component_with_a_text_wants_trust(
 
 JUDGE = "evaluate.judges=[{{name: vlm_judge, options: {{model: m, endpoint: '{}', key_variable: {}}}}}]"
 
+ENGINE = "rollout.tokens={{engine: {{name: openai, options: {{model: m, endpoint: '{}', key_variable: {}}}}}}}"
 
+
+@pytest.mark.parametrize("asking", [JUDGE, ENGINE])
 def test_no_key_goes_to_another_endpoint_than_the_one_it_was_given_for(
-    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    first, second = make_config(JUDGE.format("http://a", "A_KEY")), make_config(JUDGE.format("http://b", "B_KEY"))
+    first, second = make_config(asking.format("http://a", "A_KEY")), make_config(asking.format("http://b", "B_KEY"))
     remember(first)
     remember(second)
     check_trusted(first, first, run="small")
-    crossed = make_config(JUDGE.format("http://a", "B_KEY"))
+    crossed = make_config(asking.format("http://a", "B_KEY"))
     with pytest.raises(TrustError, match="B_KEY"):
         check_trusted(crossed, crossed, run="small")
 
