@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from configs.errors import CorruptError
 from storage.roots.base import Blob, FileEntry, Root
-from storage.roots.local import MappedFile
+from storage.roots.mapped import MappedFile
 
 
 class Files(Protocol):

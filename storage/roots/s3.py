@@ -23,7 +23,7 @@ from storage.roots.bucket import Bucket
 from storage.roots.cache import Cache
 from storage.roots.known import Known
 from storage.roots.lease import Lease, holder_of
-from storage.roots.local import MappedFile
+from storage.roots.mapped import MappedFile
 from storage.roots.processes import tag
 
 _PIECE = 4 * PART

@@ -21,7 +21,7 @@ from configs.errors import CorruptError, StoreError
 from storage.files import Files, arrow_file
 from storage.media import DEFAULT_MEDIA, MediaFormat
 from storage.roots.base import FileEntry
-from storage.roots.local import MappedFile
+from storage.roots.mapped import MappedFile
 from storage.schema import SAMPLES, column, read_table, versioned
 from storage.trajectories.base import ARRAYS, Sample, TrajectoryShard, array_entry
 
