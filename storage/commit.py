@@ -267,7 +267,7 @@ class ArtifactStore:
     def _require_files(self, ref: ArtifactRef) -> None:
         if ref not in self._present and self.removed(ref):
             raise NotCommittedError(
-                f"The files of {ref} were removed by 'flowmill store gc'. Make them anew with "
+                f"The files of {ref} were removed by 'flowmill store gc' or 'repair'. Make them anew with "
                 "'flowmill stage ... --force', or restore them from a copy of the store; where something that needs "
                 "them is damaged, 'flowmill store repair' makes both anew."
             )

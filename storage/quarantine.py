@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
+from configs.errors import CorruptError
 from storage import layout
 from storage.commit import ArtifactStore
 from storage.copies import put_back
 from storage.layout import QUARANTINE, ArtifactRef
+from storage.records import manifest_from, parse, record_from
 from storage.removals import removal_note
 from storage.verify import Problem
 
@@ -43,6 +48,54 @@ def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
     store.root.remove(layout.removed(ref))
     for path in (layout.manifest(ref), *(layout.record(ref, shard) for shard in store.committed(ref))):
         _set_aside(store, path)
+
+
+def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
+    """Put manifest and records of an artifact back that nothing makes anew, as of one whose files were removed.
+
+    Returns:
+        Whether they were found whole, in their places or set aside.
+    """
+    path = layout.manifest(ref)
+    found = next((data for data in _versions(store, path) if _is_manifest(data, path, ref)), None)
+    if found is None:
+        return False
+    records = {}
+    for shard, digest, _ in manifest_from(parse(found, path), path).shards:
+        place = layout.record(ref, shard)
+        whole = (data for data in _versions(store, place) if _is_record(data, place, ref, shard, digest))
+        records[place] = next(whole, None)
+    if None in records.values():
+        return False
+    # Killed on the way, the manifest is missing still.
+    store.root.create(layout.removed(ref), removal_note(ref, reason))
+    for place, data in [*records.items(), (path, found)]:
+        store.root.create(place, data or b"")
+    return True
+
+
+def _versions(store: ArtifactStore, path: str) -> Iterator[bytes]:
+    """Yield what lies in a place, then what was set aside from it, the newest first."""
+    parent, _, name = f"{QUARANTINE}/{path}".rpartition("/")
+    aside = [each for each in store.root.list(parent) if each == name or each.startswith(f"{name}.")]
+    newest_first = sorted(aside, key=lambda each: (len(each), each), reverse=True)
+    for place in (path, *(f"{parent}/{each}" for each in newest_first)):
+        data = store.root.read(place)
+        if data is not None:
+            yield data
+
+
+def _is_manifest(data: bytes, path: str, ref: ArtifactRef) -> bool:
+    with suppress(CorruptError):
+        manifest = manifest_from(parse(data, path), path)
+        return (manifest.kind, manifest.id) == (ref.kind, ref.id)
+    return False
+
+
+def _is_record(data: bytes, path: str, ref: ArtifactRef, shard: str, digest: str) -> bool:
+    with suppress(CorruptError):
+        return record_from(parse(data, path), path, ref, shard).digest == digest
+    return False
 
 
 def _put_back(store: ArtifactStore, path: str) -> list[str]:

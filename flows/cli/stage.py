@@ -99,6 +99,7 @@ def regenerate(
         damaged: artifact -> runs that name it.
         trust_store: carry out code and commands that only the store names.
     """
+    from storage.quarantine import leave_trace
     from tasks.runs.repairs import makers
 
     for ref, runs in damaged.items():
@@ -114,7 +115,9 @@ def regenerate(
             waiting = {ref: runs for ref, runs in waiting.items() if runs and store.manifest(ref) is None}
     for ref, runs in damaged.items():
         if runs and store.manifest(ref) is None and ref.kind != "embeddings":
+            traced = leave_trace(store, ref, "damaged, and made with settings that no run has any more")
+            state = "stays as a trace without its files" if traced else "is lost with its records"
             console.print(
-                f"{ref} is a side result of run '{min(runs)}', made with settings of its own; run its stage with them "
-                "again if you need it.",
+                f"{ref} was made with settings that run '{min(runs)}' does not have, or not any more, and {state}; run "
+                "its stage with them again if you need it.",
             )

@@ -20,7 +20,7 @@ from storage.checkpoints import commit_checkpoint, latest_checkpoint
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
-from storage.quarantine import quarantine
+from storage.quarantine import leave_trace, quarantine
 from storage.removals import removal_note
 from storage.retention import Retention, plan_removals, remove
 from storage.tables import TABLES
@@ -208,13 +208,44 @@ def check_notes_of_removals(context: RunContext, removed: ArtifactRef) -> None:
     assert find_problems(store, deep=True) == []
 
 
-def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
+def two_shards(tmp_path: Path) -> tuple[ArtifactStore, ArtifactRef]:
     store, ref = ArtifactStore(str(tmp_path / "s")), ArtifactRef("rewards", "0" * 32)
     for shard in "01":
         with store.root.staging() as folder:
             (folder / "x").write_text(shard)
             store.commit(ref, shard, folder, rows=1, producer={"started": 0.0})
     store.seal(ref, shards=["0", "1"], summary={}, stage="score", stage_version=1, options={}, inputs=())
+    return store, ref
+
+
+def test_what_nothing_makes_anew_leaves_its_trace(tmp_path: Path) -> None:
+    store, ref = two_shards(tmp_path)
+    before = store.require(ref)
+    for _ in range(2):
+        # Again, as what is left of it may be damaged later.
+        for path in Path(store.root.uri).glob("rewards/*/0-*/x"):
+            path.write_text("y")
+        for problem in find_problems(store, deep=True):
+            quarantine(store, problem)
+        assert store.manifest(ref) is None or store.removed(ref)
+        assert leave_trace(store, ref, "nobody makes it")
+        assert (store.require(ref), store.removed(ref)) == (before, True)
+        assert find_problems(store, deep=True) == []
+    with pytest.raises(NotCommittedError, match="'flowmill store gc' or 'repair'"):
+        ArtifactStore(store.root.uri).files(ref, store.shards(ref)[1])
+
+
+def test_what_is_lost_with_its_records_leaves_none(tmp_path: Path) -> None:
+    store, ref = two_shards(tmp_path)
+    (Path(store.root.uri) / layout.record(ref, "0")).write_text("{")
+    for problem in find_problems(store, deep=True):
+        quarantine(store, problem)
+    assert not leave_trace(store, ref, "nobody makes it")
+    assert not store.removed(ref)
+
+
+def test_a_removal_that_was_killed_is_found_again(tmp_path: Path) -> None:
+    store, ref = two_shards(tmp_path)
     (removal,) = plan_removals(store, Retention())
 
     class KilledError(Exception):
