@@ -37,6 +37,7 @@ chaos: install-test
 	$(PYTEST) -m campaign
 	$(BIN)/python -m tests.chaos.fuzz --seed $(SEED)
 	$(BIN)/python -m tests.chaos.campaign --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tests.chaos.campaign --kills $(KILLS) --seed $(SEED) --tend
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test
