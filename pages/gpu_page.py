@@ -7,7 +7,9 @@ from pathlib import Path
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from tasks.preflight.memory import Activations, Memory, estimate_memory, measure_activations
+from tasks.inputs.components import make_algorithm
+from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, denoiser_memory, measure_activations
+from tasks.preflight.memory import optimizer_sizes
 from tests.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
@@ -29,9 +31,10 @@ def gigabytes(number: float) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def memory_of(config: RunConfig, activations: Activations) -> Memory:
-    """Return the memory of a config whose activations are known."""
-    found = estimate_memory(config, reference=False, activations=activations)
+def memory_of(config: RunConfig, activations: Activations | None = None) -> DenoiserMemory:
+    """Return the memory of a config, whose activations may be known."""
+    requires, optimizer = make_algorithm(config).requires, optimizer_sizes(config)
+    found = denoiser_memory(config, requires, optimizer, reference=False, activations=activations)
     assert found is not None
     return found
 
@@ -45,7 +48,7 @@ def memory_row(preset: str, activations: Activations) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def smallest(memory: Memory) -> str:
+def smallest(memory: DenoiserMemory) -> str:
     """Return the smallest GPU every phase fits."""
     most = max(memory.phases.values())
     return next((f"{size} GB" for size in SIZES if most <= USABLE * size * 1e9), "none of them")

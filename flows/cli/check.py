@@ -15,7 +15,7 @@ from flows.console import console, print_json, print_table
 if TYPE_CHECKING:
     from configs.schema import RunConfig
     from tasks.kinds.cost import Cost
-    from tasks.preflight.memory import Memory
+    from tasks.kinds.memory import Memory
 
 
 def check_command(
@@ -46,6 +46,7 @@ def check_command(
     ]
     changed = changed_files(config.model) if deep else None
     memory = estimate_memory(config, reference=cost.reference)
+    notes += [] if memory is None else memory.notes
     if as_json:
         needs = None if memory is None else memory.as_dict()
         data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
@@ -96,24 +97,19 @@ def _print_changed(changed: list[str] | None) -> None:
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:
-    from tasks.preflight.memory import advice
-
     trained = "all" if memory.trained == memory.parameters else f"{memory.trained / 1e6:,.1f} million in adapters"
     console.print(
         f"model: {memory.parameters / 1e9:,.2f} billion parameters, {trained} trained; {memory.tokens:,} tokens"
     )
-    sampling, training = size(memory.sampling_weights), size(memory.training_weights)
-    decoder, at_work = size(memory.decoder), memory.optimize - memory.held
-    table = Table("memory per rank, estimated", *memory.phases, title="Memory", title_justify="left")
-    table.add_row("weights", size(memory.text), sampling, sampling, training)
-    table.add_row("autoencoder", "", decoder, decoder, "")
-    table.add_row("gradients, moments, averages", "", "", "", size(memory.training_state))
-    table.add_row("activations", "", *map(size, (memory.rollout_activations, memory.decode_activations, at_work)))
-    table.add_row("together", *map(size, memory.phases.values()))
+    phases = memory.phases
+    table = Table("memory per rank, estimated", *phases, title="Memory", title_justify="left")
+    for what, held in memory.lines.items():
+        table.add_row(what, *(size(held[phase]) if phase in held else "" for phase in phases))
+    table.add_row("together", *map(size, phases.values()))
     print_table(table)
     if gpu_memory is None:
         return
-    changes = advice(config, memory, int(gpu_memory * 1e9))
+    changes = memory.advice(config, int(gpu_memory * 1e9))
     for change in changes:
         console.print(f"does not fit {gpu_memory:g} GB; {change}")
     if not changes:

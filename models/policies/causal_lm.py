@@ -5,7 +5,8 @@ Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from configs.schema import RunConfig
 from models.libraries import read_json
 from models.maths.tokens import token_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
-from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists
+from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
 from models.policies.trainable import Trainable
 from models.weights.stored_weights import StoredWeights, empty_model
 
@@ -91,7 +92,7 @@ class CausalLM(Policy):
         # Dropout would make the first ratios others than 1.
         model.eval()
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_layers(model)
         policy = cls(settings, model, load_tokenizer(folder))
         policy.stored = {MODEL: StoredWeights.of(folder, model)}
         return policy
@@ -145,7 +146,7 @@ class CausalLM(Policy):
 
     def next_logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Return logits of the next token; see ``maths.generation.Forward``."""
-        with self._autocast():
+        with self._autocast(), self._keeping_cache():
             out = self.model(
                 input_ids=ids,
                 attention_mask=mask,
@@ -184,6 +185,18 @@ class CausalLM(Policy):
                 use_cache=False,
                 output_hidden_states=hidden,
             )
+
+    @contextmanager
+    def _keeping_cache(self) -> Iterator[None]:
+        """Let no layer be recomputed inside: one that may be forgets the cache."""
+        if not self.settings.gradient_checkpointing:
+            yield
+            return
+        let_recompute(self.model, False)
+        try:
+            yield
+        finally:
+            let_recompute(self.model, True)
 
     def _autocast(self) -> torch.autocast:
         dtype = self.settings.dtype

@@ -86,7 +86,7 @@ class CriticLM(Policy):
         backbone: Any = AutoModel.from_pretrained(folder, dtype=settings.dtype, use_safetensors=True, **loading)
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
-            backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_layers(backbone)
         return cls(settings, ValueModel(backbone, int(backbone.config.hidden_size), settings.device))
 
     @classmethod
@@ -146,6 +146,28 @@ class TrainableCritic(Trainable):
         with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
             found = self.policy.model(ids, mask, positions, None if hidden is None else hidden.detach())
         return nn.functional.pad(found[:, :-1], (1, 0))
+
+
+def recompute_layers(model: Any) -> None:
+    """Let a transformers model compute its layers a second time in the backward pass instead of keeping activations."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    let_recompute(model, True)
+
+
+def let_recompute(model: Any, on: bool) -> None:
+    """Let layers that can be recomputed be so, or not: they are in training mode alone, and then forget a KV cache.
+
+    What stands inside a layer stays in evaluation mode, so that no dropout begins.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer) and layer.gradient_checkpointing:
+            layer.training = on
+            # Some layers drop out what they return themselves.
+            for name in ("dropout", "activation_dropout"):
+                if isinstance(getattr(layer, name, None), float):
+                    setattr(layer, name, 0.0)
 
 
 def block_lists(model: Any) -> tuple[str, ...]:

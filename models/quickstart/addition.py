@@ -64,15 +64,15 @@ def sums(seed: int, heldout: int) -> tuple[list[tuple[int, int]], list[tuple[int
     return pairs[heldout:], pairs[:heldout]
 
 
-def tiny_model(seed: int) -> Any:
-    """Return a fresh model of 0.28 million parameters."""
+def tiny_model(seed: int, *, layers: int = 3) -> Any:
+    """Return a fresh model, of 0.28 million parameters with 3 layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=16,
         hidden_size=96,
         intermediate_size=192,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,

@@ -137,7 +137,7 @@ class Footprints:
         """Return the bytes that decoding the final latents of one row takes, beside the autoencoder's weights."""
         fakes, settings = FakeTensorMode(allow_non_fake_inputs=True), self._policy.settings
         vae: Any = meta_decoder(self._architecture)
-        _fake_module(vae.requires_grad_(False).eval(), fakes)
+        fake_module(vae.requires_grad_(False).eval(), fakes)
         if settings.vae_tiling:
             vae.enable_tiling()
         channels, pixels, times = self._architecture.latents
@@ -185,7 +185,7 @@ class Footprints:
     def _train(self, kept: Kept) -> int:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
-            parameter.register_post_accumulate_grad_hook(_forget_gradient)
+            parameter.register_post_accumulate_grad_hook(forget_gradient)
         with fakes, PeakMemory() as memory:
             latents, sigma, conditioning = self._inputs(fakes)
             # Gradients go through blocks without adapters too.
@@ -205,7 +205,7 @@ class Footprints:
                 # There drawing the initial weights of adapters costs nothing.
                 merged = Trainable(self._policy, lora, seed=0).merged
         for module in self._policy.denoisers.values():
-            _fake_module(module, fakes)
+            fake_module(module, fakes)
         if merged is not None:
             with fakes:
                 # Sums of weights and adapters are weights.
@@ -240,14 +240,20 @@ def kinds(module: nn.Module, blocks: Sequence[str]) -> list[tuple[str, list[int]
     return [(name, places) for (name, _), places in found.items()]
 
 
-def _fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
-    """Give a module on the meta device, in place, parameters and buffers that claim to be in memory."""
+def fake_module(module: nn.Module, fakes: FakeTensorMode) -> nn.Module:
+    """Give a module on the meta device, in place, parameters and buffers that claim to be in memory; ties stay."""
+    known: dict[int, Any] = {}
+    kept = []
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in held.items():
-                if tensor is not None:
+                if tensor is not None and id(tensor) not in known:
                     made: Any = FakeTensor(fakes, tensor.detach().to("meta"), _CPU)
-                    held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+                    known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+                    # While it lives no other tensor has its id.
+                    kept.append(tensor)
+                if tensor is not None:
+                    held[name] = known[id(tensor)]
     return module
 
 
@@ -268,5 +274,6 @@ def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str
     return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
 
 
-def _forget_gradient(parameter: Tensor) -> None:
+def forget_gradient(parameter: Tensor) -> None:
+    """Drop a gradient as soon as it is whole: what trains a model counts them apart."""
     parameter.grad = None

@@ -15,7 +15,7 @@ from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, VIDE
 from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
-from models.sizes.architectures import architecture_of
+from models.sizes.architectures import Architecture, architecture_of
 
 #: Latents a token is wide in the models that builders make.
 _BUILT_PATCH = 2
@@ -42,6 +42,16 @@ def check_model(config: RunConfig) -> None:
     _check_guidance(config)
     _check_attention(config)
     _check_precision(config)
+
+
+def text_tokens(config: RunConfig, architecture: Architecture) -> int:
+    """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
+    if not architecture.text_tokens:
+        return 0
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    options = make_options(family.options_type, config.model.policy, config.model.options, what="model.options of")
+    length = getattr(options, "max_sequence_length", None)
+    return architecture.text_tokens if length is None else int(length) + architecture.further_text
 
 
 def _check_source(config: RunConfig) -> None:

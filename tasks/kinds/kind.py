@@ -26,6 +26,7 @@ from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
+from tasks.kinds.memory import Memory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
 if TYPE_CHECKING:
@@ -172,6 +173,19 @@ class Kind(ABC):
     @abstractmethod
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
         """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> Memory | None:
+        """Return what a rank needs, from the model's architecture alone; None where that is not known.
+
+        Args:
+            config: a config that was checked.
+            requires: what its algorithm needs.
+            optimizer: what of its optimizer decides memory.
+            reference: the base model is compared with.
+        """
+        return None
 
     @abstractmethod
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from configs.errors import ConfigError
-from configs.registry import build, resolve
 from configs.schema import RunConfig
 from models.devices import chosen_device
-from models.policies import POLICIES
 from models.policies.attention import UNSPLIT
-from models.sizes.architectures import Architecture, architecture_of, meta_denoiser
+from models.sizes.architectures import architecture_of, meta_denoiser
 from models.weights.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
+from tasks.inputs.model_settings import text_tokens
 
 
 def check_execution(config: RunConfig) -> None:
@@ -85,16 +84,6 @@ def _check_shares(config: RunConfig) -> None:
     if model.compile or model.device_map:
         odd = "compile" if model.compile else "device_map"
         raise ConfigError(f"{where}, but model.{odd} is set, which does not go with it. Remove one of them.")
-
-
-def text_tokens(config: RunConfig, architecture: Architecture) -> int:
-    """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
-    if not architecture.text_tokens:
-        return 0
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
-    options = build(family.options_type, config.model.policy, config.model.options, what="model.options of")
-    length = getattr(options, "max_sequence_length", None)
-    return architecture.text_tokens if length is None else int(length) + architecture.further_text
 
 
 def _check_tokens(config: RunConfig) -> None:

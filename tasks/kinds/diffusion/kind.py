@@ -29,10 +29,12 @@ from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
+from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
 from tasks.kinds.diffusion.rolling import RolloutMaker
 from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set
 from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
+from tasks.kinds.memory import OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
 if TYPE_CHECKING:
@@ -60,6 +62,12 @@ class Diffusion(Kind):
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
         """Count rows of the denoiser."""
         return cost_of_diffusion(config, requires, prompts)
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> DenoiserMemory | None:
+        """Build denoisers and autoencoder without weights."""
+        return denoiser_memory(config, requires, optimizer, reference=reference)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return what the text encoders make of prompts, and of the images they come with."""

@@ -24,10 +24,12 @@ from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
 from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training, Valuing
+from tasks.kinds.memory import OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 from tasks.kinds.tokens.checks import check_scored, check_tokens, cost_of_tokens, trial_text
 from tasks.kinds.tokens.exporting import LanguageModelExport
 from tasks.kinds.tokens.making import evaluation_maker, rollout_maker
+from tasks.kinds.tokens.memory import LanguageMemory, language_memory
 from tasks.kinds.tokens.sets import TextSet
 from tasks.kinds.tokens.text import stored_text
 from tasks.kinds.tokens.valuing import values_of
@@ -58,6 +60,12 @@ class Tokens(Kind):
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
         """Count rows."""
         return cost_of_tokens(config, requires, prompts)
+
+    def memory(
+        self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+    ) -> LanguageMemory | None:
+        """Build actor and critic without weights."""
+        return language_memory(config, requires, optimizer, reference=reference)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Never asked: prompts are taken as they are."""

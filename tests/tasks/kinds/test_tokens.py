@@ -20,6 +20,7 @@ from models.maths.tokens import draw, padded_width, token_log_probs
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.quickstart.addition import character_tokenizer
+from models.weights.lora import LoraSpec
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node
 from tasks.inputs.sources import exported_folder
@@ -107,6 +108,42 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(policy
     assert first.ids == whole[0].ids[: whole[0].ids.index(end) + 1]
     assert first.finish == "stop"
     assert whole[0].finish == "length"
+
+
+@pytest.mark.parametrize(
+    "lora", [None, LoraSpec(rank=2, alpha=4, targets=("q_proj", "down_proj"))], ids=["all", "lora"]
+)
+def test_recomputed_layers_keep_less_and_give_the_same_bits(tmp_path: Path, lora: LoraSpec | None) -> None:
+    write_language_model(tmp_path)
+    found = []
+    for recomputed in (False, True):
+        settings = PolicySettings(gradient_checkpointing=recomputed)
+        loaded = CausalLM.load(tmp_path, settings, frozenset({Part.DENOISER}), {})
+        critic = CausalLM.load_critic(tmp_path, settings, own=True, lora=lora, seed=0)
+        critic.policy.model.head.weight.data.fill_(0.1)
+        trainable, kept = loaded.trainable(lora, seed=0), [0]
+        ids, lengths = torch.full((2, 16), 5), torch.tensor([16, 9])
+
+        def count(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
+            kept[0] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            log_probs, _ = trainable.log_probs(ids, lengths, 1.0)
+            values = critic.values(ids, lengths)
+        (log_probs.sum() + values.sum()).backward()
+        gradients = [p.grad for each in (trainable, critic) for p in each.parameters() if p.grad is not None]
+        sampling = Sampling(max_new=5, temperature=1.0, eos=loaded.eos)
+        texts = generate(
+            loaded.next_logits, [[1, 5], [1, 6, 7]], sampling, width=16, uniforms=None, device=torch.device("cpu")
+        )
+        found.append((kept[0], log_probs, gradients, [(text.ids, text.log_probs) for text in texts]))
+    (most, *one), (few, *two) = found
+    assert few < 0.5 * most
+    assert torch.equal(one[0], two[0])
+    assert len(one[1]) == len(two[1]) > 3
+    assert all(torch.equal(left, right) for left, right in zip(one[1], two[1], strict=True))
+    assert one[2] == two[2], "the cache is kept"
 
 
 def test_draws_are_the_inverse_of_the_distribution() -> None:

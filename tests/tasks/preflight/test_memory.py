@@ -27,7 +27,8 @@ from models.weights.lora import LoraSpec, lora_parameters
 from pages.gpu_page import PAGE, TRAFFIC, memory_of, memory_row, traffic_row
 from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import uses_guidance
-from tasks.preflight.memory import Activations, Memory, _footprints, advice, estimate_memory, measure_activations
+from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, _footprints, measure_activations
+from tasks.preflight.memory import estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
 # What one test has traced is traced no more.
@@ -68,13 +69,11 @@ def activations_of(preset: str, *overrides: str) -> Activations:
 
 
 @cache
-def estimate(preset: str, *overrides: str) -> Memory:
+def estimate(preset: str, *overrides: str) -> DenoiserMemory:
     # How the work is carried out changes how many rows there are, not what one takes.
     row = activations_of(preset, *(each for each in overrides if not each.startswith("execution.")))
     config = load_config(ROOT / "configs" / f"{preset}.yaml", overrides)
-    memory = estimate_memory(config, reference=False, activations=row)
-    assert memory is not None
-    return memory
+    return memory_of(config, row)
 
 
 @pytest.mark.campaign
@@ -98,8 +97,8 @@ def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
     memory = memory_of(config, activations)
     assert 0 < memory.trained < 0.1 * memory.parameters
     assert memory.optimize > memory.sampling_weights >= 2 * memory.parameters
-    assert advice(config, memory, limit=10**13) == []
-    assert advice(config, memory, limit=10**9)
+    assert memory.advice(config, 10**13) == []
+    assert memory.advice(config, 10**9)
     page = PAGE.read_text()
     assert memory_row(preset.stem, activations) in page, "run python -m pages.gpu_page"
     assert preset.stem not in TRAFFIC or traffic_row(preset.stem) in page
@@ -150,7 +149,7 @@ def test_adapters_are_counted() -> None:
 def test_what_to_change_comes_in_an_order_that_helps() -> None:
     def first(limit: float, *overrides: str) -> list[str]:
         config = load_config(ROOT / "configs" / "flux1_dev.yaml", overrides)
-        return advice(config, estimate("flux1_dev", *overrides), limit=int(limit * 1e9))
+        return estimate("flux1_dev", *overrides).advice(config, int(limit * 1e9))
 
     kept = "model.gradient_checkpointing=false"
     assert first(200) == []
@@ -190,8 +189,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytes
     known = inspect.signature(diffusers_class(whole.denoiser)).parameters
     shorter = {name: value for name, value in SHORTER.items() if name in known}
     monkeypatch.setitem(PUBLISHED, config.model.path, replace(whole, config={**whole.config, **shorter}))
-    traced, memory = footprints(config), estimate_memory(config, reference=False)
-    assert memory is not None
+    traced, memory = footprints(config), memory_of(config)
     module = meta_denoiser(traced._architecture)
     everything = frozenset((name, place) for name, places in kinds(module, traced._policy.blocks) for place in places)
     assert 6 < len(everything) < 14
@@ -257,9 +255,7 @@ def test_sums_of_weights_and_adapters_count_where_they_are_made() -> None:
 
     def weights(*overrides: str) -> int:
         config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["model.dtype=float32", *overrides])
-        memory = estimate_memory(config, reference=False, activations=row)
-        assert memory is not None
-        return memory.training_weights
+        return memory_of(config, row).training_weights
 
     targets = "targets: [attn.add_q_proj, attn.add_k_proj]"
     one, two = (

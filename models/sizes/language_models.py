@@ -1,0 +1,299 @@
+"""How large causal language models are, and what rows of them take, without their weights: from their configs alone.
+
+As for denoisers the real layers are carried out on tensors that have shapes only, see ``models.sizes.footprints``; two
+layers are built, and then three, which tells what all of them take.
+
+Legend: B rows, W positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from models.maths.tokens import draw
+from models.policies.causal_lm import CausalLM
+from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
+from models.sizes.footprints import PeakMemory, fake_module, forget_gradient
+from models.weights.stored_weights import empty_model, on_meta
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from models.policies.base import PolicySettings
+    from models.policies.causal_lm import TrainableLM
+    from models.policies.critic_lm import TrainableCritic
+    from models.weights.lora import LoraSpec
+
+#: Layers that show what one takes; with one more, what each of them adds.
+_FEW = 2
+
+
+def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
+    """Return what of a Qwen2.5 differs from the class's defaults; widths as its config.json has them."""
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
+    return {"model_type": "qwen2", **shape, **attention, **known, **other}
+
+
+_QWEN25_05B = _qwen25(896, 4864, 24, 14, 2)
+_QWEN25_7B = _qwen25(3584, 18_944, 28, 28, 4, vocab_size=152_064, tie_word_embeddings=False)
+#: Published models, so that a config can be checked before anything is downloaded.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _QWEN25_05B,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_05B,
+    "Qwen/Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 8960, 28, 12, 2),
+    "Qwen/Qwen2.5-7B": _QWEN25_7B,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def language_config(path: str) -> Any:
+    """Return the transformers config of a model's folder or a published model, None of one that is not known."""
+    from transformers import AutoConfig
+
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        try:
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError):
+            return None  # loading it says what is wrong
+    if path not in PUBLISHED:
+        return None
+    about = dict(PUBLISHED[path])
+    return AutoConfig.for_model(about.pop("model_type"), **about)
+
+
+def meta_language_model(config: Any) -> nn.Module:
+    """Return the language model without weights."""
+    from transformers import AutoModelForCausalLM
+
+    made: nn.Module = on_meta(lambda: AutoModelForCausalLM.from_config(config))
+    return made
+
+
+def meta_critic(config: Any, *, own: bool) -> ValueModel:
+    """Return the critic of such a model without weights: with a backbone of its own, or a head alone."""
+    from transformers import AutoModel
+
+    backbone = on_meta(lambda: AutoModel.from_config(config)) if own else None
+    return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Bytes of the generation loop beside the weights."""
+
+    cache: int
+    """Keys and values of all tokens but the last."""
+    work: int
+    """What the first forward or the last takes beside them."""
+
+
+class TextFootprints:
+    """Measures a language model, and the critic beside it."""
+
+    def __init__(
+        self, config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
+    ) -> None:
+        """Bind to a model.
+
+        Args:
+            config: of transformers.
+            settings: how the policy computes.
+            lora: adapters; None: all weights are trained.
+            critic: how the critic computes; None: there is none.
+            own: the critic has a backbone of its own.
+        """
+        self._config, self._settings, self._lora = config, settings, lora
+        self._critic_settings, self._own = critic, own
+
+    def sampling(self, rows: int, *, prompt: int, new: int) -> Sampled:
+        """Return what sampling takes.
+
+        Args:
+            rows: B.
+            prompt: width that all prompts are padded to.
+            new: tokens of a completion at most.
+        """
+        kept = prompt + new - 1
+        cache = self._of_layers(lambda layers: _cache_bytes(self._filled(layers, rows, kept)[1]))
+        first = self._of_layers(lambda layers: self._begin(layers, rows, prompt))
+        last = self._of_layers(lambda layers: self._go_on(layers, rows, kept))
+        return Sampled(cache=cache, work=max(0, max(first, last) - cache))
+
+    def scoring(self, rows: int, width: int) -> int:
+        """Return what log-probs of whole rows take, without gradient."""
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            with fakes, PeakMemory() as memory, torch.no_grad():
+                policy.log_probs(*_rows(rows, width), 1.0)
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def valuing(self, rows: int, width: int, *, reference: bool) -> int:
+        """Return what values of whole rows take, and log-probs of the base model where they are asked for."""
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            critic = self._critic(layers, fakes)
+            with fakes, PeakMemory() as memory, torch.no_grad():
+                ids, lengths = _rows(rows, width)
+                if critic is not None:
+                    hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)[2] if critic.reads_policy else None
+                    critic.values(ids, lengths, hidden)
+                if reference:
+                    policy.policy.logits(ids, lengths).float().log_softmax(-1)
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def training(self, rows: int, width: int, *, reference: bool) -> int:
+        """Return what a forward and backward of whole rows take, beside weights and their gradients.
+
+        Args:
+            rows: B.
+            width: W.
+            reference: log-probs of the base model are computed in between.
+        """
+
+        def measure(layers: int) -> int:
+            policy, fakes = self._policy(layers)
+            critic = self._critic(layers, fakes)
+            with fakes, PeakMemory() as memory:
+                ids, lengths = _rows(rows, width)
+                hidden = None
+                if critic is not None and critic.reads_policy:
+                    log_probs, _, hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)
+                else:
+                    log_probs, _ = policy.log_probs(ids, lengths, 1.0)
+                loss = log_probs.square().mean()
+                if critic is not None:
+                    loss = loss + critic.values(ids, lengths, hidden).square().mean()
+                if reference:
+                    with torch.no_grad():
+                        policy.policy.logits(ids, lengths).float().log_softmax(-1)
+                loss.backward()  # type: ignore[no-untyped-call]
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
+    def _of_layers(self, measure: Callable[[int], int]) -> int:
+        """Return a measure of the whole model, from models with a few layers."""
+        total = int(self._config.num_hidden_layers)
+        if total <= _FEW + 1:
+            return measure(total)
+        few, more = measure(_FEW), measure(_FEW + 1)
+        return few + (more - few) * (total - _FEW)
+
+    def _begin(self, layers: int, rows: int, width: int) -> int:
+        """Return what the first forward takes, with the cache it makes."""
+        policy, fakes = self._policy(layers)
+        with fakes, PeakMemory() as memory, torch.no_grad():
+            _forward(policy, rows, width, None)
+        return int(memory.peak)
+
+    def _go_on(self, layers: int, rows: int, width: int) -> int:
+        """Return what one more token takes with a cache of so many, the cache that is made of it included."""
+        policy, cache, fakes = self._filled(layers, rows, width - 1)
+        with fakes, PeakMemory() as memory, torch.no_grad():
+            logits, _ = _forward(policy, rows, width, cache)
+            draw(logits, torch.zeros(rows, dtype=torch.float64), 1.0)
+        return int(memory.peak)
+
+    def _filled(self, layers: int, rows: int, width: int) -> tuple[TrainableLM, Any, FakeTensorMode]:
+        """Return the policy, and a cache of so many tokens."""
+        policy, fakes = self._policy(layers)
+        with fakes, torch.no_grad():
+            return policy, _forward(policy, rows, max(1, width), None)[1], fakes
+
+    def _shortened(self, layers: int) -> Any:
+        made = copy.deepcopy(self._config)
+        made.num_hidden_layers = layers
+        if getattr(made, "layer_types", None):
+            made.layer_types = made.layer_types[:layers]
+        return made
+
+    def _policy(self, layers: int) -> tuple[TrainableLM, FakeTensorMode]:
+        """Return a policy of so many layers on tensors without content."""
+        from transformers import AutoModelForCausalLM
+
+        config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
+        model: Any = empty_model(lambda: AutoModelForCausalLM.from_config(config), self._settings.dtype).eval()
+        if self._settings.gradient_checkpointing:
+            recompute_layers(model)
+        with torch.device("meta"):
+            # There drawing the initial weights of adapters costs nothing.
+            made = CausalLM(self._settings, model, None).trainable(self._lora, seed=0)
+        fake_module(model, fakes)
+        if made.merged is not None:
+            with fakes:
+                # Sums of weights and adapters are weights.
+                made.merged.refresh()
+        for parameter in made.parameters():
+            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        return made, fakes
+
+    def _critic(self, layers: int, fakes: FakeTensorMode) -> TrainableCritic | None:
+        from transformers import AutoModel
+
+        settings, config = self._critic_settings, self._shortened(layers)
+        if settings is None:
+            return None
+        backbone: Any = None
+        if self._own:
+            backbone = empty_model(lambda: AutoModel.from_config(config), settings.dtype).eval()
+            if settings.gradient_checkpointing:
+                recompute_layers(backbone)
+        with torch.device("meta"):
+            head = ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+            made = CriticLM(settings, head).trainable(self._lora, seed=0)
+        fake_module(head, fakes)
+        if made.merged is not None:
+            with fakes:
+                made.merged.refresh()
+        for parameter in made.parameters():
+            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        return made
+
+
+def _rows(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (B, W) ids and (B,) lengths."""
+    return torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+
+
+def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:
+    """Return the next token's logits after ``width`` tokens, all of them new without a cache, else the last."""
+    new = width if cache is None else 1
+    ids, mask = torch.zeros(rows, new, dtype=torch.int64), torch.zeros(rows, width, dtype=torch.int64)
+    return policy.policy.next_logits(ids, mask, ids, cache)
+
+
+def _filled_tensors(cache: Any) -> list[torch.Tensor]:
+    held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
+
+
+def _cache_bytes(cache: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _filled_tensors(cache))

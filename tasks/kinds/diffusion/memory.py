@@ -1,0 +1,268 @@
+"""What a run of a denoiser needs of a GPU, phase by phase, from the model's architecture alone."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.libraries import quiet_libraries
+from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionSettings
+from models.sizes.architectures import (
+    Architecture,
+    architecture_of,
+    meta_decoder,
+    meta_denoiser,
+    parameters,
+)
+from models.sizes.footprints import Footprints
+from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
+from models.weights.sharding import units
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import lora_spec
+from tasks.inputs.model_settings import text_tokens
+from tasks.inputs.prompts import uses_guidance
+from tasks.kinds.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes, less_to_sample, step_bytes
+
+#: Height and width that every family's small pipeline can make.
+_SMALL = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of one row beside the weights."""
+
+    sampling: int
+    """Of a forward without gradient."""
+    training: int
+    """Of a forward and backward."""
+    decoding: int
+    """Of decoding its latents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoiserMemory:
+    """Estimates for one rank, in bytes."""
+
+    parameters: int
+    """Of all denoisers."""
+    trained: int
+    """Of what is trained: adapters, or all."""
+    tokens: int
+    """Latent and text tokens of one row."""
+    text: int
+    """Text encoders, which only ``encode`` holds."""
+    sampling_weights: int
+    """Denoisers, and what stands beside them, while sampling: whole on every rank, or spread as while training."""
+    decoder: int
+    """The autoencoder, while images are sampled and decoded."""
+    rollout_activations: int
+    """Of one forward of ``execution.rollout_batch_size`` rows."""
+    decode_activations: int
+    """Of decoding ``execution.decode_batch_size`` images or clips."""
+    training_weights: int
+    """Denoisers, and what stands beside them, while training: with fsdp this rank's part, and whole blocks at work."""
+    training_state: int
+    """Gradients, two moments, a moving average and a behavior policy."""
+    optimize_activations: int
+    """Kept for the backward pass of ``execution.micro_batch_size`` rows."""
+    step: int
+    """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
+
+    @property
+    def encode(self) -> int:
+        """Memory of encoding prompts, activations aside."""
+        return self.text
+
+    @property
+    def rollout(self) -> int:
+        """Memory of sampling."""
+        return self.sampling_weights + self.decoder + self.rollout_activations
+
+    @property
+    def decode(self) -> int:
+        """Memory of decoding what was sampled."""
+        return self.sampling_weights + self.decoder + self.decode_activations
+
+    @property
+    def held(self) -> int:
+        """Weights and state while training."""
+        return self.training_weights + self.training_state
+
+    @property
+    def optimize(self) -> int:
+        """Memory of training."""
+        return self.held + max(self.optimize_activations, self.step)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Memory of every phase."""
+        return {"encode": self.encode, "rollout": self.rollout, "decode": self.decode, "optimize": self.optimize}
+
+    @property
+    def lines(self) -> dict[str, dict[str, int]]:
+        """What it consists of, in words, by phase."""
+        sampling, at_work = self.sampling_weights, self.optimize - self.held
+        activations = {"rollout": self.rollout_activations, "decode": self.decode_activations, "optimize": at_work}
+        weights = {"encode": self.text, "rollout": sampling, "decode": sampling, "optimize": self.training_weights}
+        return {
+            "weights": weights,
+            "autoencoder": {"rollout": self.decoder, "decode": self.decoder},
+            "gradients, moments, averages": {"optimize": self.training_state},
+            "activations": activations,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing is left out."""
+        return ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**asdict(self), **self.phases}
+
+    def advice(self, config: RunConfig, limit: int) -> list[str]:
+        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        return _advice(config, self, limit)
+
+
+def measure_activations(config: RunConfig) -> Activations | None:
+    """Return what one row takes, or None while the architecture is not known."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    traced = _footprints(config, architecture, lora_spec(config, family))
+    return Activations(sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding())
+
+
+def denoiser_memory(
+    config: RunConfig,
+    requires: Requirements,
+    optimizer: OptimizerSizes,
+    *,
+    reference: bool,
+    activations: Activations | None = None,
+) -> DenoiserMemory | None:
+    """Return what a rank needs, or None while the architecture is not known (a model to build, or not published here).
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs.
+        optimizer: what of its optimizer decides memory.
+        reference: velocities of the base model are needed.
+        activations: of a row, where they were measured already.
+    """
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    family, module = resolve(POLICIES, config.model.policy, what="model.policy"), meta_denoiser(architecture)
+    model, execution, number = config.model, config.execution, BYTES[config.model.dtype]
+    total = parameters(module) * architecture.denoisers
+    spec = lora_spec(config, family)
+    trained, merged = total, 0
+    if spec is not None:
+        trained = lora_parameters(module, spec) * architecture.denoisers
+        if model.dtype == "float32" and execution.strategy != "fsdp":
+            merged = adapted_parameters(module, spec) * architecture.denoisers
+    beside = total * number * (int(reference and spec is None) + len(requires.teachers))
+    weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + beside
+    # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
+    parts = execution.ranks if execution.strategy == "fsdp" else 1
+    copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
+    state = int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts
+    largest = max(parameters(unit) for unit in units(module, family.blocks))
+    blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number) if parts > 1 else 0
+    training = blocks + (0 if execution.offload else weights // parts)
+    # Where weights are whole to sample, each rank's part of them stays beside.
+    whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
+    row = activations or measure_activations(config)
+    assert row is not None
+    return DenoiserMemory(
+        parameters=total,
+        trained=trained,
+        tokens=architecture.tokens(height=model.height, width=model.width, frames=model.frames)
+        + text_tokens(config, architecture),
+        text=architecture.text_parameters * number,
+        sampling_weights=training if execution.sampling == "spread" else whole,
+        decoder=parameters(meta_decoder(architecture)) * MASTER,
+        rollout_activations=execution.rollout_batch_size * row.sampling,
+        decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
+        training_weights=training,
+        training_state=0 if execution.offload else state,
+        optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
+        step=step_bytes(config, trained, parts, optimizer),
+    )
+
+
+def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
+    found = []
+    if memory.encode > limit:
+        found.append("encode: the text encoders alone do not fit; set model.device_map=balanced, or take a larger GPU")
+    if memory.rollout > limit:
+        room = limit - memory.sampling_weights - memory.decoder
+        rows = room * config.execution.rollout_batch_size // max(1, memory.rollout_activations)
+        fits = f"rollout: set execution.rollout_batch_size={rows}"
+        found.append(fits if rows >= 1 else f"rollout: the weights alone do not fit; {less_to_sample(config)}")
+    if memory.decode > limit >= memory.rollout:
+        batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
+        rows = (limit - memory.sampling_weights - memory.decoder) * batch // max(1, memory.decode_activations)
+        fits = f"decode: set execution.decode_batch_size={rows}"
+        found.append(fits if rows >= 1 else "decode: one image or clip does not fit; set model.vae_tiling=true")
+    if memory.optimize > limit:
+        found.append(f"optimize: {_advice_for_training(config, memory, limit)}")
+    return found
+
+
+def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) -> str:
+    execution, model = config.execution, config.model
+    rows = (limit - memory.held) * execution.micro_batch_size // max(1, memory.optimize_activations)
+    if rows >= 1 and memory.held + memory.step <= limit:
+        return f"set execution.micro_batch_size={rows}"
+    if not model.gradient_checkpointing:
+        return "set model.gradient_checkpointing=true"
+    if execution.ranks > 1 and execution.strategy == "ddp":
+        return "set execution.strategy=fsdp"
+    if model.lora is None:
+        return "train adapters, model.lora={rank: 32, alpha: 64}"
+    if model.dtype == "float32":
+        return "set model.dtype=bfloat16"
+    if execution.strategy == "fsdp" and not execution.offload:
+        return "set execution.offload=true"
+    return "one row does not fit: lower model.height and model.width, or take a larger GPU"
+
+
+def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
+    """Return what measures activations: the model's architecture in the hands of its family."""
+    from models.quickstart.tiny import build_tiny
+
+    quiet_libraries()
+    model = config.model
+    settings = DiffusionSettings(
+        height=model.height,
+        width=model.width,
+        guidance_scale=model.guidance_scale,
+        dtype=getattr(torch, model.dtype),
+        train_negative=config.optimize.guidance_gradient == "both",
+        gradient_checkpointing=model.gradient_checkpointing,
+        frames=model.frames,
+        vae_tiling=model.vae_tiling,
+    )
+    family = resolve(POLICIES, model.policy, what="model.policy")
+    small = replace(settings, height=_SMALL, width=_SMALL)
+    with tempfile.TemporaryDirectory() as folder:
+        build_tiny(model.policy).save_pretrained(folder)
+        policy = family.load(Path(folder), small, frozenset(Part), model.options)
+    # The model may make sizes that the small one cannot.
+    policy.settings = settings
+    image = np.zeros((model.height, model.width, 3), np.uint8)
+    images = [image] if model.policy in IMAGE_CONDITIONED else None
+    return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)

@@ -1,0 +1,306 @@
+"""What a run of a language model needs of a GPU, role by role and phase by phase, from the model's config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.libraries import quiet_libraries
+from models.maths.tokens import padded_width
+from models.policies import POLICIES
+from models.policies.base import PolicySettings
+from models.policies.causal_lm import load_tokenizer
+from models.policies.critic_lm import ValueModel, block_lists
+from models.sizes.language_models import TextFootprints, language_config, meta_critic, meta_language_model
+from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
+from models.weights.sharding import units
+from tasks.advantages.estimators import make_estimator
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import lora_spec, tokens_of
+from tasks.inputs.prompts import source_prompts
+from tasks.kinds.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes, less_to_sample, step_bytes
+from tasks.kinds.tokens.prompts import Prompts
+
+#: What the template of a chat adds to a prompt at most, where no tokenizer says how much.
+_TEMPLATE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """The weights of one model that is trained, on one rank."""
+
+    parameters: int
+    """Numbers it has."""
+    trained: int
+    """Numbers of it that are trained."""
+    whole: int
+    """Bytes while it computes alone on every rank: whole weights, and this rank's part of spread ones."""
+    spread: int
+    """Bytes while it is trained: with fsdp this rank's part, and whole blocks at work."""
+    state: int
+    """Bytes of gradients, moments, and copies of what is trained."""
+    step: int
+    """Bytes of the exchange of gradients and the optimizer's step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageMemory:
+    """Estimates for one rank, in bytes."""
+
+    actor: Role
+    """The policy."""
+    critic: Role | None
+    """The critic, where there is one."""
+    critic_kind: str
+    """What it is, in words."""
+    reference: int
+    """The frozen copy of the base model that full weights are compared with; 0 with adapters, or without a KL."""
+    reference_kind: str
+    """What the base model is, in words; empty where nothing is compared with it."""
+    tokens: int
+    """Tokens of one row at most, prompt and completion, padded."""
+    cache: int
+    """Keys and values of ``execution.rollout_batch_size`` rows."""
+    sample: int
+    """What sampling them takes beside: logits and activations."""
+    rescore: int
+    """Logits and activations of the forward over whole rows that a rollout ends with."""
+    value: int | None
+    """Logits and activations of ``execution.micro_batch_size`` rows through critic and base model; None: no stage."""
+    optimize_activations: int
+    """Logits of so many rows, and what their backward pass keeps."""
+    notes: tuple[str, ...]
+    """What the estimate cannot know, a sentence each."""
+
+    @property
+    def parameters(self) -> int:
+        """Of the policy."""
+        return self.actor.parameters
+
+    @property
+    def trained(self) -> int:
+        """Of what of it is trained."""
+        return self.actor.trained
+
+    @property
+    def lines(self) -> dict[str, dict[str, int]]:
+        """Every role and what it computes with, by phase."""
+        sampling = ("rollout", "re-score")
+        valued = () if self.value is None else ("value",)
+        lines = {
+            "actor": {**dict.fromkeys((*sampling, *valued), self.actor.whole), "optimize": self.actor.spread},
+        }
+        if self.critic is not None:
+            held = dict.fromkeys(valued, self.critic.whole)
+            lines[f"critic: {self.critic_kind}"] = {**held, "optimize": self.critic.spread}
+        if self.reference_kind:
+            # Once loaded it stays.
+            held = dict.fromkeys((*sampling, *valued, "optimize"), self.reference)
+            lines[f"reference: {self.reference_kind}"] = held
+        state = self.actor.state + (0 if self.critic is None else self.critic.state)
+        lines["gradients, moments, averages"] = {"optimize": state}
+        lines["KV cache"] = {"rollout": self.cache}
+        step = max(role.step for role in (self.actor, self.critic) if role is not None)
+        at_work = {"rollout": self.sample, "re-score": self.rescore}
+        if self.value is not None:
+            at_work["value"] = self.value
+        lines["logits and activations"] = {**at_work, "optimize": max(self.optimize_activations, step)}
+        return lines
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Memory of every phase."""
+        names = ("rollout", "re-score", *(() if self.value is None else ("value",)), "optimize")
+        return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in names}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**asdict(self), "parameters": self.parameters, "trained": self.trained, **self.phases}
+
+    def advice(self, config: RunConfig, limit: int) -> list[str]:
+        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        return [f"{phase}: {self._change(config, phase, limit)}" for phase, size in self.phases.items() if size > limit]
+
+    def _change(self, config: RunConfig, phase: str, limit: int) -> str:
+        execution, model = config.execution, config.model
+        sampling = phase in ("rollout", "re-score")
+        name = "rollout_batch_size" if sampling else "micro_batch_size"
+        per_batch = ("KV cache", "logits and activations")
+        lines = self.lines
+        batch = sum(lines[line].get(phase, 0) for line in per_batch)
+        room = limit - (self.phases[phase] - batch)
+        rows = room * getattr(execution, name) // max(1, batch)
+        if 1 <= rows < getattr(execution, name):
+            return f"set execution.{name}={rows}"
+        if sampling:
+            return f"the weights alone do not fit; {less_to_sample(config)}" if room <= 0 else _SHORTER
+        if phase == "optimize" and not model.gradient_checkpointing:
+            return "set model.gradient_checkpointing=true"
+        if phase == "optimize" and execution.ranks > 1 and execution.strategy == "ddp":
+            return "set execution.strategy=fsdp"
+        if self.critic is not None and config.critic.backbone == "own":
+            return "set critic.backbone=policy, or train adapters, model.lora={rank: 32, alpha: 64}"
+        if model.lora is None:
+            return "train adapters, model.lora={rank: 32, alpha: 64}"
+        return "set model.dtype=bfloat16" if model.dtype == "float32" else _SHORTER
+
+
+_SHORTER = "one row does not fit: lower rollout.tokens.max_new or max_prompt, or take a larger GPU"
+
+
+def language_memory(
+    config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
+) -> LanguageMemory | None:
+    """Return what a rank needs, or None while the model's config is not known (one to build, or not published here).
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs.
+        optimizer: what of its optimizer decides memory.
+        reference: log-probs of the base model are needed.
+    """
+    quiet_libraries()
+    about = None if config.model.path is None else language_config(config.model.path)
+    if about is None:
+        return None
+    model, execution, estimator = config.model, config.execution, make_estimator(config)
+    spec = lora_spec(config, resolve(POLICIES, model.policy, what="model.policy"))
+    sizes = _Sizes(config, optimizer, spec)
+    module = meta_language_model(about)
+    actor = sizes.role(module, block_lists(module), dtype=model.dtype, copies=int(config.optimize.ema is not None))
+    critic, own = None, config.critic.backbone == "own"
+    critic_dtype = config.critic.dtype or model.dtype
+    if requires.critic:
+        values = meta_critic(about, own=own)
+        lists = () if values.backbone is None else tuple(f"backbone.{name}" for name in block_lists(values.backbone))
+        critic = sizes.role(values, lists, dtype=critic_dtype, copies=0)
+    settings = _settings(config, model.dtype)
+    measured = TextFootprints(
+        about, settings, spec, critic=_settings(config, critic_dtype) if requires.critic else None, own=own
+    )
+    prompt, notes = _prompt_tokens(config, getattr(about, "max_position_embeddings", None))
+    width, new = padded_width(prompt + tokens_of(config).max_new), tokens_of(config).max_new
+    sampled = measured.sampling(execution.rollout_batch_size, prompt=padded_width(prompt), new=new)
+    compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
+    rows = execution.micro_batch_size
+    frozen = _frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
+    return LanguageMemory(
+        actor=actor,
+        critic=critic,
+        critic_kind=_critic_kind(config),
+        reference=frozen if compared and spec is None else 0,
+        reference_kind="" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
+        tokens=width,
+        cache=sampled.cache,
+        sample=sampled.work,
+        rescore=measured.scoring(execution.rollout_batch_size, width),
+        value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
+        optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
+        notes=(*notes, *_of_rewards(config)),
+    )
+
+
+class _Sizes:
+    """What models take on one rank under a config."""
+
+    def __init__(self, config: RunConfig, optimizer: OptimizerSizes, spec: LoraSpec | None) -> None:
+        self._config, self._optimizer, self._spec = config, optimizer, spec
+        execution = config.execution
+        self.parts = execution.ranks if execution.strategy == "fsdp" else 1
+
+    def role(self, module: Any, blocks: tuple[str, ...], *, dtype: str, copies: int) -> Role:
+        """Return the sizes of a model that is trained.
+
+        Args:
+            module: without weights.
+            blocks: names of the lists of its blocks.
+            dtype: of frozen weights.
+            copies: float32 copies that are kept of what is trained.
+        """
+        execution, number, parts = self._config.execution, BYTES[dtype], self.parts
+        total = _numbers(module)
+        # A critic that is a head alone has nothing that adapters could be for.
+        lora = None if isinstance(module, ValueModel) and module.backbone is None else self._spec
+        trained, weights = total, total * MASTER
+        if lora is not None:
+            head = _numbers(module.head) if isinstance(module, ValueModel) else 0
+            trained = lora_parameters(module, lora) + head
+            merged = adapted_parameters(module, lora) if dtype == "float32" and parts == 1 else 0
+            weights = trained * MASTER + (total + merged) * number
+        each = [_numbers(unit) for unit in units(module, blocks)]
+        # What is in no block, embeddings and the head, is whole while any of them computes.
+        at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
+        working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
+        kept = 0 if execution.offload else weights // parts
+        state = int(trained * (MASTER * (1 + copies) + 2 * self._optimizer.moment_bytes)) // parts
+        return Role(
+            parameters=total,
+            trained=trained,
+            whole=weights + (kept if parts > 1 else 0),
+            spread=working + kept,
+            state=0 if execution.offload else state,
+            step=step_bytes(self._config, trained, parts, self._optimizer),
+        )
+
+
+def _numbers(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _frozen_bytes(module: Any, number: int) -> int:
+    """Return the bytes of a frozen copy, of which all but the linear layers is float32, tied weights among it."""
+    precise = {
+        id(parameter): parameter.numel()
+        for layer in module.modules()
+        if not isinstance(layer, torch.nn.Linear)
+        for parameter in layer.parameters(recurse=False)
+    }
+    high = sum(precise.values())
+    return high * MASTER + (_numbers(module) - high) * number
+
+
+def _settings(config: RunConfig, dtype: str) -> PolicySettings:
+    model = config.model
+    return PolicySettings(dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing)
+
+
+def _critic_kind(config: RunConfig) -> str:
+    if config.critic.backbone == "policy":
+        return "a head on the actor"
+    return "a copy of its own" if config.model.lora is None else "a copy of its own, with adapters"
+
+
+def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
+    """Return the tokens of the longest prompt, and what is to be said of how they are known."""
+    section = tokens_of(config)
+    texts = [prompt.text for prompts in source_prompts(config).values() for prompt in prompts]
+    folder = Path(str(config.model.path)).expanduser()
+    if folder.is_dir():
+        return Prompts(load_tokenizer(folder), section, context).longest(texts), ()
+    room = () if context is None else (context - section.max_new,)
+    # A token of a byte-level tokenizer is a byte at least.
+    longest = max(len(text.encode()) for text in texts) + len((section.system or "").encode()) + _TEMPLATE
+    found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
+    return found, (
+        f"memory: prompts were taken to have up to {found} tokens, as the tokenizer is not here yet. "
+        "rollout.tokens.max_prompt says how many there are at most.",
+    )
+
+
+def _of_rewards(config: RunConfig) -> list[str]:
+    """Return which rewards hold a model that is not counted."""
+    return [
+        f"memory: the model of reward '{section.slot}' is not counted; give it a device of its own, or leave it room."
+        for section in config.scored
+        if section.server is None and _holds_model(section.options)
+    ]
+
+
+def _holds_model(options: Mapping[str, Any]) -> bool:
+    return isinstance(options.get("model"), str)
