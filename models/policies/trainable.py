@@ -48,8 +48,6 @@ class Trainable:
             if lora is None:
                 module.requires_grad_(True)
             else:
-                # peft freezes what it sees in memory; an empty module's own parameters are not.
-                module.requires_grad_(False)
                 add_lora(name, module, lora, seed=seed)
         for parameter in self.parameters():
             parameter.data = parameter.data.float()

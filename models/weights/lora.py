@@ -107,4 +107,5 @@ def _as_if_in_memory(module: nn.Module) -> Iterator[None]:
         setattr(part, name, torch.nn.Parameter(stand_in, requires_grad=False))
     yield
     for part, name, parameter in empty:
-        setattr(part, name, parameter)
+        # As peft does with what is in memory.
+        setattr(part, name, parameter.requires_grad_(False))

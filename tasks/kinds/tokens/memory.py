@@ -250,7 +250,8 @@ class _Sizes:
 
 
 def _numbers(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    found: int = sum(parameter.numel() for parameter in module.parameters())
+    return found
 
 
 def _frozen_bytes(module: Any, number: int) -> int:
@@ -261,7 +262,7 @@ def _frozen_bytes(module: Any, number: int) -> int:
         if not isinstance(layer, torch.nn.Linear)
         for parameter in layer.parameters(recurse=False)
     }
-    high = sum(precise.values())
+    high: int = sum(precise.values())
     return high * MASTER + (_numbers(module) - high) * number
 
 

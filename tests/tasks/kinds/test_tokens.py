@@ -146,6 +146,17 @@ def test_recomputed_layers_keep_less_and_give_the_same_bits(tmp_path: Path, lora
     assert one[2] == two[2], "the cache is kept"
 
 
+@pytest.mark.parametrize("empty", [False, True], ids=["whole", "spread"])
+def test_beside_adapters_nothing_is_trained(tmp_path: Path, empty: bool) -> None:
+    write_language_model(tmp_path)
+    loaded = CausalLM.load(tmp_path, PolicySettings(empty=empty), frozenset({Part.DENOISER}), {})
+    trainable = loaded.trainable(LoraSpec(rank=2, alpha=4, targets=("q_proj",)), seed=0)
+    assert {name.rpartition(".q_proj.")[2].partition(".")[0] for name, _ in trainable.named_parameters()} == {
+        "lora_A",
+        "lora_B",
+    }
+
+
 def test_draws_are_the_inverse_of_the_distribution() -> None:
     logits = torch.log(torch.tensor([[0.1, 0.2, 0.7]])).expand(4, 3)
     tokens, log_probs = draw(logits, torch.tensor([0.05, 0.15, 0.35, 0.999], dtype=torch.float64), 1.0)
