@@ -12,6 +12,7 @@ BUILDERS = Table(
         "addition": "models.quickstart.addition:AdditionBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
         "words": "models.quickstart.build:WordsBuilder",
+        "smollm": "models.quickstart.smollm:SmolLMBuilder",
         "tiny": "models.quickstart.tiny:TinyBuilder",
     },
     like="models.quickstart.base:Builder",

