@@ -169,7 +169,8 @@ def dpo_loss(margin: Tensor, reference_margin: Tensor, beta: float) -> Tensor:
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
     """Return each row's sum over the rows of its unit, of (B,) or (B, ...) values."""
-    totals = torch.zeros(int(units.max()) + 1, *values.shape[1:], dtype=values.dtype, device=values.device)
+    shape = (int(units.max()) + 1, *values.shape[1:])
+    totals = torch.zeros(shape, dtype=values.dtype, device=values.device)
     return totals.index_add(0, units, values)[units]
 
 

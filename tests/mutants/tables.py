@@ -132,6 +132,18 @@ NAMED = (
         after="residual = behavior - rows.target",
     ),
     Named(
+        name="FDFO goes to its mate",
+        path=f"{ALGORITHMS}/fdfo.py",
+        before="squared_error(moved, -wanted)",
+        after="squared_error(moved, wanted)",
+    ),
+    Named(
+        name="SPO does not pull back",
+        path=f"{ALGORITHMS}/objectives.py",
+        before="-advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2",
+        after="-advantages * ratio",
+    ),
+    Named(
         name="NFT prefers low advantages",
         path=f"{ALGORITHMS}/nft.py",
         before="preference(rows.advantages, self.scale)",
@@ -212,8 +224,8 @@ NAMED = (
     Named(
         name="OPD runs away from its teacher",
         path=f"{ALGORITHMS}/opd.py",
-        before="RowLoss(loss=kl,",
-        after="RowLoss(loss=-kl,",
+        before="loss = gaussian_kl(",
+        after="loss = -gaussian_kl(",
     ),
     Named(
         name="KL pushes away from the base model",
@@ -245,8 +257,8 @@ EQUIVALENT = (
     ),
     Equivalent(
         path="tasks/algorithms/objectives.py",
-        before="totals = torch.zeros(int(units.max()) + 1, dtype=values.dtype, device=values.device)",
-        after="totals = torch.zeros(int(units.max()) + 2, dtype=values.dtype, device=values.device)",
+        before="shape = (int(units.max()) + 1, *values.shape[1:])",
+        after="shape = (int(units.max()) + 2, *values.shape[1:])",
         reason="nobody reads the total of a unit that is not there",
     ),
     *[
