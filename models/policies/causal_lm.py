@@ -260,6 +260,24 @@ def load_tokenizer(folder: Path) -> Any:
         ) from None
 
 
+def check_vocabulary(folder: Path) -> None:
+    """Check that a folder's model has an embedding for every token of its tokenizer.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    from transformers import AutoConfig
+
+    config, tokenizer = AutoConfig.from_pretrained(folder, local_files_only=True), load_tokenizer(folder)
+    largest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
+    if size is not None and largest >= size:
+        raise ConfigError(
+            f"model.path '{folder}' has a tokenizer with ids up to {largest}, but its model has {size} embeddings, so "
+            "some prompts could not be read. Save the tokenizer that belongs to the model, or resize its embeddings "
+            "with model.resize_token_embeddings()."
+        )
+
+
 def check_folder(folder: Path) -> None:
     """Check that a folder holds a causal language model.
 

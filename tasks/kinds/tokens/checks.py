@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
 from models.engines import LOCAL, make_engine
+from models.policies.causal_lm import check_folder, check_vocabulary
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
@@ -62,6 +64,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
         )
     _check_estimator(config, requires)
     _check_engine(config)
+    _check_base(config)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
         if found != value:
@@ -84,6 +87,14 @@ def _check_engine(config: RunConfig) -> None:
             "processes that know nothing of each other, and one would change what another draws with. Set "
             "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
         )
+
+
+def _check_base(config: RunConfig) -> None:
+    """Check what of a local model can be told without its weights: its class, and that its tokenizer fits it."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        check_folder(folder)
+        check_vocabulary(folder)
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:

@@ -18,14 +18,14 @@ from configs.tokens import TokensSection
 from models.maths.generation import Sampling, generate
 from models.maths.tokens import draw, padded_width, token_log_probs
 from models.policies.base import Part, PolicySettings
-from models.policies.causal_lm import CausalLM
+from models.policies.causal_lm import CausalLM, load_tokenizer
 from models.quickstart.addition import character_tokenizer
 from models.weights.lora import LoraSpec
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node
 from tasks.inputs.sources import exported_folder
 from tasks.kinds.tokens.prompts import Prompts
-from tasks.kinds.tokens.text import stored_finish, stored_text
+from tasks.kinds.tokens.text import completed_text, stored_finish, stored_text
 from tasks.optimize.data import TrainingData
 from tasks.preflight.check import check_config
 from tasks.preflight.notes import cut_notes
@@ -358,3 +358,53 @@ def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: P
     batch: Any = samples.batch(Units(rows[:2], np.arange(3)), 4)
     assert batch.share.tolist() == pytest.approx([6 / counts.sum()] * 4)
     assert batch.mask[:2].sum(-1).tolist() == counts[:2].tolist()
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_any_work(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    check_config(config)
+    other = character_tokenizer()
+    other.add_tokens(["<think>", "</think>"])
+    other.save_pretrained(tmp_path / "lm")
+    with pytest.raises(ConfigError, match="ids up to 16, but its model has 16 embeddings"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(("algorithm", "works"), [("grpo", False), ("ppo", True), ("reinforce_plus_plus", True)])
+def test_one_sample_per_group_is_refused_where_groups_are_compared(tmp_path: Path, algorithm: str, works: bool) -> None:
+    config = config_of(tmp_path, "rollout.group_size=1", f"optimize.algorithm={algorithm}")
+    if works:
+        check_config(config)
+        return
+    with pytest.raises(ConfigError, match=r"rollout.group_size is 1, but .* compares 2 completions or more"):
+        check_config(config)
+
+
+def test_a_text_that_ends_at_once_is_empty_and_its_end_is_trained(policy: CausalLM) -> None:
+    (end,) = policy.eos
+
+    def ending(ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        return torch.nn.functional.one_hot(torch.full((len(ids),), end), 16).float() * 99, cache
+
+    sampling = Sampling(max_new=6, temperature=1.0, eos=policy.eos)
+    (found,) = generate(ending, [[1, 5]], sampling, width=16, uniforms=None, device=torch.device("cpu"))
+    assert (found.ids, found.finish, len(found.log_probs)) == ([end], "eos", 1)
+    assert completed_text(policy.tokenizer, found.ids) == ""
+
+
+def test_a_model_without_a_padding_token_trains(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "run.epochs=1")
+    plain = character_tokenizer()
+    plain.pad_token = None
+    plain.save_pretrained(tmp_path / "lm")
+    check_config(config)
+    context = prepare(config)
+    assert padding_of(context) is None
+    run_epoch(context, 1)
+    updates = context.store.require(context.policy_ref(1)).summary["updates"]
+    assert updates[0]["ratio_mean"] == 1.0
+
+
+def padding_of(context: RunContext) -> int | None:
+    found: int | None = load_tokenizer(context.base_folder).pad_token_id
+    return found
