@@ -33,6 +33,7 @@ REWARDS = Table(
         "ocr": "models.rewards.ocr:OcrReward",
         "pickscore": "models.rewards.clip:PickScore",
         "rank": "models.rewards.wrappers:Rank",
+        "reasoning_gym": "models.rewards.reasoning:ReasoningGym",
         "sequence_classification": "models.rewards.text:SequenceClassification",
         "vlm_judge": "models.rewards.vlm:VlmJudge",
     },

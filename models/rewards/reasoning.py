@@ -1,0 +1,62 @@
+"""Answers to the tasks of reasoning-gym (arXiv 2505.24760, Apache-2.0), by the verifiers that come with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from configs.extras import require_extra
+from models.rewards.base import Needs, Scores
+
+
+@dataclass(kw_only=True)
+class ReasoningGym:
+    """What the verifier of a prompt's task gives its answer, 0 to 1; 0 for a completion without one.
+
+    Prompts have the columns ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON).
+    """
+
+    needs: ClassVar[Needs] = Needs(media="texts", columns=("dataset", "answer", "entry"))
+    perfect: ClassVar[float] = 1.0
+
+    pattern: str = r"<answer>(.*?)</answer>"
+    """Regular expression whose first group, of its last match, is the answer."""
+
+    def __post_init__(self) -> None:
+        """Check the pattern and the package.
+
+        Raises:
+            ConfigError: reasoning-gym is not installed.
+            ValueError: the pattern is none, or has no group.
+        """
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}.") from None
+        if groups < 1:
+            raise ValueError(f"pattern is {self.pattern!r}; the answer must stand in parentheses.")
+        require_extra("reasoning", "reasoning_gym", what="reward 'reasoning_gym'")
+
+    def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Ask the verifiers of (B,) completions."""
+        found = [self._answer(str(text)) for text in media]
+        scores = [_verified(*each) for each in zip(found, prompts, metadata, strict=True)]
+        return Scores(np.array(scores, np.float32), [answer or "" for answer in found])
+
+    def _answer(self, text: str) -> str | None:
+        matches = list(re.finditer(self.pattern, text, re.DOTALL))
+        return str(matches[-1][1]).strip() if matches else None
+
+
+def _verified(answer: str | None, prompt: str, about: Mapping[str, Any]) -> float:
+    from reasoning_gym import get_score_answer_fn  # type: ignore[import-not-found]
+
+    if answer is None:
+        return 0.0
+    entry = {"question": prompt, "answer": str(about["answer"]), "metadata": json.loads(str(about["entry"]))}
+    return float(get_score_answer_fn(str(about["dataset"]))(answer=answer, entry=entry))
