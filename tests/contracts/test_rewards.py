@@ -76,6 +76,7 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
         "rank": {"reward": "jpeg_compressibility"},
         "image_similarity": {**model, "folder": str(clip)},
         "pickscore": {**model, "processor": str(clip)},
+        "reasoning_gym": {"pattern": "(.+)"},
         "sequence_classification": {"model": str(clip / "sentiment"), "label": "POSITIVE"},
         "vlm_judge": {"model": "judge", "endpoint": endpoint.url},
     }
@@ -87,6 +88,8 @@ def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
             pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
         if name == "lexicon":
             pytest.importorskip("vaderSentiment", reason="flowmill[text] is not installed")
+        if name == "reasoning_gym":
+            pytest.importorskip("reasoning_gym", reason="flowmill[reasoning] is not installed")
         return make_reward(name, {**needed.get(name, {}), **options})
 
     return make
@@ -113,7 +116,9 @@ def test_the_contract(build: Build, name: str, holds: Check) -> None:
     texts = samples(texts=["good days", "a bad sign", "happy days are here"])
     others = {
         "latents": samples(latents=True, shape=(4, 8, 8)),
-        "texts": replace(texts, metadata=[{"answer": "a bad sign"}] * len(texts)),
+        "texts": replace(
+            texts, metadata=[{"answer": "a bad sign", "dataset": "chain_sum", "entry": "{}"}] * len(texts)
+        ),
     }
     made = Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"])
     holds(reward, others.get(needs_of_made(reward).media, made))
