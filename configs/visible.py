@@ -94,7 +94,9 @@ def quoted(word: object) -> str:
 
 def in_markdown_cell(text: str) -> str:
     """Return a text such that a cell of Prefect's tables, which is Markdown without entities, shows it as it is."""
-    return _PUNCTUATION.sub(r"\\\1", visible(text))
+    shown = _PUNCTUATION.sub(r"\\\1", visible(text))
+    # Spaces in front would make it code.
+    return "\u00a0" * (len(shown) - len(shown.lstrip(" "))) + shown.lstrip(" ")
 
 
 def _commands(character: str) -> bool:

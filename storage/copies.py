@@ -36,9 +36,14 @@ class Loss:
 
 
 def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
-    """Write a record and its copy; False when there is another of this path, or was one."""
+    """Write a record and its copy; False when there is another of this path, or was one.
+
+    Another that has only its copy, as who wrote it was stopped between the two, is written to the end.
+    """
     sealed, copy = seal({**data, _AT: path}), layout.copy_of(path)
-    if not root.create(copy, sealed) and root.read(copy) != sealed:
+    if not root.create(copy, sealed) and (other := root.read(copy)) != sealed:
+        if other is not None and _is_whole(other, path):
+            root.create(path, other)
         return False
     return root.create(path, sealed)
 

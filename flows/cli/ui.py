@@ -26,29 +26,7 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     """
     check_home()
     uri = ArtifactStore(default_root(root)).root.uri
-    mlflow = [
-        sys.executable,
-        "-m",
-        "tasks.tracking.server",
-        "--host",
-        _HOST,
-        "--port",
-        str(mlflow_port),
-        "--workers",
-        "1",
-        # Lines of every request would push the addresses away.
-        "--uvicorn-opts",
-        "--log-level warning",
-    ]
-    mlflow += [
-        "--backend-store-uri",
-        tracking_uri(uri, None),
-        "--artifacts-destination",
-        str(tracking_folder(uri) / ARTIFACTS),
-        # Locations relative to wherever the folder is now.
-        "--default-artifact-root",
-        "mlflow-artifacts:/",
-    ]
+    mlflow = _mlflow_command(uri, mlflow_port)
     prefect = [*prefect_command(prefect_port), "--log-level", "warning"]
     environment = prefect_environment(prefect_port) | {
         # Background jobs of the MLflow server cost two gigabytes and are not used here.
@@ -81,3 +59,28 @@ def ui_command(root: str | None, *, mlflow_port: int, prefect_port: int) -> None
     finally:
         for process in processes:
             stop_trees([process], grace=10)
+
+
+def _mlflow_command(uri: str, port: int) -> list[str]:
+    """Return what serves the MLflow of a store."""
+    return [
+        sys.executable,
+        "-m",
+        "tasks.tracking.server",
+        "--host",
+        _HOST,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        # Lines of every request would push the addresses away.
+        "--uvicorn-opts",
+        "--log-level warning",
+        "--backend-store-uri",
+        tracking_uri(uri, None),
+        "--artifacts-destination",
+        str(tracking_folder(uri) / ARTIFACTS),
+        # Locations relative to wherever the folder is now.
+        "--default-artifact-root",
+        "mlflow-artifacts:/",
+    ]

@@ -151,9 +151,11 @@ class Stage(ABC):
             chosen: who ordered it has decided which; else it is one that is complete, or that nobody makes in batches
                 of other sizes.
         """
-        store, claim = self.context.store, Claim(run=self.context.run.name, sizes=self.sizes)
-        first = anew(store, self.ref) if again else self.ref
-        self._ref = first if chosen or not self.sizes else claimed(store, first, claim)
+        store = self.context.store
+        if again:
+            self._ref = anew(store, self.ref)
+        if self.sizes and not chosen:
+            self._ref = claimed(store, self.ref, Claim(run=self.context.run.name, sizes=self.sizes))
 
     def inputs(self) -> tuple[ArtifactRef, ...]:
         """Return the artifacts this stage reads, in the order the identity names them.

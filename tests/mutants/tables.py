@@ -29,6 +29,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "models/maths/sampling.py": ("tests/models/maths/test_sampling.py",),
     "models/maths/branching.py": ("tests/models/maths/test_sampling.py",),
+    "tasks/advantages": ("tests/tasks/advantages/test_uncertainty.py", "tests/golden"),
     "tasks/advantages/groups.py": ("tests/tasks/advantages/test_groups.py", "tests/golden"),
     "tasks/algorithms/checks.py": (
         "tests/tasks/algorithms/test_options.py",
@@ -70,6 +71,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 #: Files that are mutated.
 FILES = (
     *(f"models/maths/{name}.py" for name in ("transitions", "kernels", "schedules", "sampling", "branching")),
+    "tasks/advantages/*.py",
     "tasks/algorithms/*.py",
     "tasks/optimize/*.py",
     *(f"tasks/kinds/{name}.py" for name in ("rows", "reader", "sample_set", "proximal")),

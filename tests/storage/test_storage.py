@@ -141,7 +141,7 @@ def test_damage_is_found_and_named(store: ArtifactStore, damage: str) -> None:
 
 
 def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage.roots import local
+    from storage.roots import mapped
     from storage.roots.base import BLOCK
 
     checked: list[int] = []
@@ -150,7 +150,7 @@ def test_every_block_is_checked_once_per_process(tmp_path: Path, monkeypatch: py
         checked.append(number)
         check_block(data, number, *arguments, **options)
 
-    monkeypatch.setattr(local, "check_block", spy)
+    monkeypatch.setattr(mapped, "check_block", spy)
     root = LocalRoot(str(tmp_path / "store"))
     (tmp_path / "store" / "kind").mkdir()
     (tmp_path / "store" / "kind" / "file").write_bytes(os.urandom(2 * BLOCK + 1))

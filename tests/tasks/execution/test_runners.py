@@ -257,6 +257,6 @@ def test_short_shards_share_a_task_and_long_ones_do_not(make_config: Make, monke
         # No time at all: a task of its own for each.
         assert stages.run_shards.fn(stages.order_of(run), [astuple(shard) for shard in due[:2]], 0.0) == 1
         assert [shard.name for shard in run.pending()] == [shard.name for shard in due[1:]]
-        stages.work(run, run.pending(), execution, on_commit=lambda names: committed.append([*names]))
+        stages.RunStages(execution).work(run, run.pending(), on_commit=lambda names: committed.append([*names]))
     assert committed == [[shard.name for shard in due[1:]]]
     assert run.pending() == []

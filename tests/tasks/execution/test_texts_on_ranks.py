@@ -42,7 +42,7 @@ CASES = {
     "fsdp, shared backbone": ("execution.strategy=fsdp", "critic.backbone=policy"),
 }
 #: The others are left to a campaign.
-CHOSEN = {"fsdp", "fsdp, adapters"}
+CHOSEN = {"fsdp, adapters"}
 
 
 def config_of(folder: Path, name: str, *settings: str) -> RunConfig:

@@ -101,7 +101,7 @@ def test_refusals_say_what_to_do(
 @pytest.mark.parametrize(
     ("model", "epoch", "message"),
     [
-        ("small@1", 0, "'small@1' names epoch 1, --epoch 0. Leave one of them out"),
+        ("small@1", 0, "'small@1' names epoch 1 and --epoch another, 0. Leave one of them out"),
         ("small@last", None, "'last' is no epoch. Write RUN, or RUN@EPOCH"),
         ("small@", None, "'' is no epoch"),
     ],
