@@ -123,6 +123,7 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_a_schedule_trains_on_and_catches_up_once(
     scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
@@ -169,7 +170,8 @@ def test_a_schedule_trains_on_and_catches_up_once(
     assert "has no optimize for epoch 98 yet" in message
     assert f"To go on: flowmill stage optimize --run small --epoch 99 --root {root}" in message
     assert states.count("Skipped") >= 2, states
-    assert "Failed" not in states, states
+    said = [run.state.message for run in runs if run.state and run.state.name == "Failed" and run.id != failed]
+    assert said == [], states
     chain = open_run(root, "small", reads=True).chain
     rollouts = [chain.require(epoch, "rollout").artifact for epoch in range(1, 4)]
     assert len(set(rollouts)) == 3
