@@ -16,8 +16,8 @@ class CriticSection(Section):
     backbone: Literal["own", "policy"] = "own"
     """A copy of the base model that is trained for values alone, with adapters where the policy has some; or only a
     head on the policy's hidden states, which values do not change."""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of its forward pass; model.dtype when absent."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Precision of its forward pass; model.dtype when absent. The loss is scaled for a policy in float16 alone."""
     learning_rate: float | None = Field(None, gt=0)
     """Learning rate; optimize.learning_rate when absent."""
     schedule: ScheduleSection | None = None

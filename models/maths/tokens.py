@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 WIDTH = 16
 
 
+def placed(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what models are told of rows that are padded on the right: (B, W) int64 mask, and positions.
+
+    Args:
+        ids: (B, W) int64.
+        lengths: (B,) int64 tokens of each row.
+    """
+    places = torch.arange(ids.shape[1], device=ids.device)
+    return (places < lengths[:, None]).long(), places.expand_as(ids)
+
+
 def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """Return log p(ids[t] | ids[<t]), (B, W) float32: position t from the logits at t - 1, position 0 is 0.
 

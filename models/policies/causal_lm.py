@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.registry import build
 from configs.schema import RunConfig
 from models.libraries import read_json
-from models.maths.tokens import token_entropy, token_log_probs
+from models.maths.tokens import placed, token_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
 from models.policies.trainable import Trainable
@@ -173,9 +173,7 @@ class CausalLM(Policy):
             modules: what is called instead of the policy's own (a reference).
             hidden: also ``hidden_states``, the last of which (B, W, H) the logits are made of.
         """
-        places = torch.arange(ids.shape[1], device=ids.device)
-        mask = (places < lengths[:, None]).long()
-        positions = places.expand_as(ids)
+        mask, positions = placed(ids, lengths)
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
             return model(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from configs.schema import RunConfig
+from models.maths.tokens import placed
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.trainable import Trainable
 
@@ -140,8 +141,7 @@ class TrainableCritic(Trainable):
             lengths: (B,) int64.
             hidden: (B, W, H) the policy's, where it has no backbone; no gradient goes there.
         """
-        places = torch.arange(ids.shape[1], device=ids.device)
-        mask, positions = (places < lengths[:, None]).long(), places.expand_as(ids)
+        mask, positions = placed(ids, lengths)
         dtype = self.policy.settings.dtype
         with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
             found = self.policy.model(ids, mask, positions, None if hidden is None else hidden.detach())

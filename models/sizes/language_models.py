@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from models.policies.base import PolicySettings
     from models.policies.causal_lm import TrainableLM
     from models.policies.critic_lm import TrainableCritic
+    from models.policies.trainable import Trainable
     from models.weights.lora import LoraSpec
 
 #: Layers that show what one takes; with one more, what each of them adds.
@@ -246,13 +247,7 @@ class TextFootprints:
         with torch.device("meta"):
             # There drawing the initial weights of adapters costs nothing.
             made = CausalLM(self._settings, model, None).trainable(self._lora, seed=0)
-        fake_module(model, fakes)
-        if made.merged is not None:
-            with fakes:
-                # Sums of weights and adapters are weights.
-                made.merged.refresh()
-        for parameter in made.parameters():
-            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        _make_fake(made, model, fakes)
         return made, fakes
 
     def _critic(self, layers: int, fakes: FakeTensorMode) -> TrainableCritic | None:
@@ -269,13 +264,19 @@ class TextFootprints:
         with torch.device("meta"):
             head = ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
             made = CriticLM(settings, head).trainable(self._lora, seed=0)
-        fake_module(head, fakes)
-        if made.merged is not None:
-            with fakes:
-                made.merged.refresh()
-        for parameter in made.parameters():
-            parameter.register_post_accumulate_grad_hook(forget_gradient)
+        _make_fake(made, head, fakes)
         return made
+
+
+def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
+    """Make a trained module's tensors fake, with gradients that are forgotten as soon as they are there."""
+    fake_module(module, fakes)
+    if made.merged is not None:
+        with fakes:
+            # Sums of weights and adapters are weights.
+            made.merged.refresh()
+    for parameter in made.parameters():
+        parameter.register_post_accumulate_grad_hook(forget_gradient)
 
 
 def _rows(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -127,9 +127,14 @@ class SampleSet(ABC):
 
     def live(self, requires: Requirements) -> np.ndarray:
         """Return which samples can contribute, (N,) bool: those of advantage 0 only if the algorithm wants them."""
-        live: np.ndarray = ((self.advantages != 0) | requires.zero_advantages) & ~np.isnan(self.advantages)
-        kept: np.ndarray = live & ~self._left_out
-        return kept
+        known = ~np.isnan(self.advantages) & ~self._left_out
+        live: np.ndarray = (self.says_something() | requires.zero_advantages) & known
+        return live
+
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0, (N,) bool."""
+        found: np.ndarray = self.advantages != 0
+        return found
 
     def batch(self, units: Units, size: int) -> Batch:
         """Return a micro-batch of a fixed size; missing rows repeat the last one with weight 0.

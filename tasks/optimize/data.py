@@ -52,7 +52,11 @@ class TrainingData:
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
         training = Training(context=self.context, host=host, epoch=self.epoch, predicted=self._predicted)
-        return self.kind.training_set(training, shards, advantages, self.algorithm.requires)
+        requires, replay = self.algorithm.requires, self.config.optimize.replay
+        found = self.kind.training_set(training, shards, advantages, requires)
+        if replay is not None:
+            found.choose(replay, requires)
+        return found
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
         """Return the advantages of samples, with those of tokens beside them where there are such."""

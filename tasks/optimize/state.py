@@ -155,7 +155,10 @@ def read_state(state: TrainerState, folder: Path) -> None:
         TensorFiles(files).read_into(dict(zip(own, state.ema.values, strict=True)))
     _read_moments(state.optimizer, tensor_files(folder, OPTIMIZER), own)
     for name, part in state.beside.items():
-        part.trainable.read(tensor_files(folder, BESIDE[name].weights))
+        weights = tensor_files(folder, BESIDE[name].weights)
+        if not weights:
+            continue  # the policy was trained alone until now, and a fresh part begins
+        part.trainable.read(weights)
         parameters = dict(part.trainable.named_parameters())
         _read_moments(part.optimizer, tensor_files(folder, BESIDE[name].optimizer), parameters)
     progress = json.loads((folder / METRICS).read_text())

@@ -21,6 +21,7 @@ from tasks.advantages.estimators import Earned, TokenEstimator
 from tasks.advantages.tokens import explained_variance
 from tasks.algorithms.token_objectives import masked_sum, token_kl
 from tasks.inputs.components import open_trajectory_store
+from tasks.kinds.reader import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,13 +137,12 @@ class TokenTables:
 
 def _by_sample(table: pa.Table, name: str, ids: Sequence[str], ref: ArtifactRef) -> list[np.ndarray] | None:
     """Return a column of lists in the order of some samples; None where it is null."""
-    column = table.column(name).combine_chunks()
+    column = table.column(name)
     if column.null_count == len(column):
         return None
     places = {sample: row for row, sample in enumerate(table.column("sample_id").to_pylist())}
     missing = next((sample for sample in ids if sample not in places), None)
     if missing is not None:
         raise CorruptError(f"{ref} has no sample {missing}, which was scored. Run the stage again with --force.")
-    flat, bounds = column.flatten().to_numpy(), column.offsets.to_numpy()
-    bounds = bounds - bounds[0]
-    return [flat[bounds[row] : bounds[row + 1]] for row in (places[sample] for sample in ids)]
+    rows = Ragged(column)
+    return [rows[places[sample]] for sample in ids]

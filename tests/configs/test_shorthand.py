@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.followers import FORWARD
+from configs.followers import FORWARD, PER_TOKEN
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
 from configs.registry import create
 from flows.cli.opening import refuse_bare_settings
-from tasks.algorithms import ALGORITHMS
+from tasks.advantages.estimators import ESTIMATORS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tests.conftest import ROOT
 
 
@@ -44,6 +45,16 @@ def test_algorithms_that_need_final_latents_are_known() -> None:
     made = {name: create(ALGORITHMS, name, given.get(name, {}), what="algorithm") for name in ALGORITHMS}
     needs = {name for name, algorithm in made.items() if algorithm.requires.data == "forward"}
     assert needs == FORWARD
+
+
+def test_algorithms_that_need_advantages_of_tokens_are_known() -> None:
+    given = {"dr_grpo": {"constant": 4}}
+    made = {name: create(TOKEN_ALGORITHMS, name, given.get(name, {}), what="x").requires for name in TOKEN_ALGORITHMS}
+    assert {name for name, requires in made.items() if requires.critic or requires.per_token} == set(PER_TOKEN)
+    estimators = {name: create(ESTIMATORS, estimator, {}, what="x") for name, estimator in PER_TOKEN.items()}
+    for name, estimator in estimators.items():
+        assert estimator.per_token
+        assert estimator.needs_values == made[name].critic
 
 
 def test_every_preset_has_a_line_and_the_memory_of_the_page() -> None:

@@ -169,3 +169,32 @@ def test_nothing_is_removed_while_a_record_is_damaged_and_no_run_disappears(run:
         with pytest.raises(StoreError, match="Nothing is removed"):
             plan_removals(fresh(run).store, Retention(older_than_s=0))
     assert [removal.what for removal in plan_removals(fresh(run).store, Retention(forget=["r"]))] == ["runs/r"]
+
+
+@pytest.mark.parametrize("series", ["lineage", "tracking"])
+def test_a_record_whose_writer_was_stopped_before_its_copy_counted_is_written_to_the_end(
+    run: RunFolder, series: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two writes, another writer goes on: nothing is lost, and nothing is to be repaired."""
+    root, create = run.store.root, run.store.root.create
+    monkeypatch.setattr(root, "create", lambda path, data: create(path, data) if layout.COPIES in path else stop())
+
+    def stop() -> bool:
+        raise KeyboardInterrupt
+
+    def write(letter: str) -> None:
+        if series == "lineage":
+            run.append(entry(3, letter))
+        else:
+            run.add(series, {"run": letter})
+
+    with pytest.raises(KeyboardInterrupt):
+        write("e")
+    monkeypatch.undo()
+    assert len(list(find_problems(run.store, deep=False))) == 1
+    run.refresh()
+    write("f")
+    assert list(find_problems(run.store, deep=False)) == []
+    run.refresh()
+    newest = run.made(3, "rollout")[-1].artifact if series == "lineage" else run.newest(series)
+    assert newest == (entry(3, "f").artifact if series == "lineage" else {"run": "f"})

@@ -263,14 +263,11 @@ def training_set(
 ) -> SampleSet:
     """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
-    ahead, condition, replay = config.execution.ahead, _condition(training), config.optimize.replay
+    ahead, condition = config.execution.ahead, _condition(training)
     if requires.data == "forward" and requires.times is not None:
         seed = derive(config.run.seed, "forward", training.epoch)
         times = requires.times
-        noised = ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
-        if replay is not None:
-            noised.choose(replay, requires)
-        return noised
+        return ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
     made = TransitionSet(
         shards,
         advantages,
@@ -285,8 +282,6 @@ def training_set(
     if any(name for name, _ in requires.teachers):
         prompts = training.context.prompts_by_id.items()
         made.sources = {prompt_id: str(prompt.metadata[SOURCE]) for prompt_id, prompt in prompts}
-    if replay is not None:
-        made.choose(replay, requires)
     return made
 
 

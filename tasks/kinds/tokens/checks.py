@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import ConfigError
+from configs.learning import ReplaySection
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
@@ -73,7 +74,20 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
+    _check_rows(config)
     check_replay(config, requires, None)
+
+
+def _check_rows(config: RunConfig) -> None:
+    """Check that nothing is set of the steps of a sample: a text is one row."""
+    replay = config.optimize.replay
+    for name in ("steps", "level") if replay is not None else ():
+        value = getattr(replay, name)
+        if value != ReplaySection.model_fields[name].default:
+            raise ConfigError(
+                f"optimize.replay.{name} is {value!r}, but a text is one row of training, without steps. Remove "
+                f"optimize.replay.{name}."
+            )
 
 
 def _check_engine(config: RunConfig) -> None:

@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from configs.learning import ReplaySection
@@ -19,6 +18,7 @@ from tasks.algorithms.base import Requirements, expect
 from tasks.algorithms.tokens import TokenBatch, TokenModels
 from tasks.hosting.devices import moved
 from tasks.kinds.proximal import Proximal, importance_weights
+from tasks.kinds.reader import Ragged
 from tasks.kinds.rows import Units, micro_batches, padded, single_rows
 from tasks.kinds.sample_set import Correctable
 from tasks.kinds.tokens.making import padded_rows
@@ -36,31 +36,6 @@ _BY_TOKEN = {
 }
 
 
-class Ragged:
-    """Rows of different length in one flat array."""
-
-    def __init__(self, flat: np.ndarray, bounds: np.ndarray) -> None:
-        """Bind to numbers, and to where the rows begin and end."""
-        self._flat, self._bounds = flat, bounds
-
-    @classmethod
-    def of(cls, table: pa.Table, name: str) -> Ragged | None:
-        """Return a column of lists, a null as a row without numbers; None where all are null."""
-        column = table.column(name).combine_chunks()
-        if column.null_count == len(column):
-            return None
-        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-        return cls(pc.list_flatten(column).to_numpy(), np.concatenate([[0], np.cumsum(sizes)]))
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        if row >= len(self):
-            raise IndexError(row)
-        return self._flat[self._bounds[row] : self._bounds[row + 1]]
-
-
 class TextSet(Correctable):
     """Texts of one or more epochs with their advantages."""
 
@@ -76,16 +51,15 @@ class TextSet(Correctable):
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
-        self._by_token = {name: Ragged.of(self.earned, name) for name in _BY_TOKEN if name in self.earned.column_names}
+        columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
+        self._by_token = {name: Ragged(each) for name, each in columns.items() if each.null_count < len(each)}
 
-    def live(self, requires: Requirements) -> np.ndarray:
-        """Return which samples can contribute; of those with advantages per token, all that have some."""
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0; where tokens have their own, which have one token's."""
         found = self._by_token.get("advantages")
         if found is None:
-            return super().live(requires)
-        some = np.array([bool(found[row].any()) for row in range(len(found))], np.bool_)
-        live: np.ndarray = (some | requires.zero_advantages) & ~np.isnan(self.advantages)
-        return live
+            return super().says_something()
+        return np.array([bool(found[row].any()) for row in range(len(self.reader))], np.bool_)
 
     def positions(self) -> np.ndarray:
         """Return 1 for every sample."""

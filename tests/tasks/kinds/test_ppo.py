@@ -18,6 +18,7 @@ from tasks.identities.nodes import Node, run_nodes
 from tasks.preflight.check import check_config
 from tasks.review.reading import artifact_table
 from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -113,6 +114,21 @@ def test_training_goes_on_from_its_files_as_from_memory(tmp_path: Path, override
         run_epoch(context, 2)
         found.append({path.name: path.read_bytes() for path in files_of(context, 2).iterdir()})
     assert found[0] == found[1]
+
+
+def test_a_critic_begins_fresh_beside_a_policy_that_was_trained_alone(tmp_path: Path) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    plain = prepare(load_config(path, ["run.name=one"]))
+    run_epoch(plain, 1)
+    overrides = ["optimize.algorithm=ppo", "advantage.estimator=gae"]
+    context = open_run(plain.store.root.uri, "one", overrides=overrides, epoch=2, trusted=True)
+    run_epoch(context, 2)
+    first = updates_of(context, 2)[0]
+    assert first["value"] == 0.0
+    assert first["critic_grad_norm"] > 0
+    assert (files_of(context, 2) / "critic.safetensors").exists()
+    assert not (files_of(plain, 1) / "critic.safetensors").exists()
 
 
 def test_values_of_a_shared_backbone_do_not_move_the_policy(tmp_path: Path) -> None:

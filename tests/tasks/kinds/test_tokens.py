@@ -288,6 +288,26 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(
         np.testing.assert_allclose(batch.old_log_probs[row][batch.mask[row]].numpy(), own, atol=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: Path, algorithm: str) -> None:
+    replayed = []
+    for share in (1.0, 0.25):
+        settings = (f"optimize.algorithm={algorithm}", f"optimize.replay={{epochs: 1, share: {share}}}")
+        config = config_of(tmp_path, *settings, f"run.name=run-{share}")
+        check_config(config)
+        context = prepare(config)
+        run_epoch(context, 1)
+        for name, slot in (("rollout", ""), ("score", config.rewards[0].slot), ("value", ""), ("advantage", "")):
+            if name != "value" or algorithm == "ppo":
+                StageRun(make_stage(context, name, 2, slot)).execute()
+        stage = make_stage(context, "optimize", 2)
+        data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
+        samples = data.samples(stage.host)
+        rows = np.concatenate([units.rows for units in data.plan(samples)])
+        replayed.append(int((samples.reader.epochs[rows[:, 0]] == 1).sum()))
+    assert 0 < replayed[1] <= 4 < replayed[0]
+
+
 def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
     config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01")
     check_config(config)
@@ -306,6 +326,8 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         ("model.height=64", "model.height is 64, but"),
         ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
         ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
+        ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
+        ("optimize.replay={epochs: 1, level: sequence}", "optimize.replay.level is 'sequence', but a text is one row"),
         ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
     ],
 )
