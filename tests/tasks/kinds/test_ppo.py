@@ -14,13 +14,14 @@ from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
 from storage.tables import read_rows
+from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node, run_nodes
 from tasks.preflight.check import check_config
 from tasks.review.reading import artifact_table
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
-from tests.support.inside import make_stage, prepare, run_epoch
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
 
 PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}", "critic.learning_rate=0.01")
@@ -252,3 +253,27 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, al
         check_config(load_config(path, ["advantage.overlong={buffer: 5}"]))
     with pytest.raises(ConfigError, match="makes no texts"):
         check_config(load_config("tiny_sd3", ["advantage.overlong={buffer: 5}"]))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_sums_are_learned_from_their_reward_and_not_from_a_coin(tmp_path: Path) -> None:
+    """The control: the same model, data and settings, with a reward that says nothing of the sums."""
+    gained = []
+    for name, reward in (("sums", "exact_text"), ("coin", "tests.support.language_models:coin")):
+        overrides = [
+            f"run.name={name}",
+            "run.epochs=50",
+            "critic.alone_epochs=5",
+            "evaluate.judges=[{name: exact_text, label: sums}]",
+        ]
+        config = load_config("addition_ppo", [*overrides, f"rewards=[{{name: '{reward}'}}]", f"store.root={tmp_path}"])
+        context = prepare(config)
+        evaluate(context, 0)
+        for epoch in range(1, 51):
+            run_epoch(context, epoch)
+        evaluate(context, 50)
+        before, after = (evaluation_figures(context.chain, epoch)["heldout"]["sums"]["mean"] for epoch in (0, 50))
+        gained.append(after - before)
+    assert gained[0] > 0.12, gained
+    assert abs(gained[1]) < 0.06, gained

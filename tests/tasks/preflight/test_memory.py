@@ -146,7 +146,6 @@ def test_adapters_are_counted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
 def test_what_to_change_comes_in_an_order_that_helps() -> None:
     def first(limit: float, *overrides: str) -> list[str]:
         config = load_config(ROOT / "configs" / "flux1_dev.yaml", overrides)
@@ -310,7 +309,6 @@ def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
 def test_a_backward_pass_through_both_halves_of_guidance_keeps_both() -> None:
     gradients = ("conditional", "both")
     one, two = (estimate("sd35_medium", f"optimize.guidance_gradient={gradient}") for gradient in gradients)
