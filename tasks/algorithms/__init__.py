@@ -36,6 +36,7 @@ TOKEN_ALGORITHMS = Table(
         "cispo": "tasks.algorithms.token_grpo:CISPO",
         "dr_grpo": "tasks.algorithms.token_grpo:DrGRPO",
         "rloo": "tasks.algorithms.token_grpo:RLOO",
+        "dpo": "tasks.algorithms.token_dpo:TokenDPO",
         "ppo": "tasks.algorithms.ppo:PPO",
         "reinforce_plus_plus": "tasks.algorithms.ppo:ReinforcePP",
     },

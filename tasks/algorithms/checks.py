@@ -172,7 +172,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
     if requires.data == "forward":
         changed = [*changed, *(() if section.proximal else ("proximal",))]
-        reason = f"optimize.algorithm '{algorithm}' noises final latents anew and has no log-probs to correct"
+        reason = f"optimize.algorithm '{algorithm}' looks at samples anew, and no log-probs of who made them enter it"
     else:
         changed = [] if section.proximal else changed
         reason = "it shapes importance weights, and there are none while optimize.replay.proximal is false"
@@ -185,6 +185,33 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
             f"optimize.replay.weight is 'density', but the log-probs of rollout.sampler '{sampler}' are squared "
             "distances, no densities. Set its log_prob to 'gaussian', or the weight to 'tempered'."
         )
+
+
+def check_units(config: RunConfig, requires: Requirements, group: int) -> None:
+    """Check that what an algorithm compares fits a micro-batch.
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs.
+        group: rows of a whole group.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    size = config.execution.micro_batch_size
+    needed = {"row": 1, "pair": 2, "group": group}[requires.unit]
+    if size >= needed:
+        return
+    if requires.unit == "pair":
+        what = "a group's best and worst sample in one forward"
+    else:
+        branches = group // config.rollout.group_size
+        times = " times the plan's branches" if branches > 1 else ""
+        what = f"whole groups in one forward, here of {needed} samples (rollout.group_size{times})"
+    raise ConfigError(
+        f"optimize.algorithm '{config.optimize.algorithm.name}' compares {what}, but execution.micro_batch_size is "
+        f"{size}. Set execution.micro_batch_size to {needed} or more."
+    )
 
 
 def _check_choice(section: ReplaySection, requires: Requirements, algorithm: str, steps: int) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Estimator = Literal["k1", "k2", "k3"]
 Correction = Literal["clip", "mask", "mask_rows"]
+Preference = Literal["sigmoid", "hinge", "ipo"]
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -140,3 +141,24 @@ def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float
         return plain / 2
     bounded = old + (values - old).clamp(-clip, clip)
     return torch.maximum(plain, (bounded - returns).square()) / 2
+
+
+def preference_loss(margin: Tensor, beta: float, form: Preference, label_smoothing: float = 0.0) -> Tensor:
+    """Return the loss of pairs, (B,), which falls as the margin grows, with 'ipo' up to 1 / (2 beta).
+
+    -log sigmoid(beta m) (DPO, arXiv 2305.18290, eq. 7), with label smoothing e (1 - e) of it and e of that of -m
+    (E. Mitchell, 2023); max(0, 1 - beta m) (SLiC, arXiv 2305.10425, eq. 7, with the base model's share as TRL has it);
+    (m - 1 / (2 beta))^2 (IPO, arXiv 2310.12036, eq. 17).
+
+    Args:
+        margin: (B,) log p / p_ref of the better less that of the worse.
+        beta: inverse temperature.
+        form: which loss.
+        label_smoothing: share of pairs that are in the wrong order, with 'sigmoid'.
+    """
+    if form == "ipo":
+        return (margin - 1 / (2 * beta)).square()
+    if form == "hinge":
+        return torch.relu(1 - beta * margin)
+    right, wrong = (torch.nn.functional.logsigmoid(sign * beta * margin) for sign in (1, -1))
+    return -(1 - label_smoothing) * right - label_smoothing * wrong

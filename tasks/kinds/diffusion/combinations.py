@@ -16,6 +16,7 @@ from models.maths.schedules import Plan, Steps
 from models.maths.transitions import Gaussian, Grid, Kernel
 from models.policies import NOISE_RANGE
 from tasks.algorithms.base import Requirements
+from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
 
 #: A noise std at or below this is none: the log-prob divides by its square.
@@ -226,19 +227,7 @@ def _average_needs_ema(found: Combination) -> None:
 
 
 def _units_fit_a_micro_batch(found: Combination) -> None:
-    size = found.config.execution.micro_batch_size
-    needed = {"row": 1, "pair": 2, "group": found.group}[found.requires.unit]
-    if size >= needed:
-        return
-    if found.requires.unit == "pair":
-        what = "compares a group's best and worst sample in one forward"
-    else:
-        what = f"compares whole groups in one forward, here of {needed} samples (rollout.group_size"
-        what += " times the plan's branches)" if found.draws[0].branches else ")"
-    raise ConfigError(
-        f"{found.algorithm} {what}, but execution.micro_batch_size is {size}. "
-        f"Set execution.micro_batch_size to {needed} or more."
-    )
+    check_units(found.config, found.requires, found.group)
 
 
 def _solver_fits_the_plan(found: Combination) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import ConfigError
+from configs.followers import FORWARD
 from configs.learning import ReplaySection
 from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
@@ -18,7 +19,7 @@ from models.policies.causal_lm import check_folder, check_vocabulary
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
-from tasks.algorithms.checks import check_advantage, check_replay
+from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.kinds.cost import Cost
@@ -47,7 +48,9 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
     for name, (section, fields) in _FOREIGN.items():
         for field in fields:
             value, default = getattr(getattr(config, name), field), section.model_fields[field].get_default()
-            if value != default:
+            # What followed the algorithm's name, which images have an algorithm of too.
+            followed = field == "plan" and config.optimize.algorithm.name in FORWARD and value.name == "final"
+            if value != default and not followed:
                 raise ConfigError(
                     f"{name}.{field} is {value!r}, but model.policy '{config.model.policy}' makes texts, for which it "
                     f"means nothing. Remove it; rollout.tokens says how texts are sampled."
@@ -74,6 +77,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
                 f"with '{value}'. Set advantage.{name} to '{value}', or choose 'grpo', which takes any."
             )
     check_advantage(config)
+    check_units(config, requires, config.rollout.group_size)
     _check_rows(config)
     check_replay(config, requires, None)
 
@@ -131,6 +135,11 @@ def _check_estimator(config: RunConfig, requires: Requirements) -> None:
         raise ConfigError(
             f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' is defined with advantages of "
             "samples. Set advantage.estimator to 'group', or choose 'grpo', which takes any."
+        )
+    if made.per_token and requires.unit != "row":
+        raise ConfigError(
+            f"advantage.estimator is '{estimator}', but optimize.algorithm '{algorithm}' compares whole samples. Set "
+            "advantage.estimator to 'group'."
         )
     reward_kl = getattr(made, "kl_coef", 0.0)
     loss_kl = config.optimize.algorithm.options.get("kl_coef", 0.0)

@@ -276,4 +276,5 @@ def test_sums_are_learned_from_their_reward_and_not_from_a_coin(tmp_path: Path) 
         before, after = (evaluation_figures(context.chain, epoch)["heldout"]["sums"]["mean"] for epoch in (0, 50))
         gained.append(after - before)
     assert gained[0] > 0.12, gained
-    assert abs(gained[1]) < 0.06, gained
+    # A random walk away from what was learned before lowers it.
+    assert gained[1] < 0.06, gained

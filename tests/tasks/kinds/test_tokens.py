@@ -308,6 +308,26 @@ def test_the_best_texts_of_earlier_epochs_alone_are_trained_on_again(tmp_path: P
     assert 0 < replayed[1] <= 4 < replayed[0]
 
 
+def test_pairs_of_stored_texts_however_old_are_what_dpo_learns_from(tmp_path: Path) -> None:
+    settings = ("optimize.algorithm=dpo", "optimize.replay={epochs: 1}", "optimize.learning_rate=0.01")
+    config = config_of(tmp_path, *settings)
+    check_config(config)
+    context = prepare(config)
+    for epoch in (1, 2):
+        run_epoch(context, epoch)
+    first, second = (context.store.require(context.policy_ref(epoch)).summary["updates"] for epoch in (1, 2))
+    assert first[0]["loss"] == pytest.approx(np.log(2)), "before the first update the policy is the base model"
+    assert first[0]["margin"] == 0.0
+    assert second[-1]["margin"] > 0
+    assert second[-1]["loss"] < np.log(2)
+    stage = make_stage(context, "optimize", 2)
+    data = TrainingData(context, stage.policy_kind, 2, stage.inputs())
+    samples = data.samples(stage.host)
+    rows = np.concatenate([units.rows for units in data.plan(samples)])
+    assert set(samples.reader.epochs[rows[:, 0]].tolist()) == {1, 2}
+    assert all(size == 2 for units in data.plan(samples) for size in units.sizes)
+
+
 def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
     config = config_of(tmp_path, "execution.ahead=1", "run.epochs=3", "optimize.learning_rate=0.01")
     check_config(config)
@@ -329,11 +349,14 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
         ("optimize.replay={epochs: 1, level: sequence}", "optimize.replay.level is 'sequence', but a text is one row"),
         ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
+        ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
+        ("[optimize.algorithm=dpo, advantage.estimator=rloo]", "rloo', but .* 'dpo' compares whole samples"),
+        ("[optimize.algorithm=dpo, 'optimize.replay={epochs: 1, proximal: false}']", "'dpo' looks at samples anew"),
     ],
 )
 def test_what_means_nothing_for_texts_is_refused(tmp_path: Path, override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_config(config_of(tmp_path, override))
+        check_config(config_of(tmp_path, *(yaml.safe_load(override) if override.startswith("[") else [override])))
 
 
 def test_a_local_model_has_no_notes_of_prompts_that_encoders_cut_off(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""DPO for language models (arXiv 2305.18290) on a group's best and worst text.
+
+The margin is what the policy gives the better text over the base model, less what it gives the worse; the loss falls
+as it grows.
+Two texts of equal advantage are no pair: such a group is left out.
+
+Offline by nature: any stored texts will do, however old, as nothing of the policy that wrote them enters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from tasks.algorithms.objectives import pair_sign, unit_sum
+from tasks.algorithms.token_objectives import Preference, masked_mean, masked_sum, preference_loss
+from tasks.algorithms.tokens import TokenBatch, TokenModels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDPO:
+    """The published objective; variants are its options."""
+
+    beta: float = 0.1
+    """Inverse temperature: how dear it is to leave the base model. With 'ipo' 1 / (2 beta) is the margin to reach."""
+    form: Preference = "sigmoid"
+    """Of a margin m: -log sigmoid(beta m); max(0, 1 - beta m) (SLiC, arXiv 2305.10425); (m - 1 / (2 beta))^2 (IPO,
+    arXiv 2310.12036)."""
+    length_normalized: bool = False
+    """Log-probs of a text are means over its tokens, not sums, so that long texts count no more."""
+    label_smoothing: float = 0.0
+    """Share of pairs whose order is taken to be wrong, with 'sigmoid' (conservative DPO)."""
+    likelihood: float = 0.0
+    """Weight of -log p of the better text, mean over its tokens, which keeps it from growing unlikely (RPO, arXiv
+    2404.19733)."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not self.beta > 0:
+            raise ValueError(f"beta is {self.beta}; it must be above 0.")
+        if self.form not in ("sigmoid", "hinge", "ipo"):
+            raise ValueError(f"form is {self.form!r}; it must be one of sigmoid, hinge, ipo.")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be from 0 to below 0.5.")
+        if self.label_smoothing and self.form != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to form 'sigmoid', and that is {self.form!r}.")
+        if self.likelihood < 0:
+            raise ValueError(f"likelihood is {self.likelihood}; it must not be negative.")
+
+    @property
+    def requires(self) -> Requirements:
+        """Pairs, and the base model."""
+        return Requirements(kind="tokens", data="forward", unit="pair", min_group_size=2, reference=True)
+
+    def loss(self, batch: Batch, models: TokenModels) -> RowLoss:
+        """Return each pair's loss, on both of its rows, so that their mean is that of pairs."""
+        rows = expect(batch, TokenBatch)
+        log_probs, entropy = models.log_probs(rows)
+        reference = models.reference_log_probs(rows)
+        of_row = masked_mean if self.length_normalized else masked_sum
+        gained = of_row(log_probs - reference, rows.mask)
+        sign = pair_sign(rows.advantages, rows.units)
+        margin = unit_sum(sign * gained * rows.weights, rows.units)
+        loss = preference_loss(margin, self.beta, self.form, self.label_smoothing)
+        better = (sign > 0).float()
+        if self.likelihood:
+            likely = unit_sum(better * masked_mean(log_probs, rows.mask) * rows.weights, rows.units)
+            loss = loss - self.likelihood * likely
+        kept = gained.detach()
+        metrics = {
+            "preferred": (margin > 0).float().detach(),
+            "margin": margin.detach(),
+            # Of pairs, on both rows.
+            "better_gain": unit_sum(better * kept * rows.weights, rows.units),
+            "worse_gain": unit_sum((1 - better) * kept * rows.weights, rows.units),
+            "entropy": masked_mean(entropy, rows.mask),
+            "length": rows.mask.sum(-1).float(),
+        }
+        return RowLoss(loss=loss * sign.abs(), metrics=metrics)

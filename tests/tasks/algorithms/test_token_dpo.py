@@ -1,0 +1,138 @@
+"""DPO over tokens equals its formula, pair by pair, and follows the better text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.errors import ConfigError
+from configs.registry import create
+from tasks.algorithms import TOKEN_ALGORITHMS
+from tasks.algorithms.token_dpo import TokenDPO
+from tasks.algorithms.tokens import TokenBatch
+
+#: Tokens of four texts in two pairs, the better one last in the first pair and first in the second; one row of padding.
+MASK = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
+ADVANTAGES = torch.tensor([-1.0, 1.0, 0.5, -0.5, -0.5], dtype=torch.float64)
+UNITS = torch.tensor([0, 0, 1, 1, 2])
+WEIGHTS = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+
+
+class Given:
+    """Log-probs that are given."""
+
+    def __init__(self, log_probs: Tensor, reference: Tensor) -> None:
+        self._log_probs, self._reference = log_probs, reference
+
+    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        return self._log_probs, torch.zeros_like(self._log_probs).detach()
+
+    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+        return self._reference
+
+
+def batch_of(advantages: Tensor = ADVANTAGES) -> TokenBatch:
+    rows = len(MASK)
+    ids, zeros = torch.zeros(MASK.shape, dtype=torch.int64), torch.zeros(MASK.shape, dtype=torch.float64)
+    return TokenBatch(
+        ids=ids,
+        lengths=torch.full((rows,), 4),
+        mask=MASK,
+        old_log_probs=zeros,
+        sampled_log_probs=zeros,
+        share=WEIGHTS,
+        own=MASK[:, 0],
+        advantages=advantages,
+        weights=WEIGHTS,
+        units=UNITS,
+        importance=torch.ones(rows),
+        count=4,
+        age=torch.zeros(rows),
+        step=torch.zeros(rows),
+        keys=tuple((row, 0) for row in range(rows)),
+    )
+
+
+def drawn(seed: int) -> Tensor:
+    return -torch.rand(MASK.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_hand(log_probs: Tensor, reference: Tensor, options: dict[str, Any]) -> list[float]:
+    """The loss of the two pairs, token by token."""
+    found = []
+    for better, worse in ((1, 0), (2, 3)):
+        gained, likely = [], []
+        for row in (better, worse):
+            tokens = [place for place in range(4) if MASK[row, place]]
+            share = len(tokens) if options.get("length_normalized") else 1
+            gained.append(sum(float(log_probs[row, t] - reference[row, t]) for t in tokens) / share)
+            likely.append(sum(float(log_probs[row, t]) for t in tokens) / len(tokens))
+        margin, beta = gained[0] - gained[1], options.get("beta", 0.1)
+        if options.get("form") == "ipo":
+            loss = (margin - 1 / (2 * beta)) ** 2
+        elif options.get("form") == "hinge":
+            loss = max(0.0, 1 - beta * margin)
+        else:
+            wrong = options.get("label_smoothing", 0.0)
+            loss = (1 - wrong) * math.log1p(math.exp(-beta * margin)) + wrong * math.log1p(math.exp(beta * margin))
+        found.append(loss - options.get("likelihood", 0.0) * likely[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": 2.0, "length_normalized": True},
+        {"beta": 2.0, "label_smoothing": 0.2},
+        {"form": "hinge", "beta": 0.5},
+        {"form": "ipo"},
+        {"form": "ipo", "length_normalized": True},
+        {"likelihood": 0.7},
+    ],
+    ids=str,
+)
+def test_each_form_is_its_formula_and_has_its_gradient(options: dict[str, Any]) -> None:
+    algorithm: TokenDPO = create(TOKEN_ALGORITHMS, "dpo", options, what="algorithm")
+    reference, log_probs = drawn(1), drawn(2).requires_grad_()
+
+    def loss(values: Tensor) -> Tensor:
+        models: Any = Given(values, reference)
+        return algorithm.loss(batch_of(), models).loss
+
+    first, second = by_hand(log_probs.detach(), reference, options)
+    assert loss(log_probs).tolist() == pytest.approx([first, first, second, second, 0.0], abs=1e-12)
+    assert torch.autograd.gradcheck(loss, (log_probs,))
+    start = reference.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(start).sum(), start)
+    assert gradient[~MASK].abs().max() == 0, "only tokens that the policy chose count"
+    assert (gradient[1][MASK[1]] < 0).all(), "the better text grows likelier"
+    assert (gradient[2][MASK[2]] < 0).all()
+    assert (gradient[[0, 3]][MASK[[0, 3]]] > 0).all(), "the worse ones do not"
+
+
+def test_texts_of_one_advantage_are_no_pair() -> None:
+    models: Any = Given(drawn(1), drawn(2))
+    advantages = torch.tensor([1.0, 1.0, 0.5, -0.5, -0.5], dtype=torch.float64)
+    loss = TokenDPO(likelihood=1.0).loss(batch_of(advantages), models).loss
+    assert loss[:2].tolist() == [0.0, 0.0]
+    assert float(loss[2]) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beta": 0}, "beta is 0"),
+        ({"form": "best"}, "form is 'best'"),
+        ({"label_smoothing": 0.5}, "label_smoothing is 0.5"),
+        ({"form": "ipo", "label_smoothing": 0.1}, "label_smoothing belongs to form 'sigmoid'"),
+        ({"likelihood": -1}, "likelihood is -1"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        create(TOKEN_ALGORITHMS, "dpo", options, what="algorithm")
