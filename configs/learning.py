@@ -60,6 +60,10 @@ class AdvantageSection(Section):
     """Advantages of samples whose reward is below this are multiplied by ``below``."""
     below: float = Field(0.0, ge=0)
     """Factor for samples below the threshold; 0 drops them, at no cost of a forward."""
+    informative: int | None = Field(None, ge=1)
+    """Train on the first so many groups of an epoch whose rewards are not all equal, and leave the others out, so that
+    every epoch trains on as many: DAPO's dynamic sampling (arXiv 2503.14476), for which rollout.prompts_per_epoch is
+    larger than this by as much as groups are expected to say nothing. All groups when absent."""
     overlong: OverlongSection | None = None
     """Of language models: punish long texts, or leave out those that were cut."""
     diversity: str | None = None

@@ -265,6 +265,18 @@ def groups_within(rewards: Tensor, groups: Tensor, *, low: float | None, high: f
     return kept[groups]
 
 
+def informative_groups(rewards: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
+    """Return the groups whose rewards are not all equal, ascending: those that an advantage within groups comes from.
+
+    Args:
+        rewards: (N,).
+        groups: (N,) int64 group index.
+        counted: (N,) bool: which rewards count; those of others may be NaN.
+    """
+    present, numbers = groups[counted].unique(return_inverse=True)
+    return present[~group_statistics(rewards[counted], numbers).constant]
+
+
 def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) -> Tensor:
     """Return (N,) float64 advantages, those above 0 times d over its group's mean (GARDO, arXiv 2512.24138).
 

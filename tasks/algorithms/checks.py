@@ -39,6 +39,7 @@ def check_advantage(config: RunConfig) -> None:
             f"advantage.below is {section.below}, but it only acts on samples below advantage.threshold, which is not "
             "set. Set advantage.threshold, or remove advantage.below."
         )
+    _check_informative(config)
     _check_diversity(config)
     doubting = [monitor for monitor in config.monitors if monitor.slot != section.diversity]
     if section.kl_gate is not None and (section.kl_coef == 0 or not doubting):
@@ -68,7 +69,7 @@ def _check_estimated(config: RunConfig) -> None:
         return
     for name, field in AdvantageSection.model_fields.items():
         value = getattr(section, name)
-        if name not in ("estimator", "overlong") and value != field.get_default():
+        if name not in ("estimator", "overlong", "informative") and value != field.get_default():
             raise ConfigError(
                 f"advantage.{name} is {value!r}, but advantage.estimator '{section.estimator.name}' gives every token "
                 f"an advantage of its own, for which it means nothing. Remove advantage.{name}, or the estimator."
@@ -87,6 +88,23 @@ def _check_soft_clip(section: AdvantageSection) -> None:
         raise ConfigError(
             f"advantage.soft_clip is {section.soft_clip}, but advantage.mode '{section.mode}' makes every advantage 1, "
             "0 or -1 whatever its size. Remove one of the two."
+        )
+
+
+def _check_informative(config: RunConfig) -> None:
+    wanted, rollout = config.advantage.informative, config.rollout
+    if wanted is None:
+        return
+    if wanted > rollout.prompts_per_epoch:
+        raise ConfigError(
+            f"advantage.informative is {wanted}, but an epoch has rollout.prompts_per_epoch "
+            f"{rollout.prompts_per_epoch} groups. Raise it, best to twice that or more, or lower "
+            "advantage.informative."
+        )
+    if rollout.group_size == 1:
+        raise ConfigError(
+            f"advantage.informative is {wanted}, but rollout.group_size is 1, and one reward equals itself. Raise "
+            "group_size, or remove advantage.informative."
         )
 
 

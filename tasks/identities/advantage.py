@@ -36,6 +36,7 @@ class AdvantageIdentity(Identity):
             "mean": "group",
             "soft_clip": None,
             "overlong": None,
+            "informative": None,
             "diversity": None,
             "estimator": Component(name="group"),
         }

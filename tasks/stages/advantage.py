@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +26,7 @@ from tasks.advantages.groups import (
     group_advantages,
     group_statistics,
     groups_within,
+    informative_groups,
     running_advantages,
     shape_advantages,
 )
@@ -91,11 +92,12 @@ class AdvantageStage(Stage):
         check_advantage(self.config)
         section = self.config.advantage
         everything, *earlier = self._epochs()
-        counted = self._counted(everything)
+        counted, informative = self._informative(everything, self._counted(everything))
         now = everything.take(counted)
         estimator = make_estimator(self.config)
         if estimator.per_token:
-            return self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
+            found = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
+            return replace(found, summary={**found.summary, **informative})
         groups, names = group_numbers(now.samples)
         advantages = self._normalized(now, groups, _history(names, earlier))
         if now.distances is not None:
@@ -113,7 +115,7 @@ class AdvantageStage(Stage):
         kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
         shaped = torch.where(kept, shaped, 0.0)
         self._write(everything, counted, now.total, shaped, folder)
-        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted)}
+        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted), **informative}
         if section.kl_gate is not None:
             summary["gated_ratio"] = float((now.penalty != 0).double().mean())
         return Output(rows=len(counted), summary=summary)
@@ -187,6 +189,17 @@ class AdvantageStage(Stage):
                 f"again: '{self._scoring}'."
             )
         return counted
+
+    def _informative(self, epoch: _Epoch, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Return which samples are trained on where only some groups are, and how many groups could have been."""
+        wanted = self.config.advantage.informative
+        if wanted is None:
+            return counted, {}
+        groups, _ = group_numbers(epoch.samples)
+        saying = informative_groups(epoch.total, groups, counted)
+        # An epoch that says nothing trains on nothing as it does elsewhere: all its advantages are 0.
+        kept = counted & torch.isin(groups, saying[:wanted]) if len(saying) else counted
+        return kept, {"informative_groups": len(saying)}
 
     @property
     def _scoring(self) -> str:

@@ -255,6 +255,42 @@ def test_long_texts_cost_and_those_that_were_cut_are_left_out(tmp_path: Path, al
         check_config(load_config("tiny_sd3", ["advantage.overlong={buffer: 5}"]))
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
+def test_an_epoch_trains_on_as_many_groups_that_say_something(tmp_path: Path, algorithm: str) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    settings = [f"optimize.algorithm={algorithm}", "rollout.group_size=2", "rollout.prompts_per_epoch=8"]
+    settings += ["rewards=[{name: 'tests.support.language_models:coin'}]", "prompts.train=many.txt"]
+    (tmp_path / "many.txt").write_text("\n".join(f"{number}+1=" for number in range(8)))
+    found = []
+    for number, informative in enumerate((None, 1, 8)):
+        chosen = [f"advantage.informative={informative}"] if informative else []
+        config = load_config(path, [*settings, *chosen, f"run.name=run-{number}"])
+        check_config(config)
+        context = prepare(config)
+        run_epoch(context, 1)
+        entry = context.chain.require(1, "advantage")
+        groups: dict[str, list[float | None]] = {}
+        for row in read_rows(context.store, entry.ref).to_pylist():
+            groups.setdefault(row["group_id"], []).append(row["reward"])
+        updates = context.store.require(context.policy_ref(1)).summary["updates"]
+        summary = context.store.require(entry.ref).summary
+        found.append((groups, summary, sum(update["rows"] for update in updates)))
+    (plain, *_), (one, summary, rows), (most, all_of_them, _) = found
+    saying = [name for name, rewards in plain.items() if len(set(rewards)) > 1]
+    assert 1 < len(saying) < 8
+    assert [name for name, rewards in one.items() if None not in rewards] == saying[:1]
+    assert [name for name, rewards in most.items() if None not in rewards] == saying
+    assert (summary["informative_groups"], summary["excluded_groups"], rows) == (len(saying), 7, 2)
+    assert all_of_them["informative_groups"] == len(saying), "fewer than wanted are what there is"
+    with pytest.raises(ConfigError, match=r"is 9, but an epoch has .*prompts_per_epoch 8"):
+        check_config(load_config(path, [*settings, "advantage.informative=9"]))
+    with pytest.raises(ConfigError, match=r"rollout\.group_size is 1, and one reward equals itself"):
+        check_config(
+            load_config(path, [*settings, "optimize.algorithm=ppo", "rollout.group_size=1", "advantage.informative=2"])
+        )
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_sums_are_learned_from_their_reward_and_not_from_a_coin(tmp_path: Path) -> None:
