@@ -67,22 +67,24 @@ def check_command(
 def _print_cost(cost: Cost, epochs: int) -> None:
     table = Table("what", "per epoch", "whole run", title="Cost", title_justify="left")
     rows = [
-        ("images generated", cost.samples_per_epoch),
-        ("denoiser rows, rollout", cost.rollout_forwards),
-        ("denoiser rows with gradient, at most", cost.optimize_forwards),
-        ("denoiser rows, reference", cost.reference_forwards),
+        ("samples generated", cost.samples_per_epoch),
+        ("model rows, rollout", cost.rollout_forwards),
+        *([("model rows, values", cost.value_forwards)] if cost.value_forwards else []),
+        ("model rows with gradient, at most", cost.optimize_forwards),
+        ("model rows, reference", cost.reference_forwards),
         ("trajectory shards", cost.shards_per_epoch),
     ]
     for label, count in rows:
         table.add_row(label, f"{count:,}", f"{count * epochs:,}")
     table.add_row(
-        "denoiser rows, evaluation",
+        "model rows, evaluation",
         f"{cost.evaluate_forwards:,} each",
         f"{cost.evaluate_forwards * cost.evaluations:,}",
     )
     table.add_row("optimizer updates", "", f"{cost.updates:,}")
-    table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
-    table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
+    if cost.stores_latents:
+        table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
+        table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
     print_table(table)
 
 

@@ -18,7 +18,7 @@ def dry_command(asked: Asked) -> None:
         made = forecast(asked.config, asked.found)
     name = asked.config.run.name
     title = f"{name}: {made.due} artifacts to compute"
-    table = Table("stage", "found", "reused", "to compute", "denoiser rows", "time", "first reason", title=title)
+    table = Table("stage", "found", "reused", "to compute", "model rows", "time", "first reason", title=title)
     table.title_justify = "left"
     for stage in made.stages:
         rows = "" if stage.rows is None else f"{stage.rows:,}"

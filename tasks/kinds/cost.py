@@ -14,17 +14,19 @@ class Cost:
     prompts: Mapping[str, int]
     """Prompts by split."""
     samples_per_epoch: int
-    """Images generated per epoch."""
+    """Images, videos or texts generated per epoch."""
     rollout_forwards: int
-    """Rows through the denoiser per epoch's rollouts (twice as many with guidance)."""
+    """Rows through the policy per epoch's rollouts (twice as many with guidance)."""
     optimize_rows: int
     """(sample, step) rows trained per epoch at most; rows of zero-advantage groups are left out."""
     optimize_forwards: int
-    """Rows through the denoiser with gradient per epoch at most, guidance included."""
+    """Rows through policy and critic with gradient per epoch at most, guidance included."""
     reference_forwards: int
-    """Rows through the base model per epoch."""
+    """Rows through the base model per epoch, while the policy is trained."""
+    value_forwards: int = 0
+    """Rows through critic and base model per epoch, in the stage of values."""
     evaluate_forwards: int
-    """Rows through the denoiser per evaluation."""
+    """Rows through the policy per evaluation."""
     updates: int
     """Optimizer updates in the whole run."""
     shards_per_epoch: int
@@ -33,6 +35,8 @@ class Cost:
     """Bytes of stored latents per epoch, predictions included; None while the model's latent shape is not known."""
     latent_bytes: int | None
     """Bytes of stored latents in the whole run."""
+    stores_latents: bool = True
+    """Whether samples have latents at all."""
     evaluations: int
     """Evaluations in the whole run."""
     reference: bool

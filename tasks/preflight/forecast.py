@@ -33,7 +33,7 @@ class StageForecast:
     due: int
     """Artifacts to compute."""
     rows: int | None
-    """Rows through the denoiser, at most; None for stages that do not run it."""
+    """Rows through policy, critic and base model, at most; None for stages that run none of them."""
     seconds: float | None
     """Estimated from what this run needed so far; None without experience."""
     reason: str
@@ -92,6 +92,7 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
     per_artifact = {
         "rollout": cost.rollout_forwards,
         "optimize": cost.optimize_forwards + cost.reference_forwards,
+        "value": cost.value_forwards,
         "evaluate": cost.evaluate_forwards,
     }.get(name)
     return StageForecast(

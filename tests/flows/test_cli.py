@@ -154,7 +154,7 @@ def test_an_evaluation_of_its_own_name(flowmill: FlowmillCommand, arguments: lis
 def test_check_prints_the_config_and_the_cost(flowmill: FlowmillCommand, config_file: Path) -> None:
     result = flowmill("check", str(config_file), "--set", "run.seed=5")
     assert "seed: 5" in result.stdout
-    assert "images generated" in result.stdout
+    assert "samples generated" in result.stdout
     data: dict[str, Any] = json.loads(flowmill("check", str(config_file), "--json").stdout)
     assert data["cost"]["samples_per_epoch"] == 16
     assert data["config"]["rollout"]["steps"] == 3

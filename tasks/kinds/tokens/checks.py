@@ -174,20 +174,28 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
     # One over the whole text, whatever draws it.
     drawing = section.max_new if section.engine.name == LOCAL else 0
     samples = rollout.prompts_per_epoch * rollout.group_size
-    rows = samples * config.optimize.inner_epochs
+    groups = min(rollout.prompts_per_epoch, config.advantage.informative or rollout.prompts_per_epoch)
+    trained = groups * (2 if requires.unit == "pair" else rollout.group_size)
+    rows = trained * config.optimize.inner_epochs
+    estimator = make_estimator(config)
+    beside = requires.critic and config.critic.backbone == "own"
+    stored = estimator.needs_reference
     splits = sum(1 for split in ("train", "heldout") if prompts[split])
     return Cost(
         prompts=prompts,
         samples_per_epoch=samples,
         rollout_forwards=samples * (drawing + 1),
         optimize_rows=rows,
-        optimize_forwards=rows,
-        reference_forwards=samples if requires.reference else 0,
+        optimize_forwards=rows * (2 if beside else 1),
+        # Those that a stage stored, or what is remembered of the first inner epoch.
+        reference_forwards=trained if requires.reference and not stored else 0,
+        value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
         latent_bytes_per_epoch=None,
         latent_bytes=None,
+        stores_latents=False,
         evaluations=1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch)),
         reference=requires.reference,
     )

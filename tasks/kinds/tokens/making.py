@@ -84,7 +84,7 @@ class TextMaker:
         found = self._engine.complete(self._asked(jobs, prompts))
         rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
         filled = [*rows, *[rows[-1]] * (self._size - len(rows))]
-        log_probs = _rescored(held, filled, self._section.temperature, self._host.device)
+        log_probs = _rescored(held, filled, self._section.temperature, self._host.device, most=self._most)
         own = [log_probs[row, len(prompts[row]) : len(rows[row])] for row in range(len(jobs))]
         self._check_gap(found, own)
         return [self._sample(job, prompts[row], found[row], own[row]) for row, job in enumerate(jobs)]
@@ -92,6 +92,11 @@ class TextMaker:
     @property
     def _size(self) -> int:
         return self._making.config.execution.rollout_batch_size
+
+    @property
+    def _most(self) -> int:
+        """Rows of a forward over whole rows: logits of all positions are many times what drawing them takes."""
+        return min(self._size, self._making.config.execution.micro_batch_size)
 
     def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]]) -> Asked:
         policy, seed = self._held().policy, self._seed
@@ -116,7 +121,7 @@ class TextMaker:
             if not self._brought:
                 self._bring()
             ids = self._proof()
-            found = _rescored(self._held(), [ids], 1.0, self._host.device)
+            found = _rescored(self._held(), [ids], 1.0, self._host.device, most=1)
             engine.prove(ids, found[0, 1 : len(ids)].tolist())
         return engine
 
@@ -244,11 +249,14 @@ def evaluation_maker(making: Making) -> TextMaker:
 
 
 @torch.no_grad()
-def _rescored(held: TrainableLM, rows: Sequence[Sequence[int]], temperature: float, device: torch.device) -> Tensor:
-    """Return (B, W) log-probs of whole rows, as training computes them."""
-    ids, lengths = padded_rows(rows, device)
-    log_probs, _ = held.log_probs(ids, lengths, temperature)
-    return log_probs
+def _rescored(
+    held: TrainableLM, rows: Sequence[Sequence[int]], temperature: float, device: torch.device, *, most: int
+) -> Tensor:
+    """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``most`` rows."""
+    filled = [*rows, *[rows[-1]] * (-len(rows) % most)]
+    ids, lengths = padded_rows(filled, device)
+    parts = zip(ids.split(most), lengths.split(most), strict=True)
+    return torch.cat([held.log_probs(*part, temperature)[0] for part in parts])[: len(rows)]
 
 
 def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:

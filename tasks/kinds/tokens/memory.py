@@ -70,7 +70,7 @@ class LanguageMemory:
     sample: int
     """What sampling them takes beside: logits and activations."""
     rescore: int
-    """Logits and activations of the forward over whole rows that a rollout ends with."""
+    """Logits and activations of the forwards over whole rows that a rollout ends with."""
     value: int | None
     """Logits and activations of ``execution.micro_batch_size`` rows through critic and base model; None: no stage."""
     optimize_activations: int
@@ -130,13 +130,15 @@ class LanguageMemory:
     def _change(self, config: RunConfig, phase: str, limit: int) -> str:
         execution, model = config.execution, config.model
         sampling = phase in ("rollout", "re-score")
-        name = "rollout_batch_size" if sampling else "micro_batch_size"
+        name = "rollout_batch_size" if phase == "rollout" else "micro_batch_size"
+        size = getattr(execution, name)
+        held = min(size, execution.rollout_batch_size) if sampling else size
         per_batch = ("KV cache", "logits and activations")
         lines = self.lines
         batch = sum(lines[line].get(phase, 0) for line in per_batch)
         room = limit - (self.phases[phase] - batch)
-        rows = room * getattr(execution, name) // max(1, batch)
-        if 1 <= rows < getattr(execution, name):
+        rows = room * held // max(1, batch)
+        if 1 <= rows < held:
             return f"set execution.{name}={rows}"
         if sampling:
             return f"the weights alone do not fit; {less_to_sample(config)}" if room <= 0 else _SHORTER
@@ -199,7 +201,7 @@ def language_memory(
         tokens=width,
         cache=sampled.cache,
         sample=sampled.work,
-        rescore=measured.scoring(execution.rollout_batch_size, width),
+        rescore=measured.scoring(min(execution.rollout_batch_size, rows), width),
         value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
         optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
         notes=(*notes, *_of_rewards(config)),
