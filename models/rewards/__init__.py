@@ -17,6 +17,7 @@ REWARDS = Table(
         "clip_diversity": "models.rewards.diversity:EmbeddingDiversity",
         "clip_score": "models.rewards.clip:ClipScore",
         "constant": "models.rewards.wrappers:Constant",
+        "dina_lrm": "models.rewards.dina_lrm:DinaLrm",
         "digits": "models.rewards.digits:DigitsReward",
         "diversity": "models.rewards.diversity:PixelDiversity",
         "exact_text": "models.rewards.exact:ExactText",

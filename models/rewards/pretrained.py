@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
@@ -27,7 +28,36 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
     try:
         return getattr(transformers, kind).from_pretrained(path, revision=revision, **weights)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} Give the id of a repository "
-            "that can be reached and has safetensors weights, or a local folder of one ('hf download ID')."
-        ) from None
+        raise _unreachable(path, error, reward) from None
+
+
+def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
+    """Return the folder of a pipeline of diffusers: a local one, or a copy of a hub repository's.
+
+    Args:
+        path: folder, or id on the hub.
+        revision: commit, tag or branch of a repository.
+        reward: who asks, for messages.
+
+    Raises:
+        ConfigError: it is nowhere, or cannot be reached.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    # What lies in folders is what pipelines read; beside them there may be the same weights in one file.
+    wanted = ["model_index.json", *(f"*/*.{kind}" for kind in ("json", "safetensors", "txt", "model"))]
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted, ignore_patterns=["*.fp16*"]))
+    except (OSError, ValueError, HFValidationError) as error:
+        raise _unreachable(path, error, reward) from None
+
+
+def _unreachable(path: str, error: Exception, reward: str) -> ConfigError:
+    return ConfigError(
+        f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} Give the id of a repository "
+        "that can be reached and has safetensors weights, or a local folder of one ('hf download ID')."
+    )

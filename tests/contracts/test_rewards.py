@@ -22,7 +22,7 @@ from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, samples
 from tests.support.chat import Endpoint, says, serving
 from tests.support.clip import write_clip, write_head, write_latent_head
-from tests.support.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
+from tests.support.published_rewards import write_detector, write_dina, write_hpsv3, write_image_reward, write_open_clip
 from tests.support.rewards import scored
 from tests.support.text_models import write_sentiment
 
@@ -37,7 +37,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(folder / "head.safetensors")
     write_latent_head(folder / "latent.safetensors")
     write_open_clip(folder, folder / "HPS.safetensors")
-    for name in ("blip", "detector", "hpsv3"):
+    for name in ("blip", "detector", "dina", "hpsv3"):
         (folder / name).mkdir()
     write_image_reward(folder / "blip")
     write_detector(folder / "detector")
@@ -48,6 +48,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def dina(clip: Path, tiny_base: Path) -> dict[str, str]:
+    return write_dina(clip / "dina", tiny_base)
+
+
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     with serving() as server:
         server.answer = lambda request: says("Final Score: 4", yes=0.5, no=0.25)
@@ -55,13 +60,14 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def build(clip: Path, endpoint: Endpoint) -> Callable[..., Any]:
+def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[..., Any]:
     """Return what makes a reward, with the options it cannot do without."""
     model = {"model": str(clip)}
     needed: dict[str, dict[str, Any]] = {
         "aesthetic": {**model, "head": str(clip / "head.safetensors")},
         "clip_diversity": model,
         "clip_score": model,
+        "dina_lrm": {**dina, "taps": (1,), "dtype": "float32", "max_sequence_length": 1},
         "geneval": {"clip": str(clip), "detector": str(clip / "detector")},
         "geneval2": {"model": "judge", "endpoint": endpoint.url},
         "hpsv3": {

@@ -168,3 +168,25 @@ def _bytes_tokenizer() -> Tokenizer:
 
 def _save(stored: dict[str, Tensor], file: Path) -> None:
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in stored.items()}, file)
+
+
+def write_dina(folder: Path, pipeline: Path) -> dict[str, str]:
+    """Write adapters for the first blocks of an SD3 pipeline and a head, as they are published; return the options."""
+    from diffusers import SD3Transformer2DModel
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import save_file
+
+    from models.rewards.dina_lrm import RewardHead
+
+    transformer = SD3Transformer2DModel.from_pretrained(pipeline / "transformer")
+    transformer.transformer_blocks = transformer.transformer_blocks[:1]
+    torch.manual_seed(5)
+    config = LoraConfig(r=2, lora_alpha=4, init_lora_weights="gaussian", target_modules=["to_q", "add_k_proj"])
+    adapted = get_peft_model(transformer, config)
+    for name, parameter in adapted.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    adapted.save_pretrained(folder / "backbone_lora")
+    head = RewardHead(width=transformer.inner_dim, taps=1)
+    save_file(head.state_dict(), folder / "head.safetensors")
+    return {"adapter": str(folder / "backbone_lora"), "head": str(folder / "head.safetensors"), "model": str(pipeline)}

@@ -1,0 +1,274 @@
+"""DiNa-LRM (github.com/HKUST-C4G/diffusion-rm): what people prefer, told from latents by the first layers of an SD3.5.
+
+The latents are noised a little, as the reward was trained on noisy ones; the blocks' states of image and text go, each
+modulated by the time's embedding, to a few queries that attend to them. Nothing is decoded.
+
+Legend: B samples, N tokens of an image, M of its prompt, D width of the blocks, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from configs.errors import ConfigError
+from models.devices import chosen_device, local_rank
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionSettings
+from models.policies.sd3 import SD3
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import downloaded
+from models.rewards.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NAME = "dina_lrm"
+#: Pixels of what the pipeline would make; nothing is made here.
+_SIZE = 512
+
+
+@dataclass(kw_only=True)
+class DinaLrm:
+    """(s + 10) / 10 of the head's score s, on final latents of Stable Diffusion 3 or 3.5."""
+
+    needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=8)
+
+    adapter: str
+    """Folder of the backbone's adapters (``checkpoint/backbone_lora`` of liuhuohuo/DiNa-LRM-SD35M-12layers)."""
+    head: str
+    """Safetensors copy of the head (``checkpoint/rm_head.pt`` there)."""
+    model: str = "stabilityai/stable-diffusion-3.5-medium"
+    """Folder or hub id of the pipeline it was trained from."""
+    revision: str | None = None
+    """Commit, tag or branch of that pipeline."""
+    taps: tuple[int, ...] = (4, 8, 12)
+    """Blocks whose states the head reads, counted from 1; blocks after the last are not run."""
+    noise: float = 0.4
+    """Noise level at which it looks: 0.4 of what a model made, 0.1 of pictures from files."""
+    noise_seed: int = 0
+    """Seed of that noise, which is the same for all samples."""
+    max_sequence_length: int = 256
+    """Tokens of the T5 encoder."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of all weights."""
+    _policy: SD3 = field(init=False, repr=False)
+    _backbone: nn.Module = field(init=False, repr=False)
+    _head: RewardHead = field(init=False, repr=False)
+    _sigma: float = field(init=False, repr=False)
+    _timestep: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load pipeline, adapters and head.
+
+        Raises:
+            ConfigError: one cannot be loaded, or does not fit the others.
+            ValueError: an option cannot work.
+        """
+        if not 0 < self.noise < 1:
+            raise ValueError(f"noise is {self.noise}; it must lie between 0 and 1.")
+        if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 1:
+            raise ValueError(f"taps is {self.taps}; it must name blocks from 1 on, ascending.")
+        device = chosen_device(self.device, local_rank(), what=f"device of reward '{_NAME}'")
+        settings = DiffusionSettings(dtype=getattr(torch, self.dtype), device=device, height=_SIZE, width=_SIZE)
+        folder = downloaded(self.model, self.revision, reward=_NAME)
+        options = {"max_sequence_length": self.max_sequence_length}
+        self._policy = SD3.load(folder, settings, frozenset({Part.TEXT, Part.DENOISER}), options)
+        transformer = self._policy.pipeline.transformer
+        blocks = transformer.transformer_blocks
+        if self.taps[-1] > len(blocks):
+            raise ConfigError(
+                f"reward '{_NAME}': option 'taps' names block {self.taps[-1]}, but '{self.model}' has {len(blocks)}."
+            )
+        if blocks[self.taps[-1] - 1].context_pre_only:
+            raise ConfigError(
+                f"reward '{_NAME}': option 'taps' names block {self.taps[-1]}, the last of '{self.model}', which has "
+                "no states of the text. Name one before it."
+            )
+        transformer.transformer_blocks = blocks[: self.taps[-1]]
+        self._backbone = self._adapted(transformer).to(device, settings.dtype).eval().requires_grad_(False)
+        head = RewardHead(width=transformer.inner_dim, taps=len(self.taps))
+        given = WeightsFile(reward=_NAME, file=self.head, option="head")
+        given.fill(head, given.read())
+        self._head = head.to(device, settings.dtype).eval().requires_grad_(False)
+        # The levels of the scheduler's own training steps, as the reward was trained on them.
+        scheduler = type(self._policy.pipeline.scheduler).from_config(self._policy.pipeline.scheduler.config)
+        nearest = int((scheduler.sigmas - self.noise).abs().argmin())
+        self._sigma, self._timestep = float(scheduler.sigmas[nearest]), float(scheduler.timesteps[nearest])
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (C, h, w) float32 latents.
+
+        Raises:
+            ValueError: the latents are another model's.
+        """
+        latents = torch.from_numpy(np.array(media, np.float32)).to(self._policy.settings.device)
+        values: np.ndarray = self.rated(latents, prompts).float().cpu().numpy()
+        return Scores(values)
+
+    def rated(self, latents: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return (B,) scores of (B, C, h, w) float32 latents, with gradient where one is wanted.
+
+        Raises:
+            ValueError: the latents are another model's.
+        """
+        channels = self._policy.pipeline.transformer.config.in_channels
+        if latents.ndim != 4 or latents.shape[1] != channels:
+            raise ValueError(
+                f"latents have shape {tuple(latents.shape[1:])}, but '{self.model}' has ({channels}, h, w). This "
+                "reward belongs to policies of Stable Diffusion 3"
+            )
+        settings = self._policy.settings
+        drawn = torch.Generator().manual_seed(self.noise_seed)
+        noise = torch.randn(latents.shape[1:], generator=drawn).to(settings.device)
+        noised = ((1 - self._sigma) * latents + self._sigma * noise).to(settings.dtype)
+        time = torch.full((len(latents),), self._timestep, device=settings.device)
+        encoded = self._policy.encode(prompts)
+        images, texts, embedded = self._states(noised, encoded["prompt_embeds"], encoded["pooled"], time)
+        return (self._head(images, texts, embedded) + 10) / 10
+
+    def _adapted(self, transformer: Any) -> Any:
+        """Return the transformer with the adapters.
+
+        Raises:
+            ConfigError: they cannot be read, or are another model's.
+        """
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+        folder = Path(self.adapter).expanduser()
+        file = WeightsFile(
+            reward=_NAME,
+            file=str(folder / "adapter_model.safetensors"),
+            option="adapter",
+            remedy="It must be the folder of adapters, as peft writes it, that was trained with this pipeline.",
+        )
+        stored = file.read()
+        try:
+            config = LoraConfig.from_pretrained(str(folder))
+            model = get_peft_model(transformer, config)
+            found = set_peft_model_state_dict(model, stored)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise file.unusable(str(error).splitlines()[0]) from None
+        missing = [name for name in found.missing_keys if ".lora_" in name]
+        wrong = [*found.unexpected_keys, *missing]
+        if wrong:
+            raise file.unusable(f"{len(wrong)} tensors do not fit the pipeline, {wrong[0]} first")
+        return model.base_model.model
+
+    def _states(
+        self, latents: Tensor, prompt: Tensor, pooled: Tensor, time: Tensor
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return states after each tap, of images (B, N, D) and texts (B, M, D), and the time's embedding (B, D)."""
+        model: Any = self._backbone
+        image, text = model.pos_embed(latents), model.context_embedder(prompt)
+        embedded = model.time_text_embed(time, pooled)
+        images, texts = [], []
+        for number, block in enumerate(model.transformer_blocks, 1):
+            text, image = block(hidden_states=image, encoder_hidden_states=text, temb=embedded)
+            if number in self.taps:
+                images.append(image)
+                texts.append(text)
+        return images, texts, embedded
+
+
+class RewardHead(nn.Module):
+    """From states of some blocks to a score; names are those of the published file."""
+
+    def __init__(self, width: int, taps: int, *, queries: int = 4, heads: int = 8) -> None:
+        """Make the layers.
+
+        Args:
+            width: D.
+            taps: blocks whose states it reads.
+            queries: Q.
+            heads: of attention.
+        """
+        super().__init__()
+        narrow = width // 4
+        self.layer_adapters_visual = nn.ModuleList(_Modulated(width, narrow) for _ in range(taps))
+        self.layer_adapters_text = nn.ModuleList(_Modulated(width, narrow) for _ in range(taps))
+        self.agg_visual = nn.Linear(taps * narrow, width)
+        self.agg_text = nn.Linear(taps * narrow, width)
+        self.query_tokens = nn.Parameter(torch.randn(1, queries, width) * 0.02)
+        self.attn1 = _Attention(width, heads, both=True)
+        self.attn2 = _Attention(width, heads, both=False)
+        self.norm_ff = nn.RMSNorm(width)
+        self.ff = nn.Sequential(nn.Linear(width, width * 4), nn.GELU(), nn.Linear(width * 4, width))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, images: Sequence[Tensor], texts: Sequence[Tensor], time: Tensor) -> Tensor:
+        """Return (B,) scores of states (B, N, D) and (B, M, D) of every tap, and the time's embedding (B, D)."""
+        image = self.agg_visual(self._joined(self.layer_adapters_visual, images, time))
+        text = self.agg_text(self._joined(self.layer_adapters_text, texts, time))
+        queries = self.attn1(self.query_tokens.expand(len(image), -1, -1), image, text)
+        queries = self.attn2(queries, image)
+        queries = queries + self.ff(self.norm_ff(queries))
+        score: Tensor = self.head(queries).mean(dim=(1, 2))
+        return score
+
+    @staticmethod
+    def _joined(layers: nn.ModuleList, states: Sequence[Tensor], time: Tensor) -> Tensor:
+        return torch.cat([layer(each, time) for layer, each in zip(layers, states, strict=True)], dim=-1)
+
+
+class _Modulated(nn.Module):
+    """States of one block, scaled and shifted by the time, and narrowed (FiLM, arXiv 1709.07871)."""
+
+    def __init__(self, width: int, narrow: int) -> None:
+        super().__init__()
+        self.layer_embed = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.cond_mlp = nn.Sequential(nn.Linear(width, width * 2), nn.SiLU(), nn.Linear(width * 2, width * 2))
+        self.proj = nn.Linear(width, narrow)
+
+    def forward(self, states: Tensor, time: Tensor) -> Tensor:
+        scale, shift = self.cond_mlp(time)[:, None].chunk(2, dim=-1)
+        narrowed: Tensor = self.proj(states * (1 + scale) + shift + self.layer_embed)
+        return narrowed
+
+
+class _Attention(nn.Module):
+    """Queries that add what they find among tokens of the image, and of the text; then each value has a weight too."""
+
+    def __init__(self, width: int, heads: int, *, both: bool) -> None:
+        super().__init__()
+        self._heads, self._both = heads, both
+        self.norm_q, self.norm_v = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.to_q = nn.Linear(width, width)
+        self.to_k_vis, self.to_v_vis = nn.Linear(width, width), nn.Linear(width, width)
+        if both:
+            self.norm_t = nn.RMSNorm(width)
+            self.to_k_text, self.to_v_text = nn.Linear(width, width), nn.Linear(width, width)
+            self.gate_vis, self.gate_text = _gate(width), _gate(width)
+        # A list, for the name that the published file has.
+        self.to_out = nn.Sequential(nn.Linear(width, width))
+
+    def forward(self, queries: Tensor, image: Tensor, text: Tensor | None = None) -> Tensor:
+        asked, image = self.to_q(self.norm_q(queries)), self.norm_v(image)
+        values = self.to_v_vis(image)
+        if text is None:
+            found = self._found(asked, self.to_k_vis(image), values)
+        else:
+            text = self.norm_t(text)
+            found = self._found(asked, self.to_k_vis(image), values * self.gate_vis(image).sigmoid())
+            found = found + self._found(
+                asked, self.to_k_text(text), self.to_v_text(text) * self.gate_text(text).sigmoid()
+            )
+        return queries + self.to_out(found)  # type: ignore[no-any-return]
+
+    def _found(self, *given: Tensor) -> Tensor:
+        parts = [each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in given]
+        return scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+
+
+def _gate(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
