@@ -49,6 +49,12 @@ class ExecutionSection(Section):
     """One kernel for all of an optimizer step: faster with many parameters, equal to float rounding."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
+    render_batch_size: int = Field(8, ge=1)
+    """Images per forward of the model that draws texts (`render`); the last batch is padded to it."""
+    render_device: str | None = None
+    """Torch device of that model; as `device` when absent."""
+    keep_renderer: bool = False
+    """That model stays loaded while the language model samples and trains, which takes memory and spares reading it."""
     ahead: int = Field(0, ge=0)
     """Epochs that are rolled out before those ahead of them are trained: epoch n with policy n - 1 - ahead, whoever is
     fast or slow. With a runner that has other processes, rollouts and training then go on at the same time."""

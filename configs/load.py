@@ -224,6 +224,9 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for section, key in _PATHS:
         if isinstance(data.get(section), dict):
             _resolve(data[section], key, folder)
+    render = data.get("render")
+    if isinstance(render, dict) and isinstance(render.get("model"), dict):
+        _resolve(render["model"], "path", folder)
     prompts = data.get("prompts")
     sources = prompts.get("sources") if isinstance(prompts, dict) else None
     for source in sources if isinstance(sources, list) else ():

@@ -36,6 +36,8 @@ class RewardSection(Component):
     """Name in tables, metrics and lineage; the component's name when absent."""
     frames: PositiveInt | Literal["first", "clip"] = 1
     """Of clips: score every n-th frame, the first frame, or hand over the whole clip."""
+    reads: Literal["images", "texts"] | None = None
+    """In runs with a section `render`: whether it scores the images, as it does when absent, or the texts."""
     sources: tuple[str, ...] = ()
     """Names of `prompts.sources` whose samples it scores; all when empty."""
     over_frames: Literal["mean", "min"] = "mean"

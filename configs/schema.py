@@ -14,7 +14,9 @@ from configs.critic import CriticSection
 from configs.execution import ExecutionSection
 from configs.followers import with_followers
 from configs.learning import AdvantageSection, ReplaySection
+from configs.model import ModelSection
 from configs.optimizer import EmaSection, ScheduleSection
+from configs.render import RenderSection
 from configs.rewards import RewardSection
 from configs.section import Component, Section
 from configs.tokens import TokensSection
@@ -30,66 +32,6 @@ class RunSection(Section):
     """Seed from which every random draw of the run is derived."""
     epochs: int = Field(1, ge=0, le=1_000_000)
     """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
-
-
-class LoraSection(Section):
-    """Low-rank adapters; without this section all weights of the denoiser are trained."""
-
-    rank: int = Field(32, ge=1, le=1 << 16)
-    """Rank of the update."""
-    alpha: int = Field(64, ge=1)
-    """Scale of the update is alpha / rank."""
-    targets: tuple[str, ...] | None = None
-    """Module name suffixes to adapt; the published ones of the model family when absent."""
-
-
-class ModelSection(Section):
-    """The base model and how it is called."""
-
-    policy: str
-    """Model family: a name from the policies table, or "package.module:Class"."""
-    kind: str | None = None
-    """What a family of your own makes: "diffusion" when absent, or "package.module:Class" with a kind of your own."""
-    path: str | None = None
-    """A local diffusers folder or a Hugging Face hub id."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-    build: Component | None = None
-    """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of frozen weights and of the forward pass; trained weights stay float32."""
-    height: int = Field(512, ge=1, le=1 << 16)
-    """Image height in pixels."""
-    width: int = Field(512, ge=1, le=1 << 16)
-    """Image width in pixels."""
-    frames: int = Field(1, ge=1, le=1 << 16)
-    """Frames of a clip; 1 for images."""
-    guidance_scale: float = Field(1.0, ge=0)
-    """Guidance in rollouts, training and evaluation: classifier-free, 1 is off, or an input of models that take one."""
-    negative_prompt: str = ""
-    """Negative prompt for classifier-free guidance."""
-    lora: LoraSection | None = None
-    """Train low-rank adapters instead of all weights."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time, same gradients."""
-    attention: str | None = None
-    """Attention backend of diffusers (native, flash, sage, ...); its default when absent."""
-    device_map: str | None = None
-    """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
-    compile: bool = False
-    """Compile the denoiser's blocks: slower to start, above all the first time on a machine, faster to run on most."""
-    vae_tiling: bool = False
-    """Decode large images and clips in overlapping tiles: less memory, and slightly other images where tiles meet."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the model family."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> ModelSection:
-        if (self.path is None) == (self.build is None):
-            raise ValueError(
-                "model needs exactly one of 'path' (a diffusers folder or hub id) and 'build' (a quickstart builder)"
-            )
-        return self
 
 
 class PromptSource(Section):
@@ -286,6 +228,8 @@ class RunConfig(Section):
     """The training objective and optimizer."""
     critic: CriticSection = CriticSection()
     """The critic of algorithms that learn values, such as ppo."""
+    render: RenderSection | None = None
+    """An image model that is never trained and draws the texts of a language model, which rewards then look at."""
     evaluate: EvaluateSection = EvaluateSection()
     """Evaluation."""
     export: ExportSection = ExportSection()

@@ -147,7 +147,7 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
     left, right = st.columns([1, 3])
     with left:
         made = run.images(epoch, [sample])[sample] if row.media_format else row.get("text")
-        _show(made, in_markdown(row.prompt), width=2 * _WIDTH)
+        _show(made, _caption(row), width=2 * _WIDTH)
     with right:
         found = run.trace(epoch, sample)["runs"][run.name]
         facts = {name: row[name] for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}
@@ -186,8 +186,15 @@ def _grid(run: flowmill.Run, epoch: int, rows: pd.DataFrame) -> None:
         with columns[number % _COLUMNS]:
             earned = [f"{name} {row[name]:.3f}" for name in ("reward", "advantage") if pd.notna(row.get(name))]
             made = images.get(row["sample_id"], row.get("text"))
-            _show(made, f"{in_markdown(row['prompt'])}  \n{', '.join(earned)}")
+            _show(made, f"{_caption(row)}  \n{', '.join(earned)}")
             st.button("Open", key=f"open {row['sample_id']}", on_click=_open, args=(row["sample_id"], row["group_id"]))
+
+
+def _caption(row: Any) -> str:
+    """Return the prompt of a sample, with what was made of it before it was drawn."""
+    written = row.get("text") if row["media_format"] else None
+    prompt = in_markdown(row["prompt"])
+    return f"{prompt}  \n→ {in_markdown(written)}" if isinstance(written, str) else prompt
 
 
 def _open(sample: str, group: str) -> None:

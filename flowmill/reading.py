@@ -176,15 +176,17 @@ class Run:
     def images(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, Image | list[Image]]:
-        """Return images, or the frames of clips, by sample id.
+        """Return images, or the frames of clips, by sample id; where texts are drawn several times, a list of each.
 
         Args:
             epoch: the epoch.
             samples: ids, as in the column 'sample_id'; all when absent.
             evaluation: those of the run's evaluation of the epoch, not of its rollout.
         """
-        stage = "evaluate" if evaluation else "rollout"
-        return _pictures(self._context.store, self._made(epoch, stage), samples)
+        from tasks.review.reading import pictures_of
+
+        found = pictures_of(self._context.chain, epoch, samples, evaluation=evaluation)
+        return {sample: _picture(media) for sample, media in found.items()}
 
     def arrays(
         self, epoch: int, name: str = "latents", samples: Collection[str] | None = None

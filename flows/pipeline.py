@@ -18,7 +18,7 @@ from flows.schedules import scheduled, turn
 from flows.stages import RunStages
 from flows.telling import Telling
 from tasks.figures.describe import describe_result
-from tasks.identities.nodes import ONCE, evaluation_nodes, is_evaluated, training_nodes
+from tasks.identities.nodes import evaluation_nodes, first_nodes, is_evaluated, training_nodes
 from tasks.preflight.check import check_config
 from tasks.runs.advance import grown
 from tasks.runs.context import RunContext
@@ -71,8 +71,8 @@ def carry_out(context: RunContext, request: PipelineRequest | ContinueRequest) -
 
 def train(stages: RunStages, telling: Telling, config: RunConfig) -> None:
     """Chain the stages over all epochs."""
-    for name in ONCE:
-        stages.run(name, 0)
+    for node in first_nodes(config):
+        stages.run(node.stage, node.epoch, node.slot)
     evaluate(stages, telling, config, epoch=0)
     rollouts = Rollouts(stages, config)
     for epoch in range(1, config.run.epochs + 1):

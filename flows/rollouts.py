@@ -9,7 +9,8 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from flows.cancellation import check_cancelled
 from flows.stages import Future, RunStages, await_shards, finish, submit
-from tasks.identities.nodes import rolled_out_by
+from tasks.identities.nodes import drawn_nodes, rolled_out_by
+from tasks.inputs.renderer import reads_images
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
 from tasks.stages.stage_run import StageRun
@@ -27,11 +28,17 @@ class Rollouts:
         self._begun: dict[int, EpochRollout] = {}
 
     def complete(self, epoch: int) -> None:
-        """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile."""
+        """Make an epoch's rollouts and scores; begin those of epochs ahead that other processes make meanwhile.
+
+        What rewards look at only once it is drawn follows the rollouts.
+        """
         for upcoming in rolled_out_by(self._config, epoch):
             if upcoming not in self._begun:
-                self._begun[upcoming] = EpochRollout(self._stages, upcoming, self._config.scored)
+                following = [section for section in self._config.scored if not reads_images(self._config, section)]
+                self._begun[upcoming] = EpochRollout(self._stages, upcoming, following)
         self._begun.pop(epoch).finish()
+        for node in drawn_nodes(self._config, epoch):
+            self._stages.run(node.stage, node.epoch, node.slot)
 
 
 class EpochRollout:

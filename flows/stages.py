@@ -259,14 +259,31 @@ encode = stage_flow("encode")
 preprocess = stage_flow("preprocess")
 policy = stage_flow("policy")
 rollout = stage_flow("rollout")
+render = stage_flow("render")
 score = stage_flow("score")
 value = stage_flow("value")
 advantage = stage_flow("advantage")
 optimize = stage_flow("optimize")
 evaluate = stage_flow("evaluate")
+depict = stage_flow("depict")
 judge = stage_flow("judge")
 export = stage_flow("export")
 FLOWS = {
     flow.name: flow
-    for flow in (base, encode, preprocess, policy, rollout, score, value, advantage, optimize, evaluate, judge, export)
+    for flow in (
+        base,
+        encode,
+        preprocess,
+        policy,
+        rollout,
+        render,
+        score,
+        value,
+        advantage,
+        optimize,
+        evaluate,
+        depict,
+        judge,
+        export,
+    )
 }

@@ -21,6 +21,7 @@ KINDS = (
     "prompts",
     "embeddings",
     "trajectories",
+    "renders",
     "rewards",
     "values",
     "advantages",

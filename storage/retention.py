@@ -14,7 +14,18 @@ from storage.removals import removal_note
 from storage.verify import list_artifacts
 
 #: Stages whose files an epoch leaves behind; the others serve the run as a whole.
-EPOCH_STAGES = ("rollout", "score", "value", "advantage", "optimize", "evaluate", "judge", "export")
+EPOCH_STAGES = (
+    "rollout",
+    "render",
+    "score",
+    "value",
+    "advantage",
+    "optimize",
+    "evaluate",
+    "depict",
+    "judge",
+    "export",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

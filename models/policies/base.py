@@ -29,6 +29,7 @@ class Part(Enum):
     DENOISER = "denoiser"
     VAE = "vae"
     CRITIC = "critic"
+    RENDERER = "renderer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

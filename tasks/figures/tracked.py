@@ -30,7 +30,7 @@ from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
 from tasks.figures.texts import Text
 from tasks.figures.watch import correlations, read_scored, shares, suspicions
-from tasks.identities.nodes import Node, evaluation_nodes, training_nodes
+from tasks.identities.nodes import Node, evaluation_nodes, scored_nodes, training_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
@@ -309,8 +309,7 @@ def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | No
     Raises:
         NotCommittedError: something of it is lost.
     """
-    nodes = [Node(epoch, "rollout"), *(Node(epoch, "score", reward.slot) for reward in chain.config.scored)]
-    nodes += training_nodes(chain.config, epoch)
+    nodes = [*scored_nodes(chain.config, epoch), *training_nodes(chain.config, epoch)]
     found = [chain.find(*node) for node in nodes]
     if any(entry is None for entry in found):
         return None

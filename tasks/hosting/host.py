@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,10 +31,8 @@ from tasks.hosting.devices import free_cached_memory, peak_memory, use_determini
 from tasks.hosting.ranks import Ranks
 from tasks.inputs.components import lora_spec
 from tasks.inputs.sources import Weights, chosen_weights, local_model, weight_files
+from tasks.runs.context import RendererContext, RunContext
 from tasks.runs.seeds import derive
-
-if TYPE_CHECKING:
-    from tasks.runs.context import RunContext
 
 #: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
 _BASE = ("base", "")
@@ -56,6 +54,8 @@ class ModelHost:
         self.critic = HeldCritic(context.store, self._fresh_critic)
         """The critic that is trained beside the policy, where there is one."""
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
+        self._drawing: ModelHost | None = None
+        self._frozen: Policy | None = None
         self.trainer: Any = None
         """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
@@ -95,9 +95,15 @@ class ModelHost:
         if self._trainable is not None:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
+        if self._frozen is not None:
+            parts["frozen"] = self._frozen.modules()
         if self.critic.held is not None:
             parts["critic"] = self.critic.held.policy.modules()
-        return {name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()}
+        drawing = {} if self._drawing is None else self._drawing.held()
+        return {
+            **{name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()},
+            **({Part.RENDERER.value: sum(drawing.values())} if drawing else {}),
+        }
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
@@ -160,6 +166,8 @@ class ModelHost:
                 self._encoder = None
             if Part.CRITIC not in parts and self.device.type != "cpu":
                 self.critic.forget()
+            if self._drawing is not None and Part.RENDERER not in parts and self._drawing.leaves:
+                self._drawing.release()
             if self._trainable is not None:
                 self._place_decoder(self._trainable.policy)
             free_cached_memory(self.device)
@@ -167,9 +175,11 @@ class ModelHost:
     def release(self) -> None:
         """Forget everything that is loaded."""
         with self._lock:
-            held = self._encoder is not None or self._trainable is not None
-            self._encoder = self._trainable = self._holds = self._prepared = self.trainer = None
+            held = any(each is not None for each in (self._encoder, self._trainable, self._frozen))
+            self._encoder = self._trainable = self._frozen = self._holds = self._prepared = self.trainer = None
             self.critic.forget()
+            if self._drawing is not None:
+                self._drawing.release()
             if held:
                 free_cached_memory(self.device)
 
@@ -198,6 +208,26 @@ class ModelHost:
             if self._encoder is None:
                 self._encoder = self.load(self._family.encoding_parts)
             return self._encoder
+
+    def frozen(self) -> Any:
+        """Return the base model as its files have it, to make samples with: a policy of the run's kind."""
+        with self._lock:
+            if self._frozen is None:
+                self._frozen = self.load(self._family.trained_parts(self.config))
+            return self._frozen
+
+    @property
+    def renderer(self) -> ModelHost:
+        """What holds the image model that draws texts; nothing of it is loaded yet."""
+        with self._lock:
+            if self._drawing is None:
+                self._drawing = ModelHost(RendererContext(self.context))
+            return self._drawing
+
+    @property
+    def leaves(self) -> bool:
+        """True where models that a stage does not need make room for others."""
+        return self.device.type != "cpu" and not self.config.execution.keep_renderer
 
     def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
         """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.model import ModelSection
 from tasks.identities.identity import Identity
 from tasks.identities.nodes import Node
+from tasks.inputs.renderer import render_of
 
 #: Raised when builders write other files for equal options. 3: CLIP's tokenizer is the same every time.
 _BUILDERS = 3
 
 
 class BaseIdentity(Identity):
-    """A model that is built here, or the content of a folder or hub snapshot."""
+    """A model that is built here, or the content of a folder or hub snapshot; the slot says whether it is the one that
+    draws texts instead of the one that is trained."""
 
     name = "base"
     kind = "bases"
 
     def options(self) -> Mapping[str, Any]:
         """The builder and its options, or the content of the model."""
-        section = self.config.model
+        section = self.section
         if section.path is not None:
-            return {"identity": self.facts.model_identity}
+            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity}
         build = None if section.build is None else section.build.model_dump(mode="json")
         return {"build": build, "builders": _BUILDERS}
+
+    @property
+    def section(self) -> ModelSection:
+        """What the config says of it."""
+        return render_of(self.config).model if self.slot else self.config.model
 
     def upstream(self) -> tuple[Node, ...]:
         """None."""

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.model import ModelSection
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
+from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
+from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import model_identity
 
 
@@ -35,10 +38,17 @@ class RunFacts:
     @cached_property
     def model_identity(self) -> dict[str, Any]:
         """What makes the base model this one. A hub id means the commit it stood for when the run began."""
-        section = self.config.model
+        return self._identity_of(self.config.model, "")
+
+    @cached_property
+    def renderer_identity(self) -> dict[str, Any]:
+        """What makes the model that draws texts this one."""
+        return self._identity_of(render_of(self.config).model, RENDERER)
+
+    def _identity_of(self, section: ModelSection, slot: str) -> dict[str, Any]:
         assert section.path is not None
         local = Path(section.path).is_dir()
-        for entry in [] if local else reversed(self.run.made(0, "base")):
+        for entry in [] if local else reversed(self.run.made(0, "base", slot)):
             manifest = self.store.manifest(entry.ref)
             identity = {} if manifest is None else manifest.options.get("identity", {})
             if self.reads or identity.get("hub") == section.path:

@@ -14,7 +14,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.identities import IDENTITIES
 from tasks.identities.facts import RunFacts
-from tasks.identities.nodes import ONCE, SLOTTED, TRAINING, Node
+from tasks.identities.nodes import DRAWING, ONCE, RENDERER, SLOTTED, TRAINING, Node
 
 #: Gives the record of a stage that has run and counts, None where there is none.
 Find = Callable[[Node], LineageEntry | None]
@@ -88,4 +88,8 @@ def identify(facts: RunFacts, node: Node, find: Find) -> Identity:
     if node.stage in TRAINING and node.epoch < 1:
         raise ConfigError(f"Stage '{node.stage}' runs once per epoch. Say which with --epoch 1 or later.")
     slot = node.slot if node.stage in SLOTTED else ""
+    if node.stage == "base" and slot not in ("", RENDERER):
+        raise ConfigError(f"Stage 'base' makes no '{slot}': it scores nothing. Leave the reward out.")
+    if facts.config.render is None and (node.stage in DRAWING or (node.stage == "base" and slot)):
+        raise ConfigError(f"Stage '{node.stage}' draws texts, but the config has no section 'render'. Add one.")
     return cls(facts, node.epoch, slot, find)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Find
-from tasks.identities.nodes import OF, Node
+from tasks.identities.nodes import OF, Node, shown_of
 from tasks.identities.score import RewardIdentity
 
 
@@ -31,5 +31,5 @@ class JudgeIdentity(RewardIdentity):
         return {**super().options(), "images": self.config.evaluate.images}
 
     def upstream(self) -> tuple[Node, ...]:
-        """The evaluation."""
-        return (Node(self.epoch, "evaluate", self.evaluation),)
+        """The evaluation, or what was drawn of it."""
+        return (shown_of(self.config, self.section, self.epoch, self.evaluation),)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from tasks.advantages.estimators import has_values
+from tasks.inputs.renderer import reads_images
 
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
 #: Stages of which an epoch may have several.
-SLOTTED = ("score", "evaluate", "judge")
+SLOTTED = ("base", "score", "evaluate", "depict", "judge")
 #: Stages that make sense for epoch 1 and later only.
-TRAINING = ("rollout", "score", "value", "advantage", "optimize")
+TRAINING = ("rollout", "render", "score", "value", "advantage", "optimize")
+#: Stages that draw texts.
+DRAWING = ("render", "depict")
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
 OF = "@"
+#: The slot of the base model that draws texts.
+RENDERER = "renderer"
 
 
 class Node(NamedTuple):
@@ -52,15 +58,54 @@ def is_evaluated(config: RunConfig, epoch: int) -> bool:
 
 def run_nodes(config: RunConfig) -> Iterator[Node]:
     """Yield every stage a run of this config consists of, each after those it reads."""
-    yield from (Node(0, name) for name in ONCE)
+    yield from first_nodes(config)
     yield from evaluation_nodes(config, 0)
     for epoch in range(1, config.run.epochs + 1):
-        yield Node(epoch, "rollout")
-        yield from (Node(epoch, "score", reward.slot) for reward in config.scored)
+        yield from scored_nodes(config, epoch)
         yield from training_nodes(config, epoch)
         if is_evaluated(config, epoch):
             yield from evaluation_nodes(config, epoch)
     yield Node(config.run.epochs, "export")
+
+
+def first_nodes(config: RunConfig) -> Iterator[Node]:
+    """Yield the stages that belong to the run as a whole, before all others."""
+    yield Node(0, "base")
+    if config.render is not None:
+        yield Node(0, "base", RENDERER)
+    yield from (Node(0, name) for name in ONCE if name != "base")
+
+
+def scored_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
+    """Yield the stages from an epoch's policy to its scores."""
+    yield Node(epoch, "rollout")
+    if config.render is not None:
+        yield Node(epoch, "render")
+    yield from (Node(epoch, "score", reward.slot) for reward in config.scored)
+
+
+def drawn_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
+    """Yield the stages that draw what an epoch's samples say, and score that; none of runs that draw nothing."""
+    if config.render is not None:
+        yield Node(epoch, "render")
+        yield from (Node(epoch, "score", each.slot) for each in config.scored if reads_images(config, each))
+
+
+def drawn_of(config: RunConfig, epoch: int, *, evaluation: bool) -> Node:
+    """Return what holds what the samples of an epoch, or of its evaluation, look like."""
+    if config.render is not None:
+        return Node(epoch, "depict" if evaluation else "render")
+    return Node(epoch, "evaluate" if evaluation else "rollout")
+
+
+def samples_of(config: RunConfig, reward: RewardSection, epoch: int) -> Node:
+    """Return what a reward scores of an epoch: its samples, or what was drawn of them."""
+    return Node(epoch, "render" if reads_images(config, reward) else "rollout")
+
+
+def shown_of(config: RunConfig, reward: RewardSection, epoch: int, name: str = "") -> Node:
+    """Return what a reward scores of an evaluation, or of one beside the run's own of this name, see ``samples_of``."""
+    return Node(epoch, "depict" if reads_images(config, reward) else "evaluate", name)
 
 
 def training_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
@@ -74,5 +119,7 @@ def training_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
 def evaluation_nodes(config: RunConfig, epoch: int, name: str = "") -> Iterator[Node]:
     """Yield the stages of one evaluation; ``name`` is that of one beside the run's own."""
     yield Node(epoch, "evaluate", name)
+    if config.render is not None:
+        yield Node(epoch, "depict", name)
     for reward in (*config.rewards, *config.evaluate.judges):
         yield Node(epoch, "judge", f"{reward.slot}{OF}{name}" if name else reward.slot)

@@ -9,7 +9,7 @@ from configs.fingerprint import canonical_json
 from configs.rewards import RewardSection
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Find, Identity
-from tasks.identities.nodes import Node
+from tasks.identities.nodes import Node, samples_of
 
 
 class RewardIdentity(Identity):
@@ -48,5 +48,5 @@ class ScoreIdentity(RewardIdentity):
         self.section = facts.reward_section(slot)
 
     def upstream(self) -> tuple[Node, ...]:
-        """The trajectories."""
-        return (Node(self.epoch, "rollout"),)
+        """The trajectories, or what was drawn of them."""
+        return (samples_of(self.config, self.section, self.epoch),)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from configs.schema import ModelSection
+from configs.model import ModelSection
 from storage.checksums import hash_file
 
 #: License files a folder may hold, copied into exports.

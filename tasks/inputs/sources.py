@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import ModelSection
+from configs.model import ModelSection
 from storage.commit import ArtifactStore
 from storage.hashes import file_hashes
 from storage.layout import PARTS, ArtifactRef
@@ -31,6 +31,8 @@ class Weights(Enum):
     """The policy that rolls out, where the algorithm lets it follow slowly."""
 
 
+#: Kind of the artifacts that hold images of the samples of another.
+_DRAWN = "renders"
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
@@ -131,3 +133,12 @@ def exported_folder(store: ArtifactStore, ref: ArtifactRef) -> Path:
     """
     store.require(ref)
     return store.folder(ref, store.shards(ref)[0]) / PIPELINE
+
+
+def origin_of(store: ArtifactStore, scored: ArtifactRef) -> ArtifactRef:
+    """Return the samples that something scored is of: itself, or the texts that were drawn.
+
+    Raises:
+        NotCommittedError: it is not complete.
+    """
+    return ArtifactRef.parse(store.require(scored).inputs[0]) if scored.kind == _DRAWN else scored

@@ -34,6 +34,8 @@ HARMLESS = frozenset(
         "run.name",
         "store.root",
         "model.negative_prompt",
+        "render.model.negative_prompt",
+        "render.model.device_map",
         "model.lora.targets",
         "model.device_map",
         "prompts.column",
@@ -46,6 +48,7 @@ HARMLESS = frozenset(
         "tracking.experiment",
         "tracking.parent",
         "execution.device",
+        "execution.render_device",
     }
 )
 #: Settings with a name of one of the tables, or an import string, which has a colon.
@@ -53,6 +56,9 @@ NAMES = frozenset(
     {
         "model.policy",
         "model.kind",
+        "render.model.policy",
+        "render.model.kind",
+        "render.solver",
         "rollout.solver",
         "rollout.store",
         "evaluate.solver",

@@ -149,6 +149,10 @@ class Kind(ABC):
     """Prompts are encoded ahead, into the embedding cache."""
     per_token: ClassVar[bool] = False
     """Every entry of a sample's log-probs is a choice that can have an advantage of its own."""
+    writes: ClassVar[bool] = False
+    """Samples are texts, which an image model can draw."""
+    draws: ClassVar[bool] = False
+    """It can draw texts."""
     sampling_parts: ClassVar[frozenset[Part]]
     """Parts of the model that make samples; the others may leave the device meanwhile."""
     training_parts: ClassVar[frozenset[Part]]
@@ -237,6 +241,24 @@ class Kind(ABC):
             batch: what a reward was given.
             verdicts: what it read and gave, of as many samples as are shown.
         """
+
+    def texts(self, shard: TrajectoryShard) -> list[str]:
+        """Return the texts of samples, one each; asked only where ``writes``.
+
+        Raises:
+            CorruptError: one is not stored, or the file is damaged.
+        """
+        raise NotImplementedError
+
+    def draw(self, host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        """Return images of texts by a frozen model, (B, H, W, 3) uint8; asked only where ``draws``.
+
+        Args:
+            host: holds the model, under a config of its own.
+            texts: at most ``execution.rollout_batch_size``.
+            seeds: of the noise they begin with.
+        """
+        raise NotImplementedError
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
         """Return what makes pictures, (N, H, W, 3) or (N, F, H, W, 3) uint8, of the stored states (N, ...) of a sample.

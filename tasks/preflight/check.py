@@ -21,6 +21,7 @@ from tasks.kinds.cost import Cost
 from tasks.kinds.kind import Kind, make_kind
 from tasks.optimize.optimizers import check_optimizer
 from tasks.preflight.check_execution import check_execution
+from tasks.preflight.check_render import check_render
 from tasks.preflight.check_rewards import check_rewards
 from tasks.runs.seeds import most_of_each
 
@@ -37,6 +38,8 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
         PromptError: a prompt source cannot be used.
     """
     _known("model.policy", config.model.policy, POLICIES)
+    if config.render is not None:
+        _known("render.model.policy", config.render.model.policy, POLICIES)
     _known("rollout.store", config.rollout.store, TRAJECTORY_STORES)
     _check_registered(config)
     kind, requires = make_kind(config), make_algorithm(config).requires
@@ -45,6 +48,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     # What the base model is comes first: all that is asked of its architecture depends on it.
     check_model(config)
     check_execution(config)
+    check_render(config)
     check_optimizer(config)
     kind.check(config, requires)
     sources = source_prompts(config)

@@ -39,6 +39,8 @@ def check_devices(config: RunConfig) -> None:
         return
     if execution.device != "cpu":
         chosen_device(execution.device, execution.processes - 1)
+    if execution.render_device not in (None, "cpu"):
+        chosen_device(str(execution.render_device), what="execution.render_device")
     for section in (*config.scored, *config.evaluate.judges):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), what=f"rewards: device of '{section.slot}'")

@@ -11,6 +11,7 @@ from configs.suggest import did_you_mean
 from models.rewards.base import Needs
 from models.rewards.make import check_section, make_reward, needs_of
 from tasks.inputs.prompts import SOURCE, Prompt
+from tasks.inputs.renderer import reads_images
 from tasks.kinds.kind import make_kind
 
 #: What file systems and MLflow take in names, beside letters and digits.
@@ -113,7 +114,14 @@ def _check_served(section: RewardSection) -> None:
 def _check_needs(
     section: RewardSection, needs: Needs, config: RunConfig, prompts: Mapping[str, Sequence[Prompt]]
 ) -> None:
-    make_kind(config).check_scored(section, needs, config)
+    if not reads_images(config, section):
+        make_kind(config).check_scored(section, needs, config)
+    elif needs.media != "images":
+        remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
+        raise ConfigError(
+            f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
+            f"it draws. {remedy}."
+        )
     for split in ("train", "heldout"):
         for prompt in asked_of(section, prompts[split]):
             for column in needs.columns:

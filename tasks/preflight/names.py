@@ -11,6 +11,7 @@ from pathlib import Path
 from configs import peek
 from configs.components import components
 from configs.errors import ConfigError, FlowmillError, PromptError
+from configs.model import ModelSection
 from configs.overrides import blamed
 from configs.packages import PACKAGES
 from configs.registry import missing_attribute, missing_module, unknown_option
@@ -82,6 +83,9 @@ def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
         "rollout.tokens.engine": ENGINES,
         "advantage.estimator": peek.table("tasks.advantages.estimators:ESTIMATORS"),
         "evaluate.solver": solvers,
+        "render.model.policy": POLICIES,
+        "render.model.build": BUILDERS,
+        "render.solver": solvers,
         "optimize.algorithm": algorithms_of(kind_name(config)),
         "optimize.optimizer": peek.table("tasks.optimize.optimizers:OPTIMIZERS"),
         "execution.launcher": LAUNCHERS,
@@ -128,10 +132,15 @@ def _options(
 
 
 def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
-    family = config.model.policy
-    taken = peek.class_attribute(POLICIES.get(family, family), "options_type")
-    if taken is not None:
-        yield from _options("model.options", family, taken, config.model.options, what="model.options of")
+    for where, model in _models(config).items():
+        taken = peek.class_attribute(POLICIES.get(model.policy, model.policy), "options_type")
+        if taken is not None:
+            yield from _options(f"{where}.options", model.policy, taken, model.options, what=f"{where}.options of")
+
+
+def _models(config: RunConfig) -> dict[str, ModelSection]:
+    """Return the models a config names, by setting."""
+    return {"model": config.model, **({} if config.render is None else {"render.model": config.render.model})}
 
 
 def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, FlowmillError]]:
@@ -142,10 +151,11 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
                 "the config file."
             )
             yield key, PromptError(problem)
-    path = config.model.path
-    if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
-        problem = f"model.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
-        yield "model.path", ConfigError(f"{problem}Paths are relative to the config file.")
+    for where, model in _models(config).items():
+        path = model.path
+        if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
+            problem = f"{where}.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
+            yield f"{where}.path", ConfigError(f"{problem}Paths are relative to the config file.")
 
 
 def looks_local(path: str) -> bool:

@@ -16,6 +16,7 @@ from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
 from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
+from tasks.inputs.renderer import reads_images, renderer_config
 from tasks.kinds.kind import make_kind
 from tasks.preflight.check_rewards import asked_of
 
@@ -62,11 +63,12 @@ def loads_model(section: RewardSection) -> bool:
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
-def _trial(prompts: Sequence[Prompt], config: RunConfig) -> Batch:
+def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig) -> Batch:
     """Return a made-up sample of each prompt."""
+    seen = renderer_config(config) if reads_images(config, section) else config
     shard = "none yet: rewards are tried before sampling"
     return Batch(
-        media=np.concatenate([make_kind(config).trial(config)] * len(prompts)),
+        media=np.concatenate([make_kind(seen).trial(seen)] * len(prompts)),
         prompts=[prompt.text for prompt in prompts],
         metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
         groups=[prompt.id for prompt in prompts],
@@ -85,7 +87,9 @@ def _try(
         return
     delay = config.execution.retry_delay_s
     batch = _trial(
-        [prompt for prompt in asked for _ in range(_TRIED if needs.groupwise or len(asked) == 1 else 1)], config
+        [prompt for prompt in asked for _ in range(_TRIED if needs.groupwise or len(asked) == 1 else 1)],
+        section,
+        config,
     )
     for left in reversed(range(config.execution.retries + 1)):
         try:

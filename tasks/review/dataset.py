@@ -16,7 +16,9 @@ from configs.extras import require_extra
 from storage.lineage import LineageEntry
 from storage.schema import ADVANTAGES, DESCRIPTION, SAMPLES, column
 from storage.tables import read_rows
+from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.renderer import render_of
 from tasks.review.reading import texts_of
 from tasks.runs.context import RunContext
 
@@ -89,16 +91,31 @@ def _tables(context: RunContext, entry: LineageEntry) -> Iterator[pa.Table]:
     for record in store.shards(entry.ref):
         shard = opener.open(store.files(entry.ref, record))
         ids = shard.table.column("sample_id").to_pylist()
-        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS, "media_format")}
+        columns: dict[str, Any] = {name: shard.table.column(name) for name in (*_PLAIN, *_LISTS)}
         for name, values in scores.items():
             columns[name] = pa.array([values.get(sample) for sample in ids], pa.float32())
         written = texts_of(shard)
         if written is not None:
             columns["text"] = written
-        media = [bytes(shard.media_file(row)) if shard.media_format(row) else None for row in range(len(ids))]
+        seen, rows = _pictures(context, shard, record.shard, entry.epoch)
+        columns["media_format"] = seen.table.column("media_format").take(rows)
+        media = [bytes(seen.media_file(row)) if seen.media_format(row) else None for row in rows]
         columns["media"] = pa.array(media, pa.binary())
         schema = exported_schema(list(scores), texts=written is not None)
         yield pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _pictures(
+    context: RunContext, samples: TrajectoryShard, shard: str, epoch: int
+) -> tuple[TrajectoryShard, list[int]]:
+    """Return what holds the images of a shard's samples, and its row of each: of texts the first that was drawn."""
+    drawn, count = context.chain.find(epoch, "render"), samples.table.num_rows
+    if drawn is None:
+        return samples, list(range(count))
+    record, step = context.store.record(drawn.ref, shard), render_of(context.config).images
+    assert record is not None
+    opener = open_trajectory_store(context.config.rollout.store)
+    return opener.open(context.store.files(drawn.ref, record)), list(range(0, count * step, step))
 
 
 def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
@@ -116,7 +133,12 @@ def exported_schema(scores: Sequence[str], *, texts: bool) -> pa.Schema:
             *(column(name, pa.float32(), said[name], nullable=True) for name in scores),
             *([column("text", pa.string(), "Completion of a language model.", nullable=True)] if texts else []),
             SAMPLES.field("media_format"),
-            column("media", pa.binary(), "The image or clip as it is stored; null without one.", nullable=True),
+            column(
+                "media",
+                pa.binary(),
+                "The image or clip as it is stored, the first of a text; null without one.",
+                nullable=True,
+            ),
         ]
     )
 

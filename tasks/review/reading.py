@@ -16,13 +16,17 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.advantages.estimators import make_estimator
 from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
 from tasks.figures.tracked import Point, epoch_content, evaluation_content
+from tasks.identities.nodes import Node, drawn_of
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.renderer import image_name, sample_name
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
 
 #: Columns of samples that say where payloads are, rather than what a sample is.
 _PLACES = ("arrays", "media_offset", "media_size")
+#: Kinds of artifacts that hold samples.
+_SAMPLES = ("trajectories", "renders", "evaluations")
 
 
 def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShard]:
@@ -34,8 +38,8 @@ def shards_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[TrajectoryShar
         CorruptError: a table is damaged.
     """
     options = store.require(ref).options
-    if ref.kind not in ("trajectories", "evaluations"):
-        raise StoreError(f"{ref} holds no samples; trajectories and evaluations do. 'flowmill store ls' lists them.")
+    if ref.kind not in _SAMPLES:
+        raise StoreError(f"{ref} holds no samples; {', '.join(_SAMPLES)} do. 'flowmill store ls' lists them.")
     opener = open_trajectory_store(options["rollout"]["store"] if "rollout" in options else options["store"])
     for record in store.shards(ref):
         yield opener.open(store.files(ref, record))
@@ -68,10 +72,10 @@ def artifact_table(store: ArtifactStore, ref: ArtifactRef) -> pa.Table:
         NotCommittedError: it is not complete.
         CorruptError: a table is damaged.
     """
-    if ref.kind in ("trajectories", "evaluations"):
+    if ref.kind in _SAMPLES:
         return pa.concat_tables([_readable(shard) for shard in shards_of(store, ref)])
     if ref.kind not in TABLES:
-        raise StoreError(f"{ref} has no table of rows; {', '.join(TABLES)}, trajectories and evaluations have.")
+        raise StoreError(f"{ref} has no table of rows; {', '.join((*TABLES, *_SAMPLES))} have.")
     store.require(ref)
     return read_rows(store, ref)
 
@@ -94,7 +98,8 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
 
     Beside the columns of the samples: 'reward.<label>' of each reward and monitor that was scored, and once advantages
     are made 'reward', the optimized sum, and 'advantage'; where tokens have advantages of their own, also 'advantages',
-    'returns', 'values' and 'reference_log_probs', a list each. Null where a sample has none.
+    'returns', 'values' and 'reference_log_probs', a list each. Null where a sample has none. Where texts were drawn,
+    'media_format' is that of their images.
 
     Raises:
         NotCommittedError: the epoch has no rollout.
@@ -102,6 +107,7 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
     """
     store = chain.store
     table = artifact_table(store, chain.require(epoch, "rollout").ref)
+    table = _drawn(table, chain, Node(epoch, "render"))
     for section in chain.config.scored:
         entry = chain.find(epoch, "score", section.slot)
         if entry is not None:
@@ -124,11 +130,49 @@ def samples_of_evaluation(chain: Chain, epoch: int) -> pa.Table:
     """
     config, store = chain.config, chain.store
     table = artifact_table(store, chain.require(epoch, "evaluate").ref)
+    table = _drawn(table, chain, Node(epoch, "depict"))
     for section in (*config.rewards, *config.evaluate.judges):
         entry = chain.find(epoch, "judge", section.slot)
         if entry is not None:
             table = _beside(table, read_rows(store, entry.ref), {"reward": f"reward.{section.slot}"})
     return table
+
+
+def pictures_of(
+    chain: Chain, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+) -> dict[str, np.ndarray]:
+    """Return what the samples of an epoch look like, as ``media_of``; of several images of a text, (K, H, W, 3).
+
+    Args:
+        chain: the run.
+        epoch: the epoch.
+        samples: ids; all when None.
+        evaluation: of the run's evaluation, not of its rollout.
+
+    Raises:
+        NotCommittedError: they were not made yet.
+        StoreError: there is no such sample, or it has no image.
+        CorruptError: a file is damaged.
+    """
+    render, store = chain.config.render, chain.store
+    ref = chain.require(*drawn_of(chain.config, epoch, evaluation=evaluation)).ref
+    if render is None or render.images == 1:
+        return media_of(store, ref, samples)
+    names = {name: [image_name(name, n, of=render.images) for n in range(render.images)] for name in samples or ()}
+    wanted = None if samples is None else {each for images in names.values() for each in images}
+    found: dict[str, list[np.ndarray]] = {}
+    for name, image in media_of(store, ref, wanted).items():
+        found.setdefault(sample_name(name), []).append(image)
+    return {name: np.stack(images) for name, images in found.items()}
+
+
+def _drawn(table: pa.Table, chain: Chain, node: Node) -> pa.Table:
+    """Return a table of texts with the format of their images, once they are drawn."""
+    render = chain.config.render
+    if render is None or chain.find(*node) is None:
+        return table
+    formats = pa.array([render.format] * table.num_rows, pa.string())
+    return table.set_column(table.column_names.index("media_format"), "media_format", formats)
 
 
 def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Identity, identify
-from tasks.identities.nodes import OF, Node, policy_after, run_nodes
+from tasks.identities.nodes import DRAWING, OF, RENDERER, Node, policy_after, run_nodes
 
 
 class Chain:
@@ -136,6 +136,8 @@ class Chain:
     def has(self, node: Node) -> bool:
         """Return whether the config knows of a stage: of each reward and judge there is one only if it names it."""
         config, reward = self.config, node.slot.partition(OF)[0]
+        if node.stage in DRAWING or (node.stage, node.slot) == ("base", RENDERER):
+            return config.render is not None
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}
         if node.stage == "judge":

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.load import asks_for, parse_config
+from configs.model import ModelSection
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
-from tasks.identities.nodes import policy_after
+from tasks.identities.nodes import RENDERER, policy_after
 from tasks.inputs.prompts import StoredPrompt
+from tasks.inputs.renderer import render_of, renderer_config
 from tasks.inputs.sources import PIPELINE, local_model
 from tasks.runs.chain import Chain
 from tasks.runs.progress import Ledger, Reporter, Silent
@@ -90,11 +92,19 @@ class RunContext(RunFacts):
     @cached_property
     def base_folder(self) -> Path:
         """Local folder of the base model: a built artifact, a folder, or a snapshot of a hub repository."""
-        section = self.config.model
+        return self._folder_of(self.config.model, "")
+
+    @cached_property
+    def renderer_folder(self) -> Path:
+        """Local folder of the model that draws texts."""
+        return self._folder_of(render_of(self.config).model, RENDERER)
+
+    def _folder_of(self, section: ModelSection, slot: str) -> Path:
         if section.path is not None:
-            commit = None if Path(section.path).is_dir() else self.model_identity.get("commit")
-            return local_model(section.path, commit or section.revision)
-        ref = self.chain.require(0, "base").ref
+            local = Path(section.path).is_dir()
+            identity = {} if local else self.renderer_identity if slot else self.model_identity
+            return local_model(section.path, identity.get("commit") or section.revision)
+        ref = self.chain.require(0, "base", slot).ref
         self.store.require(ref)
         return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
 
@@ -113,3 +123,17 @@ class RunContext(RunFacts):
         """Look again at what the run has made, which other processes go on with."""
         self.run.refresh()
         vars(self).pop("chain", None)
+
+
+class RendererContext(RunContext):
+    """A run as the model that draws its texts sees it, as if that were its base model; it makes nothing of its own."""
+
+    def __init__(self, context: RunContext) -> None:
+        """Bind to the run."""
+        super().__init__(context.store, renderer_config(context.config), context.run, reporter=context.reporter)
+        self._context = context
+
+    @cached_property
+    def base_folder(self) -> Path:
+        """Local folder of the model that draws."""
+        return self._context.renderer_folder

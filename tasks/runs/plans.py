@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
-from tasks.identities.nodes import Node, evaluation_nodes
+from tasks.identities.nodes import Node, evaluation_nodes, first_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
 #: Settings of another model: with them a stage would belong to another run.
+#: Stages of evaluations, which may stand beside the run's own under a name.
+_EVALUATING = ("evaluate", "depict", "judge")
 _OF_THE_RUN = ("model.policy", "model.path", "model.build", "model.revision", "model.lora", "run.seed", "run.name")
 
 
@@ -26,14 +28,16 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     Raises:
         ConfigError: the settings are those of another run, or only an evaluation can have a name.
     """
-    if evaluation and node.stage not in ("evaluate", "judge"):
+    if evaluation and node.stage not in _EVALUATING:
         raise ConfigError(f"--name is for evaluations; stage '{node.stage}' has none.")
     if not all(char.isalnum() or char in "-_." for char in evaluation):
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
     first = _prompts_first(context, node)
     if node.stage == "score" and not node.slot:
         return [*first, *(Node(node.epoch, "score", section.slot) for section in context.config.scored)]
-    if node.stage not in ("evaluate", "judge") or node.slot:
+    if node.stage == "base" and not node.slot:
+        return [each for each in first_nodes(context.config) if each.stage == "base"]
+    if node.stage not in _EVALUATING or node.slot:
         return [*first, node]
     name = evaluation or _own_name(context, node.epoch)
     found = list(evaluation_nodes(context.config, node.epoch, name))
@@ -48,7 +52,7 @@ def _prompts_first(context: RunContext, node: Node) -> list[Node]:
         ConfigError: the settings are those of another run.
     """
     own = context.chain.own
-    if own is None or (node.epoch == 0 and node.stage not in ("evaluate", "judge")):
+    if own is None or (node.epoch == 0 and node.stage not in _EVALUATING):
         return []
     ours, theirs = context.config.model_dump(mode="json"), own.config.model_dump(mode="json")
     for key in _OF_THE_RUN:

@@ -36,6 +36,7 @@ from tasks.algorithms.checks import check_advantage
 from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.identities.advantage import AdvantageIdentity
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.sources import origin_of
 from tasks.stages.stage import Output, Shard, Stage
 from tasks.stages.token_tables import TokenTables
 
@@ -154,7 +155,7 @@ class AdvantageStage(Stage):
     def _rolled_out(self) -> str:
         """The artifact of the samples: what their rewards are of."""
         scored = next(ref for ref in self.inputs() if ref.kind == "rewards")
-        return self.context.store.require(scored).inputs[0]
+        return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
     def _counted(self, epoch: _Epoch) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.fingerprint import canonical_json
 from configs.registry import create
+from tasks.identities.base import BaseIdentity
 from tasks.inputs.sources import PIPELINE
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -18,10 +19,12 @@ class BaseStage(Stage):
     # transformers' save_pretrained() leaves weights out on every rank but the first.
     first_rank_only = True
 
+    identity: BaseIdentity
+
     @property
     def on_ranks(self) -> bool:
         """True for a model that is trained here."""
-        return self.config.model.build is not None
+        return self.identity.section.build is not None
 
     def shards(self) -> list[Shard]:
         """One."""
@@ -30,7 +33,7 @@ class BaseStage(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Build and pre-train, or write the identity down."""
         self.host.use_threads()
-        build = self.config.model.build
+        build = self.identity.section.build
         if build is None:
             (folder / IDENTITY).write_text(canonical_json(self.identity.options()))
             return Output(rows=1)

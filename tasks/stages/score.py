@@ -9,6 +9,7 @@ from typing import Any
 from models.rewards.base import Batch, Scores
 from storage.contents import Contents
 from storage.records import ShardRecord
+from storage.trajectories.base import TrajectoryShard
 from tasks.figures.scores import figures_of, mean_figures
 from tasks.stages.rollout import RolloutStage, planned_shards
 from tasks.stages.scoring import Scoring
@@ -27,15 +28,15 @@ class ScoreStage(Scoring):
         self._followed = rollout
 
     def shards(self) -> list[Shard]:
-        """The shards of the trajectories; of unfinished ones as they are planned."""
+        """The shards of the trajectories, or of what was drawn of them; of unfinished rollouts as they are planned."""
         if self._followed is not None:
             return self._followed.shards()
         (trajectories,) = self.inputs()
-        if self.context.store.manifest(trajectories) is not None:
+        if self.reads_images or self.context.store.manifest(trajectories) is not None:
             return super().shards()
         return planned_shards(self.context.store, self.config, trajectories)
 
-    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are, by what is optimized."""
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:

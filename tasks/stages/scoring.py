@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
+from storage.layout import ArtifactRef
 from storage.tables import write_rows
+from storage.trajectories.base import TrajectoryShard
 from tasks.figures.scores import score_summary
 from tasks.identities.score import RewardIdentity
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.prompts import SOURCE
+from tasks.inputs.renderer import reads_images, render_of, renderer_config
+from tasks.inputs.sources import origin_of
+from tasks.kinds.kind import Kind, make_kind
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -51,15 +57,17 @@ class Scoring(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
         reward = self.host.reward(self.section)
-        batch, table = self._read(shard, needs_of_made(reward))
+        opened = self._opened(shard, self.inputs()[0])
+        batch = self._read(shard, opened, needs_of_made(reward))
         scores = self._score(reward, batch)
+        self.scored(opened, batch, scores, folder)
+        batch, scores, table = self._of_samples(shard, opened, batch, scores)
         columns = {
             **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
             "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
         write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
-        self.scored(shard, batch, scores, folder)
         rows = {**columns, "reward": scores.values.tolist()}
         about = score_summary(batch, scores, perfect_score(reward))
         return Output(rows=len(scores.values), summary=about, content=lambda: self.content(rows))
@@ -82,24 +90,50 @@ class Scoring(Stage):
                 notes[row] = note
         return Scores(values, notes)
 
-    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
 
-    def _read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
-        """Return the samples of a shard as the reward needs them, and their table."""
-        store, ref = self.context.store, self.inputs()[0]
+    @property
+    def reads_images(self) -> bool:
+        """Whether what is scored was drawn of the samples, which are texts."""
+        return reads_images(self.config, self.section)
+
+    @cached_property
+    def scored_kind(self) -> Kind:
+        """What knows what is scored: the run's kind, or that of the model that drew it."""
+        return make_kind(renderer_config(self.config)) if self.reads_images else self.policy_kind
+
+    def _of_samples(
+        self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores
+    ) -> tuple[Batch, Scores, pa.Table]:
+        """Return what was scored, scores and ids of one row per sample: of several images of a text the mean."""
+        count = render_of(self.config).images if self.reads_images else 1
+        if count == 1:
+            return batch, scores, opened.table
+        texts = self._opened(shard, origin_of(self.context.store, self.inputs()[0])).table
+        rows = range(0, len(batch), count)
+        # A sample one of whose images has no score has none.
+        values = scores.values.reshape(-1, count).mean(1)
+        told = scores.notes or [""] * len(batch)
+        notes = [", ".join(dict.fromkeys(told[row : row + count])) for row in rows]
+        return batch.take(rows), Scores(values, notes), texts
+
+    def _opened(self, shard: Shard, ref: ArtifactRef) -> TrajectoryShard:
+        store = self.context.store
         record = store.record(ref, shard.name)
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
-        opened = open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
-        table = opened.table
+        return open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
+
+    def _read(self, shard: Shard, opened: TrajectoryShard, needs: Needs) -> Batch:
+        """Return the samples of a shard as the reward needs them."""
+        table, ref = opened.table, self.inputs()[0]
         recent = self.context.recent.find(ref, shard.name, table.num_rows)
         samples = table.column("sample_id").to_pylist()
-        batch = Batch(
-            media=self.policy_kind.scored(opened, needs, recent),
+        return Batch(
+            media=self.scored_kind.scored(opened, needs, recent),
             prompts=table.column("prompt").to_pylist(),
             metadata=[json.loads(text) for text in table.column("metadata").to_pylist()],
             groups=table.column("group_id").to_pylist(),
             origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
         )
-        return batch, table

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import ModelSection, RunConfig
+from configs.model import ModelSection
+from configs.schema import RunConfig
 from storage import hashes
 from storage.checksums import hash_file
 from storage.hashes import file_hashes

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from configs.schema import RunConfig
 from tasks.execution.execution import Execution
-from tasks.identities.nodes import ONCE, evaluation_nodes, training_nodes
+from tasks.identities.nodes import evaluation_nodes, first_nodes, scored_nodes, training_nodes
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tasks.stages.stage import Stage
@@ -32,19 +32,16 @@ def make_stage(context: RunContext, name: str, epoch: int, slot: str = "") -> St
 def prepare(config: RunConfig) -> RunContext:
     """Begin a run and make everything that comes before the first epoch."""
     context = begin_run(config)
-    for name in ONCE:
-        StageRun(make_stage(context, name, 0)).execute()
+    for node in first_nodes(config):
+        StageRun(make_stage(context, node.stage, 0, node.slot)).execute()
     return context
 
 
 def run_epoch(context: RunContext, epoch: int) -> float:
     """Run the stages of one epoch; return the CPU seconds they took."""
     before = cpu()
-    StageRun(make_stage(context, "rollout", epoch)).execute()
-    for section in context.config.scored:
-        StageRun(make_stage(context, "score", epoch, section.slot)).execute()
-    for node in training_nodes(context.config, epoch):
-        StageRun(make_stage(context, node.stage, epoch)).execute()
+    for node in (*scored_nodes(context.config, epoch), *training_nodes(context.config, epoch)):
+        StageRun(make_stage(context, node.stage, epoch, node.slot)).execute()
     return cpu() - before
 
 

@@ -49,7 +49,7 @@ class EvaluationMaker:
             sigmas,
             sampler=Sampler(kernel=ODE(), solver=make_solver(section.solver, "evaluate.solver")),
             plans=[ode_plan()] * size,
-            noise=_no_noise,
+            noise=no_noise,
         )
         finals = Finals.of(policy, rollout.final, self._config)
         return [
@@ -70,5 +70,6 @@ class EvaluationMaker:
         ]
 
 
-def _no_noise(step: int) -> torch.Tensor:
+def no_noise(step: int) -> torch.Tensor:
+    """Never asked: no step is stochastic."""
     raise AssertionError(f"the ODE asked for noise at step {step}")

@@ -26,6 +26,7 @@ from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
+from tasks.kinds.diffusion.drawing import draw
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
@@ -50,6 +51,7 @@ _CLIPS = 4
 class Diffusion(Kind):
     """Denoisers: samples are images, clips or latents."""
 
+    draws = True
     sampling_parts = frozenset({Part.DENOISER, Part.VAE})
     training_parts = frozenset({Part.DENOISER})
     exporting_parts = frozenset({Part.DENOISER, Part.VAE})
@@ -116,6 +118,10 @@ class Diffusion(Kind):
             return
         captions = list(zip(batch.prompts, verdicts, strict=False))
         grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
+
+    def draw(self, host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+        """The ODE, of texts that are encoded as they come."""
+        return draw(host, texts, seeds)
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
         """Load the autoencoder alone."""

@@ -11,8 +11,9 @@ import numpy as np
 from configs.errors import ConfigError
 from configs.followers import FORWARD
 from configs.learning import ReplaySection
+from configs.model import ModelSection
 from configs.rewards import RewardSection
-from configs.schema import EvaluateSection, ModelSection, OptimizeSection, RolloutSection, RunConfig
+from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
 from models.engines import LOCAL, make_engine
 from models.policies.causal_lm import check_folder, check_vocabulary

@@ -45,7 +45,7 @@ class Tokens(Kind):
     """Language models: samples are texts."""
 
     encodes = False
-    per_token = True
+    per_token = writes = True
     sampling_parts = training_parts = exporting_parts = frozenset({Part.DENOISER})
     saves_memory = ("Lower execution.rollout_batch_size or rollout.tokens.max_new.",)
 
@@ -89,7 +89,11 @@ class Tokens(Kind):
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
         """Return completions, (B,) objects."""
-        return np.array([stored_text(shard, row) for row in range(shard.table.num_rows)], object)
+        return np.array(self.texts(shard), object)
+
+    def texts(self, shard: TrajectoryShard) -> list[str]:
+        """Return completions."""
+        return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
         """Write the first texts with prompt and verdict."""

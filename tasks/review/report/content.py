@@ -28,7 +28,7 @@ from tasks.figures.texts import Text
 from tasks.figures.tracked import paragraphs
 from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
-from tasks.review.reading import curve_points, rows_of, trained_epochs
+from tasks.review.reading import curve_points, pictures_of, rows_of, trained_epochs
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
@@ -188,7 +188,8 @@ def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[
     rollout, wanted = chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
     found = rows_of(chain.store, rollout, wanted)
     places = {sample: (shard, row) for sample, shard, row in found}
-    shots = [[_shot(row, places) for row in rows] for rows in (best, worst)]
+    drawn = pictures_of(chain, epoch, wanted) if chain.config.render is not None else {}
+    shots = [[_shot(row, places, drawn) for row in rows] for rows in (best, worst)]
     seen = [[shot for shot in each if shot.image is not None or shot.text is not None] for each in shots]
     return seen[0], seen[1]
 
@@ -201,20 +202,25 @@ def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return list(found.values())[:_SHOWN]
 
 
-def _shot(row: Mapping[str, Any], places: Mapping[str, tuple[TrajectoryShard, int]]) -> Shot:
+def _shot(
+    row: Mapping[str, Any], places: Mapping[str, tuple[TrajectoryShard, int]], drawn: Mapping[str, np.ndarray]
+) -> Shot:
     shard, number = places[row["sample_id"]]
+    media = drawn.get(row["sample_id"])
+    if media is None and shard.media_format(number):
+        media = shard.media(number)
     return Shot(
         sample_id=row["sample_id"],
         prompt=shard.table.column("prompt")[number].as_py(),
         reward=row["reward"],
         advantage=row["advantage"],
-        image=_image(shard, number) if shard.media_format(number) else None,
+        image=None if media is None else _image(media),
         text=shard.text(number),
     )
 
 
-def _image(shard: TrajectoryShard, row: int) -> bytes:
-    media, data = shard.media(row), io.BytesIO()
+def _image(media: np.ndarray) -> bytes:
+    data = io.BytesIO()
     Image.fromarray(strip(media) if media.ndim == 4 else media).save(data, "PNG")
     return data.getvalue()
 

@@ -1,0 +1,27 @@
+"""What a person may write about the image model that draws what a language model wrote."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.model import ModelSection
+from configs.section import Section
+
+
+class RenderSection(Section):
+    """A frozen image model that draws texts; ``execution`` says on which device and in which batches."""
+
+    model: ModelSection
+    """The image model, and how it is called."""
+    steps: int = Field(20, ge=1, le=10_000)
+    """Denoising steps of an image."""
+    solver: str = "euler"
+    """Deterministic solver of these steps."""
+    images: int = Field(1, ge=1, le=100)
+    """Images of each text; its reward is the mean of theirs."""
+    same_noise: bool = True
+    """The texts of a prompt are drawn from the same initial noise, so that images of a group differ by texts alone."""
+    format: Literal["png", "webp"] = "png"
+    """File format of the images: png keeps every value, webp is compressed visually lossless."""

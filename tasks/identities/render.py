@@ -1,0 +1,61 @@
+"""Which images were drawn of which texts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.identities.identity import Identity
+from tasks.identities.kinds import kind_identity
+from tasks.identities.nodes import RENDERER, Node
+from tasks.inputs.renderer import render_of, renderer_config
+
+
+class DrawingIdentity(Identity):
+    """Images of texts by the frozen image model."""
+
+    kind = "renders"
+
+    def options(self) -> Mapping[str, Any]:
+        """How many images of each text, how they are drawn, and from which noise."""
+        section, drawer = render_of(self.config), renderer_config(self.config)
+        return {
+            "images": section.images,
+            "same_noise": section.same_noise,
+            "store": self.config.rollout.store,
+            **kind_identity(drawer).evaluation_options(drawer),
+            **self.draws(),
+        }
+
+    @abstractmethod
+    def draws(self) -> Mapping[str, int]:
+        """Return what noise is drawn with."""
+
+
+class RenderIdentity(DrawingIdentity):
+    """Images of an epoch's texts."""
+
+    name = "render"
+
+    def draws(self) -> Mapping[str, int]:
+        """Run seed and epoch."""
+        return {"seed": self.config.run.seed, "epoch": self.epoch}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The texts, the image model."""
+        return (Node(self.epoch, "rollout"), Node(0, "base", RENDERER))
+
+
+class DepictIdentity(DrawingIdentity):
+    """Images of an evaluation's texts, from fixed noise; ``slot`` names an evaluation beside the run's own."""
+
+    name = "depict"
+
+    def draws(self) -> Mapping[str, int]:
+        """The evaluation's seed."""
+        return {"seed": self.config.evaluate.seed}
+
+    def upstream(self) -> tuple[Node, ...]:
+        """The texts, the image model."""
+        return (Node(self.epoch, "evaluate", self.slot), Node(0, "base", RENDERER))

@@ -1,0 +1,67 @@
+"""Images of texts by a frozen model: the ODE from given noise, texts encoded as they come.
+
+Legend: B texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from models.maths.conditioning import Conditioning
+from models.maths.sampling import Sampler, ode_plan, sample
+from models.maths.transitions import ODE
+from models.policies.diffusion import DiffusionPolicy, finite
+from tasks.inputs.components import make_solver
+from tasks.inputs.prompts import uses_guidance
+from tasks.kinds.diffusion.evaluating import no_noise
+from tasks.kinds.diffusion.finals import Finals
+from tasks.runs.seeds import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.hosting.host import ModelHost
+
+
+def draw(host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+    """Return (B, H, W, 3) uint8 images; batches are padded to one size, so that the same kernels run for any B.
+
+    Args:
+        host: holds the model, under a config of its own.
+        texts: at most ``execution.rollout_batch_size``.
+        seeds: of the initial noise, one each.
+    """
+    config, size = host.config, host.config.execution.rollout_batch_size
+    padding = [*range(len(texts)), *[len(texts) - 1] * (size - len(texts))]
+    policy = cast(DiffusionPolicy, host.frozen())
+    positive = _encoded(host, [texts[row] for row in padding])
+    negative = _encoded(host, [config.model.negative_prompt] * size) if uses_guidance(config) else None
+    rollout = sample(
+        policy,
+        Conditioning(positive, negative),
+        policy.initial_latents([generator(seeds[row]) for row in padding]),
+        policy.sigmas(config.rollout.steps),
+        sampler=Sampler(kernel=ODE(), solver=make_solver(config.evaluate.solver, "render.solver")),
+        plans=[ode_plan()] * size,
+        noise=no_noise,
+    )
+    with torch.no_grad():
+        media = Finals.of(policy, rollout.final, config).media
+    assert media is not None
+    return media[: len(texts)]
+
+
+@torch.no_grad()
+def _encoded(host: ModelHost, texts: Sequence[str]) -> Mapping[str, Tensor]:
+    found: dict[str, Tensor] = host.encoder().encode(texts)
+    for name, rows in found.items():
+        finite(rows, f"embeddings '{name}'")
+    # Positions, lengths and masks stay whole numbers.
+    return {
+        name: rows.to(host.device, host.dtype if rows.is_floating_point() else rows.dtype)
+        for name, rows in found.items()
+    }

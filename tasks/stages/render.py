@@ -1,0 +1,125 @@
+"""Draws what a language model wrote, with an image model that is never trained: the images are what rewards look at."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.policies.base import Part
+from storage.records import ShardRecord
+from storage.trajectories.base import Sample, TrajectoryShard
+from tasks.inputs.components import decode_rows, media_format, open_trajectory_store
+from tasks.inputs.renderer import image_name, render_of, renderer_config
+from tasks.kinds.kind import Kind, make_kind
+from tasks.runs.seeds import derive
+from tasks.stages.shard_writer import ShardWriter
+from tasks.stages.stage import Output, Shard, Stage
+
+
+class Drawing(Stage):
+    """Images of stored texts, shard by shard; each is stored with its text, and with the prompt that was rewritten.
+
+    White space around a text is dropped. An empty text is drawn as an empty prompt is, and counted; of one that is too
+    long for the image model it reads as much as it reads of any prompt.
+    """
+
+    separable = True
+    parts = frozenset({Part.RENDERER})
+    saves_memory = (
+        "Lower execution.render_batch_size, or execution.decode_batch_size if it failed while decoding.",
+        "Set execution.render_device to another device.",
+    )
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of drawing and of decoding."""
+        drawer = renderer_config(self.config)
+        return {"render_batch_size": drawer.execution.rollout_batch_size, "decode_batch_size": decode_rows(drawer)}
+
+    def shards(self) -> list[Shard]:
+        """The shards of the texts."""
+        return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Draw the texts of one shard."""
+        self.host.use_threads()
+        wanted, drawer = list(self._wanted(self._opened(shard))), renderer_config(self.config)
+        size, form = drawer.execution.rollout_batch_size, media_format(drawer)
+        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
+        store = open_trajectory_store(self.config.rollout.store)
+        with ShardWriter(store.writer(folder, form), recent) as writer:
+            for start in range(0, len(wanted), size):
+                samples, texts = zip(*wanted[start : start + size], strict=True)
+                media = self._drawer.draw(self.host.renderer, texts, [sample.seed for sample in samples])
+                writer.add([replace(sample, media=each) for sample, each in zip(samples, media, strict=True)])
+                self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(wanted), shard.name)
+            about, contents = {"empty": sum(not text for _, text in wanted)}, writer.contents
+            return Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Count images, and those of empty texts."""
+        return {
+            "images": sum(record.rows for record in records),
+            "empty": sum(record.summary["empty"] for record in records),
+        }
+
+    @abstractmethod
+    def seed(self, prompt_id: str, replica: int, image: int) -> int:
+        """Return what the initial noise of an image of a text is drawn with."""
+
+    @cached_property
+    def _drawer(self) -> Kind:
+        return make_kind(renderer_config(self.config))
+
+    def _opened(self, shard: Shard) -> TrajectoryShard:
+        store, texts = self.context.store, self.inputs()[0]
+        record = store.record(texts, shard.name)
+        assert record is not None
+        return open_trajectory_store(self.config.rollout.store).open(store.files(texts, record))
+
+    def _wanted(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str]]:
+        """Yield every image of every text, not drawn yet, with the text."""
+        count, model = render_of(self.config).images, str(self.inputs()[1])
+        for row, written in zip(opened.table.to_pylist(), self.policy_kind.texts(opened), strict=True):
+            text = written.strip()
+            for image in range(count):
+                yield (
+                    Sample(
+                        sample_id=image_name(row["sample_id"], image, of=count),
+                        prompt_id=row["prompt_id"],
+                        group_id=row["group_id"],
+                        prompt=row["prompt"],
+                        metadata=json.loads(row["metadata"]),
+                        epoch=row["epoch"],
+                        replica=row["replica"],
+                        seed=self.seed(row["prompt_id"], row["replica"], image),
+                        policy=model,
+                        sigmas=(),
+                        text=np.frombuffer(text.encode(), np.uint8),
+                    ),
+                    text,
+                )
+
+
+class RenderStage(Drawing):
+    """Images of an epoch's texts."""
+
+    def seed(self, prompt_id: str, replica: int, image: int) -> int:
+        """Of the run and the epoch; with ``render.same_noise`` one for all texts of a prompt."""
+        own = 0 if render_of(self.config).same_noise else replica
+        return derive(self.config.run.seed, "render", self.epoch, prompt_id, own, image)
+
+
+class DepictStage(Drawing):
+    """Images of an evaluation's texts."""
+
+    def seed(self, prompt_id: str, replica: int, image: int) -> int:
+        """Of the evaluation: the same for every policy."""
+        return derive(self.config.evaluate.seed, "depict", prompt_id, replica, image)
