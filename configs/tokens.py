@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.section import Component, Section
+
+#: Stands in an instruction for the prompt.
+_PLACE = "{prompt}"
 
 
 class TokensSection(Section):
@@ -22,6 +25,8 @@ class TokensSection(Section):
     """Whether the prompt goes through the tokenizer's chat template as a user's message; auto: where it has one."""
     system: str | None = None
     """System message before the prompt, with a chat template."""
+    instruction: str | None = None
+    """What is asked of a prompt, as "Rewrite for an image model: {prompt}": it stands where {prompt} is."""
     max_prompt: int | None = Field(None, ge=1, le=1 << 20)
     """Tokens of a prompt at most; what the model takes when absent."""
     on_overlong: Literal["refuse", "cut_left"] = "refuse"
@@ -30,3 +35,14 @@ class TokensSection(Section):
     """What draws the tokens of rollouts: the policy itself, or a server (`openai`); evaluations draw by themselves."""
     evaluate: Literal["greedy", "sampled"] = "greedy"
     """Evaluations take the likeliest token, or draw with fixed seeds."""
+
+    @field_validator("instruction")
+    @classmethod
+    def _has_a_place(cls, value: str | None) -> str | None:
+        if value is not None and _PLACE not in value:
+            raise ValueError(f"instruction has no {_PLACE}, so no prompt would be read: put it where the prompt goes")
+        return value
+
+    def asked(self, prompt: str) -> str:
+        """Return what the model is asked for a prompt."""
+        return prompt if self.instruction is None else self.instruction.replace(_PLACE, prompt)

@@ -1,6 +1,6 @@
-"""The quickstart's base models: tiny real StableDiffusion3Pipelines, pre-trained from nothing in under two minutes.
+"""The quickstart's base models: tiny real pipelines and language models, pre-trained from nothing in minutes.
 
-A builder writes a diffusers folder; adding one is a function in ``build.py`` and a line in the table.
+A builder writes a folder of diffusers or transformers; adding one is a class and a line in the table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ BUILDERS = Table(
     {
         "addition": "models.quickstart.addition:AdditionBuilder",
         "digits": "models.quickstart.build:DigitsBuilder",
+        "rewriter": "models.quickstart.rewriter:RewriterBuilder",
         "words": "models.quickstart.build:WordsBuilder",
         "smollm": "models.quickstart.smollm:SmolLMBuilder",
         "tiny": "models.quickstart.tiny:TinyBuilder",

@@ -22,6 +22,7 @@ class DrawingIdentity(Identity):
         section, drawer = render_of(self.config), renderer_config(self.config)
         return {
             "images": section.images,
+            **({} if section.answer is None else {"answer": list(section.answer)}),
             "same_noise": section.same_noise,
             "store": self.config.rollout.store,
             **kind_identity(drawer).evaluation_options(drawer),

@@ -43,11 +43,17 @@ class TokensIdentity(KindIdentity):
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": tokens_of(config).model_dump(mode="json", exclude={"engine"}), **_called(config)}
+        return {"tokens": _said(tokens_of(config), {"engine"}), **_called(config)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
-    return section.model_dump(mode="json", exclude={"evaluate", "engine"})
+    return _said(section, {"evaluate", "engine"})
+
+
+def _said(section: TokensSection, other: set[str]) -> dict[str, Any]:
+    # Texts that were made before there was one keep their names.
+    unused = {"instruction"} if section.instruction is None else set()
+    return section.model_dump(mode="json", exclude=other | unused)
 
 
 def _called(config: RunConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
-from tasks.kinds.memory import Memory, OptimizerSizes
+from tasks.kinds.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
 if TYPE_CHECKING:
@@ -189,6 +189,10 @@ class Kind(ABC):
             optimizer: what of its optimizer decides memory.
             reference: the base model is compared with.
         """
+        return None
+
+    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
+        """Return what drawing texts needs under a config of its own; None where the model is not known."""
         return None
 
     @abstractmethod

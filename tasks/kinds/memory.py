@@ -26,6 +26,16 @@ class OptimizerSizes:
     """``execution.fused_adamw`` does something."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingMemory:
+    """What a frozen model needs that draws texts, in bytes."""
+
+    weights: int
+    """Text encoders, denoisers and autoencoder."""
+    work: int
+    """Of a forward, or of decoding what it made."""
+
+
 class Memory(Protocol):
     """Estimates for one rank, in bytes."""
 

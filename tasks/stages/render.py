@@ -26,8 +26,8 @@ from tasks.stages.stage import Output, Shard, Stage
 class Drawing(Stage):
     """Images of stored texts, shard by shard; each is stored with its text, and with the prompt that was rewritten.
 
-    White space around a text is dropped. An empty text is drawn as an empty prompt is, and counted; of one that is too
-    long for the image model it reads as much as it reads of any prompt.
+    An empty text is drawn as an empty prompt is, and counted; of one that is too long for the image model it reads as
+    much as of any prompt.
     """
 
     separable = True
@@ -86,13 +86,13 @@ class Drawing(Stage):
 
     def _wanted(self, opened: TrajectoryShard) -> Iterator[tuple[Sample, str]]:
         """Yield every image of every text, not drawn yet, with the text."""
-        count, model = render_of(self.config).images, str(self.inputs()[1])
+        section, model = render_of(self.config), str(self.inputs()[1])
         for row, written in zip(opened.table.to_pylist(), self.policy_kind.texts(opened), strict=True):
-            text = written.strip()
-            for image in range(count):
+            text = section.drawn(written)
+            for image in range(section.images):
                 yield (
                     Sample(
-                        sample_id=image_name(row["sample_id"], image, of=count),
+                        sample_id=image_name(row["sample_id"], image, of=section.images),
                         prompt_id=row["prompt_id"],
                         group_id=row["group_id"],
                         prompt=row["prompt"],

@@ -30,12 +30,12 @@ from tasks.kinds.diffusion.drawing import draw
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
-from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
+from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory, drawing_memory
 from tasks.kinds.diffusion.rolling import RolloutMaker
 from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set
 from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
-from tasks.kinds.memory import OptimizerSizes
+from tasks.kinds.memory import DrawingMemory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class Diffusion(Kind):
     ) -> DenoiserMemory | None:
         """Build denoisers and autoencoder without weights."""
         return denoiser_memory(config, requires, optimizer, reference=reference)
+
+    def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
+        """Build text encoders, denoisers and autoencoder without weights."""
+        return drawing_memory(config)
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return what the text encoders make of prompts, and of the images they come with."""

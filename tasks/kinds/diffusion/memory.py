@@ -27,10 +27,18 @@ from models.sizes.footprints import Footprints
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import lora_spec
+from tasks.inputs.components import decode_rows, lora_spec
 from tasks.inputs.model_settings import text_tokens
 from tasks.inputs.prompts import uses_guidance
-from tasks.kinds.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes, less_to_sample, step_bytes
+from tasks.kinds.memory import (
+    BYTES,
+    MASTER,
+    WHOLE_BLOCKS,
+    DrawingMemory,
+    OptimizerSizes,
+    less_to_sample,
+    step_bytes,
+)
 
 #: Height and width that every family's small pipeline can make.
 _SMALL = 64
@@ -142,6 +150,20 @@ def measure_activations(config: RunConfig) -> Activations | None:
     family = resolve(POLICIES, config.model.policy, what="model.policy")
     traced = _footprints(config, architecture, lora_spec(config, family))
     return Activations(sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding())
+
+
+def drawing_memory(config: RunConfig) -> DrawingMemory | None:
+    """Return what a frozen model needs that draws texts, or None while the architecture is not known."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    execution, number = config.execution, BYTES[config.model.dtype]
+    denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
+    traced = _footprints(config, architecture, None)
+    return DrawingMemory(
+        weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
+        work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),
+    )
 
 
 def denoiser_memory(

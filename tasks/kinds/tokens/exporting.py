@@ -15,7 +15,7 @@ from tasks.inputs.sources import PIPELINE, Weights
 
 if TYPE_CHECKING:
     from tasks.kinds.kind import Exporting
-
+from tasks.kinds.tokens.prompts import Prompts
 
 _MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,7 +35,7 @@ Trained from {base} with {algorithm}.
 ```python
 {load}
 tokenizer = AutoTokenizer.from_pretrained(".")
-inputs = tokenizer("...", return_tensors="pt")
+{inputs}
 drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
 ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn)
 print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
@@ -64,14 +64,14 @@ class LanguageModelExport:
             (target / path.name).write_bytes(path.read_bytes())
         settings = tokens_of(self._config).model_dump(mode="json", exclude={"engine"})
         (target / "generation.json").write_text(json.dumps(settings, indent=2) + "\n")
-        (target / "README.md").write_text(self._card(base))
+        (target / "README.md").write_text(self._card(base, policy))
 
     def _base(self) -> BaseModel:
         section = self._config.model
         identity = {} if section.path is None else self._context.model_identity
         return describe_base(section, identity, self._context.base_folder)
 
-    def _card(self, base: BaseModel) -> str:
+    def _card(self, base: BaseModel, policy: CausalLM) -> str:
         """Return the card: front matter, how to call the model, and what came of training."""
         identity, config = self._exporting.identity, self._config
         lora, section = identity.format == "lora", tokens_of(config)
@@ -86,6 +86,7 @@ class LanguageModelExport:
             "base": in_code(base.name),
             "algorithm": in_code(config.optimize.algorithm.name),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
+            "inputs": _inputs(Prompts(policy.tokenizer, section, None)),
             "max_new": section.max_new,
             "temperature": section.temperature,
             "figures": "\n".join(self._figures()),
@@ -102,6 +103,16 @@ class LanguageModelExport:
                 start = "" if was is None else f"{was:.3f}"
                 found.append(f"| {in_markdown(slot)} | {in_markdown(split)} | {start} | {figures['mean']:.3f} |")
         return found
+
+
+def _inputs(prompts: Prompts) -> str:
+    """Return the code that makes inputs of a prompt as training made them."""
+    asked = prompts.section.asked("...")
+    if not prompts.chat:
+        return f'inputs = tokenizer({in_python(asked)}, return_tensors="pt")'
+    said = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(asked))
+    how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
+    return f"messages = [{said}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
 
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:

@@ -24,7 +24,17 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.prompts import source_prompts
-from tasks.kinds.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes, less_to_sample, step_bytes
+from tasks.inputs.renderer import renderer_config
+from tasks.kinds.kind import make_kind
+from tasks.kinds.memory import (
+    BYTES,
+    MASTER,
+    WHOLE_BLOCKS,
+    DrawingMemory,
+    OptimizerSizes,
+    less_to_sample,
+    step_bytes,
+)
 from tasks.kinds.tokens.prompts import Prompts
 
 #: What the template of a chat adds to a prompt at most, where no tokenizer says how much.
@@ -63,6 +73,10 @@ class LanguageMemory:
     """The frozen copy of the base model that full weights are compared with; 0 with adapters, or without a KL."""
     reference_kind: str
     """What the base model is, in words; empty where nothing is compared with it."""
+    drawing: DrawingMemory | None
+    """The model that draws the texts, on this device; None where there is none, or none that is known."""
+    keeps_drawing: bool
+    """It stays while the language model works."""
     tokens: int
     """Tokens of one row at most, prompt and completion, padded."""
     cache: int
@@ -93,21 +107,27 @@ class LanguageMemory:
         """Every role and what it computes with, by phase."""
         sampling = ("rollout", "re-score")
         valued = () if self.value is None else ("value",)
+        drawn = () if self.drawing is None else ("render",)
         lines = {
-            "actor": {**dict.fromkeys((*sampling, *valued), self.actor.whole), "optimize": self.actor.spread},
+            "actor": {**dict.fromkeys((*sampling, *drawn, *valued), self.actor.whole), "optimize": self.actor.spread},
         }
         if self.critic is not None:
             held = dict.fromkeys(valued, self.critic.whole)
             lines[f"critic: {self.critic_kind}"] = {**held, "optimize": self.critic.spread}
         if self.reference_kind:
             # Once loaded it stays.
-            held = dict.fromkeys((*sampling, *valued, "optimize"), self.reference)
+            held = dict.fromkeys((*sampling, *drawn, *valued, "optimize"), self.reference)
             lines[f"reference: {self.reference_kind}"] = held
+        if self.drawing is not None:
+            during = (*sampling, *drawn, *valued, "optimize") if self.keeps_drawing else drawn
+            lines["image model of render"] = dict.fromkeys(during, self.drawing.weights)
         state = self.actor.state + (0 if self.critic is None else self.critic.state)
         lines["gradients, moments, averages"] = {"optimize": state}
         lines["KV cache"] = {"rollout": self.cache}
         step = max(role.step for role in (self.actor, self.critic) if role is not None)
         at_work = {"rollout": self.sample, "re-score": self.rescore}
+        if self.drawing is not None:
+            at_work["render"] = self.drawing.work
         if self.value is not None:
             at_work["value"] = self.value
         lines["logits and activations"] = {**at_work, "optimize": max(self.optimize_activations, step)}
@@ -116,7 +136,8 @@ class LanguageMemory:
     @property
     def phases(self) -> dict[str, int]:
         """Memory of every phase."""
-        names = ("rollout", "re-score", *(() if self.value is None else ("value",)), "optimize")
+        drawn = () if self.drawing is None else ("render",)
+        names = ("rollout", "re-score", *drawn, *(() if self.value is None else ("value",)), "optimize")
         return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in names}
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,8 +151,9 @@ class LanguageMemory:
     def _change(self, config: RunConfig, phase: str, limit: int) -> str:
         execution, model = config.execution, config.model
         sampling = phase in ("rollout", "re-score")
-        name = "rollout_batch_size" if phase == "rollout" else "micro_batch_size"
+        name = {"rollout": "rollout_batch_size", "render": "render_batch_size"}.get(phase, "micro_batch_size")
         size = getattr(execution, name)
+        # Re-scoring takes no more rows than are sampled at a time.
         held = min(size, execution.rollout_batch_size) if sampling else size
         per_batch = ("KV cache", "logits and activations")
         lines = self.lines
@@ -140,6 +162,10 @@ class LanguageMemory:
         rows = room * held // max(1, batch)
         if 1 <= rows < held:
             return f"set execution.{name}={rows}"
+        if phase == "render":
+            return "set execution.render_device to another GPU, or take a larger one"
+        if self.drawing is not None and self.keeps_drawing and room + self.drawing.weights > 0:
+            return "set execution.keep_renderer=false"
         if sampling:
             return f"the weights alone do not fit; {less_to_sample(config)}" if room <= 0 else _SHORTER
         if phase == "optimize" and not model.gradient_checkpointing:
@@ -190,6 +216,7 @@ def language_memory(
     width, new = padded_width(prompt + tokens_of(config).max_new), tokens_of(config).max_new
     sampled = measured.sampling(execution.rollout_batch_size, prompt=padded_width(prompt), new=new)
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
+    drawing, told = _drawing(config)
     rows = execution.micro_batch_size
     frozen = _frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
     return LanguageMemory(
@@ -198,13 +225,15 @@ def language_memory(
         critic_kind=_critic_kind(config),
         reference=frozen if compared and spec is None else 0,
         reference_kind="" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
+        drawing=drawing,
+        keeps_drawing=execution.keep_renderer,
         tokens=width,
         cache=sampled.cache,
         sample=sampled.work,
         rescore=measured.scoring(min(execution.rollout_batch_size, rows), width),
         value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
         optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
-        notes=(*notes, *_of_rewards(config)),
+        notes=(*notes, *told, *_of_rewards(config)),
     )
 
 
@@ -288,12 +317,27 @@ def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[s
         return Prompts(load_tokenizer(folder), section, context).longest(texts), ()
     room = () if context is None else (context - section.max_new,)
     # A token of a byte-level tokenizer is a byte at least.
-    longest = max(len(text.encode()) for text in texts) + len((section.system or "").encode()) + _TEMPLATE
+    longest = max(len(text.encode()) for text in texts) + _TEMPLATE
+    longest += sum(len(said.encode()) for said in (section.system, section.instruction) if said is not None)
     found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
     return found, (
         f"memory: prompts were taken to have up to {found} tokens, as the tokenizer is not here yet. "
         "rollout.tokens.max_prompt says how many there are at most.",
     )
+
+
+def _drawing(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
+    """Return what the model that draws takes of this device, and what is to be said of it otherwise."""
+    if config.render is None:
+        return None, ()
+    drawer, model = renderer_config(config), config.render.model
+    found = make_kind(drawer).drawing_memory(drawer)
+    if found is None:
+        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, as it is not known here.",)
+    if config.execution.render_device is None:
+        return found, ()
+    together = (found.weights + found.work) / 1e9
+    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)
 
 
 def _of_rewards(config: RunConfig) -> list[str]:

@@ -23,11 +23,11 @@ class Prompts:
         Raises:
             ConfigError: a template is asked for that the tokenizer does not have, or nothing is left for a prompt.
         """
-        self._tokenizer, self._section = tokenizer, section
-        self._chat = section.template == "chat" or (
+        self._tokenizer, self.section = tokenizer, section
+        self.chat = section.template == "chat" or (
             section.template == "auto" and getattr(tokenizer, "chat_template", None) is not None
         )
-        if section.system is not None and not self._chat:
+        if section.system is not None and not self.chat:
             raise ConfigError(
                 "rollout.tokens.system is set, but prompts go through no chat template. Set rollout.tokens.template to "
                 "'chat', or remove it."
@@ -52,6 +52,11 @@ class Prompts:
             self._known[text] = self._fitting(text)
         return self._known[text]
 
+    def messages(self, asked: str) -> list[tuple[str, str]]:
+        """Return what a chat begins with, as roles and texts."""
+        said = [] if self.section.system is None else [("system", self.section.system)]
+        return [*said, ("user", asked)]
+
     def longest(self, texts: Iterable[str]) -> int:
         """Return the tokens of the longest of some prompts.
 
@@ -66,7 +71,7 @@ class Prompts:
             raise ConfigError(f"prompt {text[:60]!r} has no token. Remove it, or use a chat template.")
         if self.limit is None or len(found) <= self.limit:
             return found
-        if self._section.on_overlong == "cut_left":
+        if self.section.on_overlong == "cut_left":
             return found[-self.limit :]
         raise ConfigError(
             f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
@@ -75,11 +80,9 @@ class Prompts:
         )
 
     def _rendered(self, text: str) -> list[int]:
-        if not self._chat:
-            return [int(token) for token in self._tokenizer(text).input_ids]
-        messages = [{"role": "user", "content": text}]
-        if self._section.system is not None:
-            messages.insert(0, {"role": "system", "content": self._section.system})
+        if not self.chat:
+            return [int(token) for token in self._tokenizer(self.section.asked(text)).input_ids]
+        messages = [{"role": role, "content": said} for role, said in self.messages(self.section.asked(text))]
         try:
             found = self._tokenizer.apply_chat_template(
                 messages, tokenize=True, add_generation_prompt=True, return_dict=False

@@ -1,0 +1,129 @@
+"""Tiny language models that read and write characters, pre-trained on the spot on pairs of a prompt and an answer.
+
+Legend: B rows, W positions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.quickstart.pretrain import Report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAD, BOS, EOS = 0, 1, 2
+_BATCH, _WARMUP, _LEARNING_RATE = 128, 50, 2e-3
+#: How often it is asked whether pre-training is done, and from which step on.
+_EVERY, _FROM = 10, 150
+_MOST_STEPS = 2000
+
+#: A prompt and an answer to it.
+Pair = tuple[str, str]
+
+
+def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any:
+    """Return a fresh model, of about 0.28 million parameters with 3 layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=positions,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """What such a model reads and writes: a token per character, after those for padding, beginning and end."""
+
+    characters: str
+    """Those it knows."""
+
+    def tokenizer(self) -> Any:
+        """Return a tokenizer of transformers; texts begin with <bos>."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        vocabulary = {"<pad>": PAD, "<bos>": BOS, "<eos>": EOS}
+        vocabulary |= {character: number for number, character in enumerate(self.characters, 3)}
+        made: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+        made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        made.decoder = decoders.Fuse()
+        made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+        return PreTrainedTokenizerFast(
+            tokenizer_object=made,
+            pad_token="<pad>",
+            eos_token="<eos>",
+            bos_token="<bos>",
+            clean_up_tokenization_spaces=False,
+        )
+
+    def batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+        """Return (B, W) ids, padded on the right, and labels, -100 for what is not to be predicted."""
+        rows = [([BOS, *self._tokens(prompt)], [*self._tokens(answer), EOS]) for prompt, answer in pairs]
+        width = max(len(prompt) + len(answer) for prompt, answer in rows)
+        ids = torch.full((len(rows), width), PAD)
+        labels = torch.full((len(rows), width), -100)
+        for number, (prompt, answer) in enumerate(rows):
+            end = len(prompt) + len(answer)
+            ids[number, :end] = torch.tensor([*prompt, *answer])
+            labels[number, len(prompt) : end] = torch.tensor(answer)
+        return ids, labels
+
+    @torch.no_grad()
+    def probabilities(self, model: Any, pairs: Sequence[Pair]) -> Tensor:
+        """Return how likely a sampled answer is the one of its pair, (B,): the product over its tokens."""
+        ids, labels = self.batch(pairs)
+        log_p = torch.log_softmax(model(input_ids=ids).logits[:, :-1].float(), -1)
+        wanted = labels[:, 1:]
+        chosen = log_p.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+        return torch.where(wanted >= 0, chosen, 0.0).sum(-1).exp()
+
+    def pretrain(
+        self, model: Any, draw: Callable[[random.Random], Pair], *, done: Callable[[], bool], seed: int, report: Report
+    ) -> None:
+        """Train on pairs until it is done, in place.
+
+        Args:
+            model: fresh.
+            draw: gives the next pair.
+            done: whether the model is what it should be: a number of steps gives another model by seed.
+            seed: of the order.
+            report: called with (what, done, total) after each step.
+        """
+        optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
+        order = random.Random(seed)
+        for step in range(1, _MOST_STEPS + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP)
+            ids, labels = self.batch([draw(order) for _ in range(_BATCH)])
+            logits = model(input_ids=ids).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            report("language model", step, _MOST_STEPS)
+            if step >= _FROM and step % _EVERY == 0 and done():
+                return
+
+    def _tokens(self, text: str) -> list[int]:
+        return [self.characters.index(character) + 3 for character in text]
