@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from typing import Any
 
 import torch
+
+from models.weights.sharding import local
 
 
 def free_cached_memory(device: torch.device) -> None:
@@ -39,3 +42,9 @@ def peak_memory(device: torch.device) -> int:
     peak = torch.accelerator.max_memory_allocated(device)
     torch.accelerator.reset_peak_memory_stats(device)
     return int(peak)
+
+
+def module_bytes(module: Any) -> int:
+    """Return the bytes of a module's parameters and buffers on this rank."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)

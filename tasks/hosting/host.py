@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,15 +24,18 @@ from models.policies.trainable import Trainable
 from models.rewards.base import Reward
 from models.rewards.make import MadeRewards
 from models.weights.context_parallel import TokenSplit
-from models.weights.sharding import Sharding, local
+from models.weights.sharding import Sharding
 from storage.layout import ArtifactRef
 from tasks.hosting.critic import HeldCritic
-from tasks.hosting.devices import free_cached_memory, peak_memory, use_deterministic_kernels
+from tasks.hosting.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
 from tasks.hosting.ranks import Ranks
+from tasks.hosting.renderer import Renderer
 from tasks.inputs.components import lora_spec
 from tasks.inputs.sources import Weights, chosen_weights, local_model, weight_files
-from tasks.runs.context import RendererContext, RunContext
 from tasks.runs.seeds import derive
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
 
 #: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
 _BASE = ("base", "")
@@ -54,8 +57,8 @@ class ModelHost:
         self.critic = HeldCritic(context.store, self._fresh_critic)
         """The critic that is trained beside the policy, where there is one."""
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
-        self._drawing: ModelHost | None = None
-        self._frozen: Policy | None = None
+        self.renderer = None if context.config.render is None else Renderer(context)
+        """The frozen model that draws what the policy writes, where there is one."""
         self.trainer: Any = None
         """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
@@ -95,15 +98,10 @@ class ModelHost:
         if self._trainable is not None:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
-        if self._frozen is not None:
-            parts["frozen"] = self._frozen.modules()
         if self.critic.held is not None:
             parts["critic"] = self.critic.held.policy.modules()
-        drawing = {} if self._drawing is None else self._drawing.held()
-        return {
-            **{name: sum(_bytes(module) for module in modules.values()) for name, modules in parts.items()},
-            **({Part.RENDERER.value: sum(drawing.values())} if drawing else {}),
-        }
+        held = {name: sum(map(module_bytes, modules.values())) for name, modules in parts.items()}
+        return held if self.renderer is None else {**held, Part.RENDERER.value: self.renderer.held()}
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
@@ -166,8 +164,8 @@ class ModelHost:
                 self._encoder = None
             if Part.CRITIC not in parts and self.device.type != "cpu":
                 self.critic.forget()
-            if self._drawing is not None and Part.RENDERER not in parts and self._drawing.leaves:
-                self._drawing.release()
+            if self.renderer is not None and Part.RENDERER not in parts:
+                self.renderer.make_room()
             if self._trainable is not None:
                 self._place_decoder(self._trainable.policy)
             free_cached_memory(self.device)
@@ -175,11 +173,11 @@ class ModelHost:
     def release(self) -> None:
         """Forget everything that is loaded."""
         with self._lock:
-            held = any(each is not None for each in (self._encoder, self._trainable, self._frozen))
-            self._encoder = self._trainable = self._frozen = self._holds = self._prepared = self.trainer = None
+            held = self._encoder is not None or self._trainable is not None
+            self._encoder = self._trainable = self._holds = self._prepared = self.trainer = None
             self.critic.forget()
-            if self._drawing is not None:
-                self._drawing.release()
+            if self.renderer is not None:
+                self.renderer.forget()
             if held:
                 free_cached_memory(self.device)
 
@@ -208,26 +206,6 @@ class ModelHost:
             if self._encoder is None:
                 self._encoder = self.load(self._family.encoding_parts)
             return self._encoder
-
-    def frozen(self) -> Any:
-        """Return the base model as its files have it, to make samples with: a policy of the run's kind."""
-        with self._lock:
-            if self._frozen is None:
-                self._frozen = self.load(self._family.trained_parts(self.config))
-            return self._frozen
-
-    @property
-    def renderer(self) -> ModelHost:
-        """What holds the image model that draws texts; nothing of it is loaded yet."""
-        with self._lock:
-            if self._drawing is None:
-                self._drawing = ModelHost(RendererContext(self.context))
-            return self._drawing
-
-    @property
-    def leaves(self) -> bool:
-        """True where models that a stage does not need make room for others."""
-        return self.device.type != "cpu" and not self.config.execution.keep_renderer
 
     def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
         """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""
@@ -362,8 +340,3 @@ class ModelHost:
     def use_rewards(self, made: MadeRewards) -> None:
         """Take rewards that were made already."""
         self._rewards = made
-
-
-def _bytes(module: Any) -> int:
-    tensors = [*module.parameters(), *module.buffers()]
-    return sum(local(tensor).numel() * tensor.element_size() for tensor in tensors if not tensor.is_meta)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from models.policies.trainable import Trainable
     from tasks.hosting.host import ModelHost
+    from tasks.hosting.renderer import Renderer
     from tasks.identities.export import ExportIdentity
     from tasks.runs.context import RunContext
 
@@ -254,11 +255,11 @@ class Kind(ABC):
         """
         raise NotImplementedError
 
-    def draw(self, host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
         """Return images of texts by a frozen model, (B, H, W, 3) uint8; asked only where ``draws``.
 
         Args:
-            host: holds the model, under a config of its own.
+            renderer: the model.
             texts: at most ``execution.rollout_batch_size``.
             seeds: of the noise they begin with.
         """

@@ -17,7 +17,7 @@ from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
 from tasks.inputs.prompts import StoredPrompt
-from tasks.inputs.renderer import render_of, renderer_config
+from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import PIPELINE, local_model
 from tasks.runs.chain import Chain
 from tasks.runs.progress import Ledger, Reporter, Silent
@@ -123,17 +123,3 @@ class RunContext(RunFacts):
         """Look again at what the run has made, which other processes go on with."""
         self.run.refresh()
         vars(self).pop("chain", None)
-
-
-class RendererContext(RunContext):
-    """A run as the model that draws its texts sees it, as if that were its base model; it makes nothing of its own."""
-
-    def __init__(self, context: RunContext) -> None:
-        """Bind to the run."""
-        super().__init__(context.store, renderer_config(context.config), context.run, reporter=context.reporter)
-        self._context = context
-
-    @cached_property
-    def base_folder(self) -> Path:
-        """Local folder of the model that draws."""
-        return self._context.renderer_folder

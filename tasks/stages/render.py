@@ -50,14 +50,16 @@ class Drawing(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Draw the texts of one shard."""
         self.host.use_threads()
-        wanted, drawer = list(self._wanted(self._opened(shard))), renderer_config(self.config)
+        renderer = self.host.renderer
+        assert renderer is not None
+        wanted, drawer = list(self._wanted(self._opened(shard))), renderer.config
         size, form = drawer.execution.rollout_batch_size, media_format(drawer)
         recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
         store = open_trajectory_store(self.config.rollout.store)
         with ShardWriter(store.writer(folder, form), recent) as writer:
             for start in range(0, len(wanted), size):
                 samples, texts = zip(*wanted[start : start + size], strict=True)
-                media = self._drawer.draw(self.host.renderer, texts, [sample.seed for sample in samples])
+                media = self._drawer.draw(renderer, texts, [sample.seed for sample in samples])
                 writer.add([replace(sample, media=each) for sample, each in zip(samples, media, strict=True)])
                 self.context.reporter.progress(self.name, self.epoch, start + len(texts), len(wanted), shard.name)
             about, contents = {"empty": sum(not text for _, text in wanted)}, writer.contents

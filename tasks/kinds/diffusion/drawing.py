@@ -24,22 +24,22 @@ from tasks.runs.seeds import generator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.hosting.host import ModelHost
+    from tasks.hosting.renderer import Renderer
 
 
-def draw(host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
     """Return (B, H, W, 3) uint8 images; batches are padded to one size, so that the same kernels run for any B.
 
     Args:
-        host: holds the model, under a config of its own.
+        renderer: the model.
         texts: at most ``execution.rollout_batch_size``.
         seeds: of the initial noise, one each.
     """
-    config, size = host.config, host.config.execution.rollout_batch_size
+    config, size = renderer.config, renderer.config.execution.rollout_batch_size
     padding = [*range(len(texts)), *[len(texts) - 1] * (size - len(texts))]
-    policy = cast(DiffusionPolicy, host.frozen())
-    positive = _encoded(host, [texts[row] for row in padding])
-    negative = _encoded(host, [config.model.negative_prompt] * size) if uses_guidance(config) else None
+    policy = cast(DiffusionPolicy, renderer.policy())
+    positive = _encoded(renderer, [texts[row] for row in padding])
+    negative = _encoded(renderer, [config.model.negative_prompt] * size) if uses_guidance(config) else None
     rollout = sample(
         policy,
         Conditioning(positive, negative),
@@ -56,12 +56,12 @@ def draw(host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndar
 
 
 @torch.no_grad()
-def _encoded(host: ModelHost, texts: Sequence[str]) -> Mapping[str, Tensor]:
-    found: dict[str, Tensor] = host.encoder().encode(texts)
+def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
+    found: dict[str, Tensor] = renderer.policy().encode(texts)
     for name, rows in found.items():
         finite(rows, f"embeddings '{name}'")
     # Positions, lengths and masks stay whole numbers.
     return {
-        name: rows.to(host.device, host.dtype if rows.is_floating_point() else rows.dtype)
+        name: rows.to(renderer.device, renderer.dtype if rows.is_floating_point() else rows.dtype)
         for name, rows in found.items()
     }

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from models.policies.trainable import Trainable
     from tasks.hosting.host import ModelHost
+    from tasks.hosting.renderer import Renderer
 
 #: How many clips of an evaluation are written as files of their own.
 _CLIPS = 4
@@ -123,9 +124,9 @@ class Diffusion(Kind):
         captions = list(zip(batch.prompts, verdicts, strict=False))
         grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
 
-    def draw(self, host: ModelHost, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
+    def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
         """The ODE, of texts that are encoded as they come."""
-        return draw(host, texts, seeds)
+        return draw(renderer, texts, seeds)
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
         """Load the autoencoder alone."""
