@@ -8,13 +8,23 @@ from pathlib import Path
 from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.inputs.components import make_algorithm
+from tasks.inputs.policy_kind import kind_name
 from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, denoiser_memory, measure_activations
-from tasks.preflight.memory import optimizer_sizes
+from tasks.kinds.memory import Memory
+from tasks.preflight.memory import estimate_memory, optimizer_sizes
 from tests.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "gpus.md"
-PRESETS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if load_config(path).model.path is not None)
+_FULL = {
+    path.stem: kind_name(config)
+    for path in sorted((ROOT / "configs").glob("*.yaml"))
+    if (config := load_config(path)).model.path is not None
+}
+PRESETS = [name for name, kind in _FULL.items() if kind != "tokens"]
+LANGUAGE = [name for name, kind in _FULL.items() if kind == "tokens"]
+#: Phases of a run of a language model.
+LANGUAGE_PHASES = ("rollout", "re-score", "render", "optimize")
 #: Memory of GPUs in use, GB.
 SIZES = (24, 48, 80, 141)
 #: Of a GPU's memory, what a run may take: the rest is for the driver, NCCL and fragments.
@@ -48,7 +58,17 @@ def memory_row(preset: str, activations: Activations) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def smallest(memory: DenoiserMemory) -> str:
+def language_row(preset: str) -> str:
+    """Return the row of a preset that trains a language model, in a table of its own."""
+    config = load_config(ROOT / "configs" / f"{preset}.yaml")
+    reference = make_algorithm(config).requires.reference
+    found = estimate_memory(config, reference=reference)
+    assert found is not None
+    phases = [gigabytes(found.phases[name]) if name in found.phases else "" for name in LANGUAGE_PHASES]
+    return "| " + " | ".join([f"`{preset}`", f"{found.parameters / 1e9:.1f}", *phases, smallest(found)]) + " |"
+
+
+def smallest(memory: Memory) -> str:
     """Return the smallest GPU every phase fits."""
     most = max(memory.phases.values())
     return next((f"{size} GB" for size in SIZES if most <= USABLE * size * 1e9), "none of them")
@@ -69,8 +89,8 @@ def traffic_row(preset: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def tables(rows: Sequence[str]) -> list[str]:
-    """Return both tables as lines."""
+def tables(rows: Sequence[str]) -> dict[str, list[str]]:
+    """Return the tables as lines, by the name of their place."""
     head = [
         "preset",
         "billion parameters",
@@ -83,8 +103,10 @@ def tables(rows: Sequence[str]) -> list[str]:
     ]
     links = ["preset", "ddp, GB", "s inside", "s between", "fsdp, GB", "s inside", "s between"]
     first = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows]
+    phases = ["preset", "billion parameters", *LANGUAGE_PHASES, "one GPU of"]
+    third = ["| " + " | ".join(phases) + " |", "|" + "---|" * len(phases), *map(language_row, LANGUAGE)]
     second = ["| " + " | ".join(links) + " |", "|" + "---|" * len(links), *(traffic_row(preset) for preset in TRAFFIC)]
-    return [*first, "<!-- second -->", *second]
+    return {"memory": first, "language": third, "traffic": second}
 
 
 def main() -> None:
@@ -94,10 +116,8 @@ def main() -> None:
         activations = measure_activations(load_config(ROOT / "configs" / f"{preset}.yaml"))
         assert activations is not None
         rows.append(memory_row(preset, activations))
-    lines = tables(rows)
-    split = lines.index("<!-- second -->")
     text = PAGE.read_text()
-    for name, table in (("memory", lines[:split]), ("traffic", lines[split + 1 :])):
+    for name, table in tables(rows).items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
         text = before + begin + "\n".join(table) + "\n" + end + rest.partition(end)[2]

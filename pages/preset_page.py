@@ -18,7 +18,8 @@ from configs.schema import RunConfig
 from models.maths.schedules import PLANS
 from models.maths.transitions import KERNELS
 from models.policies import POLICIES
-from tasks.algorithms import ALGORITHMS
+from tasks.algorithms import algorithms_of
+from tasks.inputs.policy_kind import kind_name
 from tests.published.publication import Publication
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,8 @@ def resolved(config: RunConfig, key: str) -> Any:
 
 def _effective(config: RunConfig) -> dict[str, Any]:
     data = config.model_dump(mode="json")
-    tables = (("optimize", "algorithm", ALGORITHMS), ("rollout", "sampler", KERNELS), ("rollout", "plan", PLANS))
+    algorithms = algorithms_of(kind_name(config))
+    tables = (("optimize", "algorithm", algorithms), ("rollout", "sampler", KERNELS), ("rollout", "plan", PLANS))
     for section, name, table in tables:
         component = data[section][name]
         component["options"] = asdict(create(table, component["name"], component["options"], what=name))

@@ -58,8 +58,10 @@ def test_algorithms_that_need_advantages_of_tokens_are_known() -> None:
 
 
 def test_every_preset_has_a_line_and_the_memory_of_the_page() -> None:
-    page = (ROOT / "docs" / "gpus.md").read_text().partition("<!-- memory -->")[2]
-    rows = dict(re.findall(r"^\| `(\w+)` \|(?:[^|]+\|){5}([^|]+)\|", page.partition("<!-- end")[0], re.M))
+    page, rows = (ROOT / "docs" / "gpus.md").read_text(), dict[str, str]()
+    for table in ("memory", "language"):
+        found = page.partition(f"<!-- {table} -->")[2].partition("<!-- end")[0]
+        rows |= dict(re.findall(r"^\| `(\w+)` \|(?:[^|]+\|){5}([^|]+)\|", found, re.M))
     for name in presets():
         assert preset_gpu(name) == rows.get(name, "CPU").strip()
         assert 10 < len(preset_line(name)) < 200

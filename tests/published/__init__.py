@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.published import flow_factory, flow_grpo, further
+from tests.published import enhancers, flow_factory, flow_grpo, further
 from tests.published.publication import Publication
 
 PUBLISHED: Mapping[str, Publication] = dict(
-    sorted({**flow_grpo.PUBLISHED, **flow_factory.PUBLISHED, **further.PUBLISHED}.items())
+    sorted({**flow_grpo.PUBLISHED, **flow_factory.PUBLISHED, **further.PUBLISHED, **enhancers.PUBLISHED}.items())
 )

@@ -159,7 +159,9 @@ def drawing_memory(config: RunConfig) -> DrawingMemory | None:
         return None
     execution, number = config.execution, BYTES[config.model.dtype]
     denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
-    traced = _footprints(config, architecture, None)
+    family = resolve(POLICIES, config.model.policy, what="render.model.policy")
+    # Weights that all are trained are cast again for every forward; beside the smallest adapters they are as they lie.
+    traced = _footprints(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
     return DrawingMemory(
         weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
         work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),

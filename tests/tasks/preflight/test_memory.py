@@ -24,7 +24,7 @@ from models.quickstart.tiny import build_tiny
 from models.sizes.architectures import PUBLISHED, architecture_of, meta_denoiser, parameters
 from models.sizes.footprints import Footprints, PeakMemory, kinds
 from models.weights.lora import LoraSpec, lora_parameters
-from pages.gpu_page import PAGE, TRAFFIC, memory_of, memory_row, traffic_row
+from pages.gpu_page import LANGUAGE, PAGE, PRESETS, TRAFFIC, language_row, memory_of, memory_row, traffic_row
 from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, _footprints, measure_activations
@@ -50,7 +50,7 @@ STATED = {
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 28.6,
     "Tongyi-MAI/Z-Image-Turbo": 6.15,
 }
-FULL = sorted(path for path in (ROOT / "configs").glob("*.yaml") if load_config(path).model.path is not None)
+FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
 
 
 #: An image model and a video model of two denoisers; the others are left to a campaign.
@@ -102,6 +102,12 @@ def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
     page = PAGE.read_text()
     assert memory_row(preset.stem, activations) in page, "run python -m pages.gpu_page"
     assert preset.stem not in TRAFFIC or traffic_row(preset.stem) in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", LANGUAGE)
+def test_language_models_are_estimated_as_the_page_says(preset: str) -> None:
+    assert language_row(preset) in PAGE.read_text(), "run python -m pages.gpu_page"
 
 
 @pytest.mark.campaign
