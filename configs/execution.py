@@ -49,7 +49,7 @@ class ExecutionSection(Section):
     """One kernel for all of an optimizer step: faster with many parameters, equal to float rounding."""
     encode_batch_size: int = Field(8, ge=1)
     """Prompts per text encoder forward; the last batch is padded to it."""
-    render_batch_size: int = Field(8, ge=1)
+    render_rows: int = Field(8, ge=1)
     """Images per forward of the model that draws texts (`render`); the last batch is padded to it."""
     render_device: str | None = None
     """Torch device of that model; as `device` when absent."""

@@ -19,7 +19,7 @@ def renderer_config(config: RunConfig) -> RunConfig:
     media = MediaSection(format=section.format, lossless=section.format == "png")
     alone = {
         "device": execution.render_device or execution.device,
-        "rollout_batch_size": execution.render_batch_size,
+        "rollout_batch_size": execution.render_rows,
         "strategy": "ddp",
         "offload": False,
         "sampling": "whole",

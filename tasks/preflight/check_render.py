@@ -13,7 +13,7 @@ from tasks.inputs.renderer import reads_images, render_of, renderer_config
 from tasks.kinds.kind import make_kind
 
 #: Settings of how the image model is carried out, which do nothing without one.
-_OF_EXECUTION = ("render_batch_size", "render_device", "keep_renderer")
+_OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
 #: Settings of a model that only training has, or that images do not.
 _FOREIGN = ("lora", "gradient_checkpointing", "frames")
 

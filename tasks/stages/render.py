@@ -33,7 +33,7 @@ class Drawing(Stage):
     separable = True
     parts = frozenset({Part.RENDERER})
     saves_memory = (
-        "Lower execution.render_batch_size, or execution.decode_batch_size if it failed while decoding.",
+        "Lower execution.render_rows, or execution.decode_batch_size if it failed while decoding.",
         "Set execution.render_device to another device.",
     )
 
@@ -41,7 +41,7 @@ class Drawing(Stage):
     def sizes(self) -> Mapping[str, int | None]:
         """Of drawing and of decoding."""
         drawer = renderer_config(self.config)
-        return {"render_batch_size": drawer.execution.rollout_batch_size, "decode_batch_size": decode_rows(drawer)}
+        return {"render_rows": drawer.execution.rollout_batch_size, "decode_batch_size": decode_rows(drawer)}
 
     def shards(self) -> list[Shard]:
         """The shards of the texts."""

@@ -151,7 +151,7 @@ class LanguageMemory:
     def _change(self, config: RunConfig, phase: str, limit: int) -> str:
         execution, model = config.execution, config.model
         sampling = phase in ("rollout", "re-score")
-        name = {"rollout": "rollout_batch_size", "render": "render_batch_size"}.get(phase, "micro_batch_size")
+        name = {"rollout": "rollout_batch_size", "render": "render_rows"}.get(phase, "micro_batch_size")
         size = getattr(execution, name)
         # Re-scoring takes no more rows than are sampled at a time.
         held = min(size, execution.rollout_batch_size) if sampling else size
