@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from configs.errors import SamplingError
+from configs.errors import ConfigError, SamplingError
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning, Guided
 from models.policies.base import Part, Policy, PolicySettings
@@ -162,6 +162,19 @@ class DiffusionPolicy(Policy):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, through which a reward's gradient passes.
+
+        Values are about 0 to 1. They are neither rounded nor cut to that range: a pixel that was cut has no gradient.
+
+        Raises:
+            ConfigError: the family has no such decoder.
+        """
+        raise ConfigError(
+            f"model.policy: {type(self).__name__} has no method 'decode_smoothly', through which gradients of rewards "
+            "reach latents. Write one, or choose an optimize.algorithm that needs no gradients."
+        )
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall | None:
         """Return how the plain pipeline draws what this policy draws with the ODE; None where there is no such call.

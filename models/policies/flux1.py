@@ -77,9 +77,8 @@ class Flux1(PipelinePolicy):
             return None
         return torch.full((len(latents),), self.settings.guidance_scale, device=latents.device)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 

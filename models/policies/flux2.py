@@ -79,15 +79,15 @@ class Flux2(Flux1):
             return_dict=False,
         )[0]
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         pipeline, vae = self.pipeline, self.pipeline.vae
         spatial = pipeline._unpack_latents_with_ids(latents, self._ids(len(latents)).to(latents.device))
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
         patches = pipeline._unpatchify_latents(spatial * std + mean)
-        return self.images(vae.decode(patches.to(vae.dtype), return_dict=False)[0])
+        images: Tensor = vae.decode(patches.to(vae.dtype), return_dict=False)[0]
+        return images
 
     def _ids(self, rows: int) -> Tensor:
         height, width = self._grid()

@@ -41,6 +41,9 @@ class TextOptions:
     """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
 
 
+#: What gradients pass through may be so many times larger than images are: a power of two, which rounds nothing.
+_HEADROOM = 16.0
+
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
 
@@ -312,12 +315,42 @@ class PipelinePolicy(DiffusionPolicy):
         unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
         return pixels(unit).permute(0, 2, 3, 1).contiguous()
 
+    @abstractmethod
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of (B, ...) final latents.
+
+        That is (B, 3, H, W) images or (B, 3, F, H, W) clips in the autoencoder's dtype, about -1 to 1.
+        """
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return images or clips as the pipeline's post-processing rounds them."""
+        return self.images(self.decoded(latents))
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Return images, or frames of clips, as the autoencoder makes them.
+
+        Those of Wan and Qwen-Image cut what they made to [-1, 1], so it is made smaller before, and as large after.
+        """
+
+        def smaller(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+            return made / _HEADROOM
+
+        hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
+        try:
+            found = self.decoded(latents).float() * _HEADROOM
+        finally:
+            hook.remove()
+        unit = found / 2 + 0.5
+        return unit.transpose(1, 2) if unit.ndim == 5 else unit
+
     def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return the images of (B, C, h, w) latents that the autoencoder's config scales and shifts."""
+        """Return what the autoencoder makes of (B, C, h, w) latents that its config scales and shifts."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
-        return self.images(vae.decode(shifted, return_dict=False)[0])
+        images: Tensor = vae.decode(shifted, return_dict=False)[0]
+        return images
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype

@@ -95,12 +95,11 @@ class QwenImage(Flux1):
         """Return the guided prediction with each token's norm that of the conditional one."""
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
-        return self.images(decode_standardized(self.pipeline.vae, spatial)[:, :, 0])
+        return decode_standardized(self.pipeline.vae, spatial)[:, :, 0]
 
 
 def decode_standardized(vae: Any, latents: Tensor) -> Tensor:

@@ -119,9 +119,8 @@ class SD15(PipelinePolicy):
         ddim = SchedulerChoice(name="DDIMScheduler", options={"clip_sample": False}, from_config=True)
         return replace(super().pipeline_call(steps, negative_prompt), scheduler=ddim)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         last = self.sigmas(self.options.steps)[-1:]
         return self.decode_scaled(latents / _length(last).to(latents))
 

@@ -103,9 +103,8 @@ class SD3(PipelinePolicy):
             return_dict=False,
         )[0]
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         return self.decode_scaled(latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

@@ -146,11 +146,13 @@ class Wan(PipelinePolicy):
         early = expand(self._early(sigma), positive)
         return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        return decode_standardized(self.pipeline.vae, latents)
+
+    def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips."""
-        frames = decode_standardized(self.pipeline.vae, latents)
-        unit: Tensor = self.pipeline.video_processor.postprocess_video(frames, output_type="pt")
+        unit: Tensor = self.pipeline.video_processor.postprocess_video(decoded, output_type="pt")
         return pixels(unit).permute(0, 1, 3, 4, 2).contiguous()
 
     def save_lora(self, folder: Path) -> None:

@@ -82,7 +82,6 @@ class ZImage(PipelinePolicy):
         scale = max(0.0, self.settings.guidance_scale - 1)
         return replace(call, arguments={**call.arguments, self.guidance_argument: scale})
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images as the pipeline's post-processing rounds them."""
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
         return self.decode_scaled(latents)

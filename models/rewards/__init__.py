@@ -19,6 +19,7 @@ REWARDS = Table(
         "constant": "models.rewards.wrappers:Constant",
         "dina_lrm": "models.rewards.dina_lrm:DinaLrm",
         "digits": "models.rewards.digits:DigitsReward",
+        "digits_network": "models.rewards.digits_network:DigitsNetwork",
         "diversity": "models.rewards.diversity:PixelDiversity",
         "exact_text": "models.rewards.exact:ExactText",
         "geneval": "models.rewards.geneval:GenEval",

@@ -43,7 +43,8 @@ class Reward(Protocol):
     """Scores samples.
 
     The class may set ``perfect``, the score that counts as an exact match, and ``needs``, a ``Needs``. One whose needs
-    depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too.
+    depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too. One
+    whose scores have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``.
     """
 
     def score(

@@ -14,6 +14,7 @@ from torch import nn
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
+from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
 
@@ -66,14 +67,17 @@ class ClipEmbeddings:
     def _processor_source(self) -> tuple[str, str | None]:
         return self.model, self.revision
 
-    def _cosines(self, images: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
-        """Return (B,) float32 cosines of images and their prompts."""
-        return _array((self.of_images(images) * self.of_texts(prompts)).sum(-1))
-
     @torch.inference_mode()
     def of_images(self, images: np.ndarray | Sequence[np.ndarray]) -> Tensor:
         """Return (B, D) float32 embeddings of length 1 of (H, W, 3) uint8 images."""
         pixels = self._processor.image_processor(list(images), return_tensors="pt")["pixel_values"]
+        return self._seen(pixels)
+
+    def of_smooth(self, images: Tensor) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1, with a gradient, of (B, 3, H, W) images of about 0 to 1."""
+        return self._seen(processed(images, self._processor.image_processor))
+
+    def _seen(self, pixels: Tensor) -> Tensor:
         found = self._clip.get_image_features(pixels.to(self._device, self._clip.dtype))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)
 
@@ -89,7 +93,26 @@ class ClipEmbeddings:
 
 
 @dataclass(kw_only=True)
-class PickScore(ClipEmbeddings):
+class PromptLikeness(ClipEmbeddings):
+    """The cosine of an image and its prompt, times a factor."""
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image."""
+        cosines = _array((self.of_images(media) * self.of_texts(prompts)).sum(-1))
+        return Scores(cosines * np.float32(self.factor()))
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (3, H, W) image."""
+        # What was made without thought of gradients cannot be kept for them; a copy can.
+        return (self.of_smooth(media) * self.of_texts(prompts).clone()).sum(-1) * self.factor()
+
+    def factor(self) -> float:
+        """Return the factor of the convention."""
+        return 1.0
+
+
+@dataclass(kw_only=True)
+class PickScore(PromptLikeness):
     """PickScore (arXiv 2305.01569): how much people prefer an image for a prompt.
 
     ``scaled``: exp(logit_scale) cos / 26, as Flow-GRPO's ``pickscore_scorer.py``, DiffusionNFT and Flow-Factory;
@@ -106,18 +129,16 @@ class PickScore(ClipEmbeddings):
     convention: Literal["scaled", "cosine"] = "scaled"
     """The scale, as above."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image."""
-        values = self._cosines(media, prompts)
-        factor = float(self._clip.logit_scale.float().exp()) / _PICK_SCALE if self.convention == "scaled" else 1.0
-        return Scores(values * np.float32(factor))
+    def factor(self) -> float:
+        """Return the factor of the convention."""
+        return float(self._clip.logit_scale.float().exp()) / _PICK_SCALE if self.convention == "scaled" else 1.0
 
     def _processor_source(self) -> tuple[str, str | None]:
         return self.processor, self.processor_revision
 
 
 @dataclass(kw_only=True)
-class ClipScore(ClipEmbeddings):
+class ClipScore(PromptLikeness):
     """Cosine of image and prompt (arXiv 2104.08718).
 
     ``cosine``: as Flow-Factory and, but for rounding, DiffusionNFT (logits / 100) have it; ``flow_grpo``: logits / 30,
@@ -130,11 +151,9 @@ class ClipScore(ClipEmbeddings):
     convention: Literal["cosine", "flow_grpo"] = "cosine"
     """The scale, as above."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image."""
-        values = self._cosines(media, prompts)
-        factor = float(self._clip.logit_scale.float().exp()) / _CLIP_SCALE if self.convention == "flow_grpo" else 1.0
-        return Scores(values * np.float32(factor))
+    def factor(self) -> float:
+        """Return the factor of the convention."""
+        return float(self._clip.logit_scale.float().exp()) / _CLIP_SCALE if self.convention == "flow_grpo" else 1.0
 
 
 @dataclass(kw_only=True)
@@ -158,6 +177,11 @@ class ImageSimilarity(ClipEmbeddings):
         """
         wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
         return Scores(_array((self.of_images(media) * self.of_images(wanted)).sum(-1)))
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (3, H, W) image."""
+        wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
+        return (self.of_smooth(media) * self.of_images(wanted).clone()).sum(-1)
 
     def _wanted(self, metadata: Mapping[str, Any], prompt: str) -> np.ndarray:
         path = metadata.get(self.column)
@@ -194,6 +218,11 @@ class Aesthetic(ClipEmbeddings):
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
         return Scores(_array(self._layers(self.of_images(media)).squeeze(-1)))
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (3, H, W) image."""
+        found: Tensor = self._layers(self.of_smooth(media)).squeeze(-1)
+        return found
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
-from models.rewards.base import Scores
-from models.rewards.clip import ClipEmbeddings
+from models.rewards.clip import PromptLikeness
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
 
@@ -40,7 +37,7 @@ _CLIP_PARTS = {
 
 
 @dataclass(kw_only=True)
-class Hps(ClipEmbeddings):
+class Hps(PromptLikeness):
     """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt, by a CLIP ViT-H/14 of raters.
 
     The cosine as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers tell it.
@@ -55,10 +52,9 @@ class Hps(ClipEmbeddings):
     convention: Literal["cosine", "percent"] = "cosine"
     """The scale, as above."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-        """Return one score per (H, W, 3) uint8 image."""
-        values = self._cosines(media, prompts)
-        return Scores(values * np.float32(100) if self.convention == "percent" else values)
+    def factor(self) -> float:
+        """Return the factor of the convention."""
+        return 100.0 if self.convention == "percent" else 1.0
 
     def _load(self) -> Any:
         from transformers import CLIPModel

@@ -12,6 +12,7 @@ import torch
 
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
+from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
 
@@ -92,10 +93,20 @@ class ImageReward:
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (H, W, 3) uint8 image."""
+        pixels = self._images(list(media), return_tensors="pt")["pixel_values"]
+        values: np.ndarray = self._judged(pixels, prompts).cpu().numpy()
+        return Scores((values - np.float32(_MEAN)) / np.float32(_STD))
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (3, H, W) image."""
+        return (self._judged(processed(media, self._images), prompts) - _MEAN) / _STD
+
+    def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Return (B,) float32 scores of images that were processed, before they are standardized."""
         tokens = self._tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
         ).to(self._device)
-        pixels = self._images(list(media), return_tensors="pt")["pixel_values"].to(self._device)
+        pixels = pixels.to(self._device)
         seen = self._vision(pixel_values=pixels).last_hidden_state
         read = self._text(
             input_ids=tokens["input_ids"],
@@ -103,8 +114,8 @@ class ImageReward:
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=self._device),
         ).last_hidden_state
-        values: np.ndarray = self._head(read[:, 0].float()).squeeze(-1).cpu().numpy()
-        return Scores((values - np.float32(_MEAN)) / np.float32(_STD))
+        values: Tensor = self._head(read[:, 0].float()).squeeze(-1)
+        return values
 
 
 def _but_positions(name: str, tensor: Tensor) -> Mapping[str, Tensor]:

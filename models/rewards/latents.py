@@ -52,10 +52,17 @@ class LatentHead:
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return one score per (C, h, w) float32 latents, or whatever shape the first layer takes."""
-        first = next(self._layers.parameters())
-        given = torch.from_numpy(np.array(media)).to(first.device, first.dtype)
-        found: np.ndarray = self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1).cpu().numpy()
+        found: np.ndarray = self.differentiable(torch.from_numpy(np.array(media)), prompts, metadata).cpu().numpy()
         return Scores(found)
+
+    def differentiable(
+        self, media: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
+        """Return one score per latents."""
+        first = next(self._layers.parameters())
+        given = media.to(first.device, first.dtype)
+        found: torch.Tensor = self._layers(given if first.ndim == 4 else given.flatten(1)).squeeze(-1)
+        return found
 
 
 def _read_layers(given: WeightsFile) -> nn.Sequential:

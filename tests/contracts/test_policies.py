@@ -583,6 +583,19 @@ def test_large_images_are_decoded_in_tiles_and_small_ones_whole(load: Load) -> N
         assert torch.equal(*images) is same
 
 
+def test_gradients_pass_through_images_that_are_those_that_are_decoded(load: Load) -> None:
+    policy = load()
+    latents = noise(policy, 2).requires_grad_(True)
+    images = policy.decode_smoothly(latents)
+    rounded = (images.detach().clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1)
+    assert torch.equal(rounded, policy.decode(latents.detach()))
+    # However far a value is beyond white, what is brighter still is told from it.
+    far = policy.decode_smoothly(20 * latents)
+    (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)
+    assert torch.isfinite(slope).all()
+    assert (slope != 0).float().mean() > 0.9
+
+
 def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
     policy = load()
     cond, latents = conditioning(policy, False), noise(policy)

@@ -1,0 +1,94 @@
+"""Rewards whose scores can be followed back to what they score, and image processors that let a gradient through.
+
+A reward declares that it can by having the method ``differentiable`` beside ``score``. Both give the same number, but
+for the rounding of images to 8 bits that ``score`` is given.
+
+Legend: B rows, H W image pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Pillow's number of bicubic interpolation, which image processors name.
+_BICUBIC = 3
+
+
+class Differentiable(Protocol):
+    """A reward that can be followed back."""
+
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return (B,) float32 scores with a gradient to the samples.
+
+        Args:
+            media: (B, 3, H, W) float32 images of about 0 to 1, neither rounded nor cut; (B, ...) float32 latents for a
+                reward that scores those.
+            prompts: B prompts.
+            metadata: B mappings with the other columns of the prompt source.
+        """
+        ...
+
+
+def is_differentiable(reward: Any) -> bool:
+    """Return whether a reward, or its class, can be followed back."""
+    return callable(getattr(reward, "differentiable", None))
+
+
+def processed(images: Tensor, processor: Any) -> Tensor:
+    """Return what an image processor of transformers makes of images, as a function that has a gradient.
+
+    Resizing is Pillow's: bicubic with a = -0.5, over as many more pixels as the image shrinks. Pillow rounds what it
+    resized to 8 bits; this does not.
+
+    Args:
+        images: (B, 3, H, W) float32, about 0 to 1.
+        processor: CLIP's ``image_processor``, or one with the same settings.
+
+    Returns:
+        (B, 3, h, w) float32.
+
+    Raises:
+        ValueError: the processor does something else to images, or cuts out more than there is.
+    """
+    if not processor.do_rescale or abs(processor.rescale_factor * 255 - 1) > 1e-6:
+        raise ValueError(f"its image processor scales pixels by {processor.rescale_factor}, not by 1/255")
+    if processor.do_resize:
+        if int(processor.resample) != _BICUBIC:
+            raise ValueError(f"its image processor resizes by method {processor.resample}, not by the bicubic one")
+        size = _resized(images.shape[-2:], processor.size)
+        if size != tuple(images.shape[-2:]):
+            images = torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True)
+    if processor.do_center_crop:
+        images = _cropped(images, processor.crop_size["height"], processor.crop_size["width"])
+    if processor.do_normalize:
+        mean, std = (
+            torch.tensor(values, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+            for values in (processor.image_mean, processor.image_std)
+        )
+        images = (images - mean) / std
+    return images
+
+
+def _resized(shape: Sequence[int], size: Any) -> tuple[int, int]:
+    """Return height and width after resizing, whole pixels as the processor takes them."""
+    edge = size.get("shortest_edge")
+    if edge is None:
+        return int(size["height"]), int(size["width"])
+    height, width = shape
+    if height <= width:
+        return int(edge), int(edge * width / height)
+    return int(edge * height / width), int(edge)
+
+
+def _cropped(images: Tensor, height: int, width: int) -> Tensor:
+    rows, columns = images.shape[-2:]
+    if height > rows or width > columns:
+        raise ValueError(f"its image processor cuts {height} x {width} pixels out of {rows} x {columns}")
+    top, left = (rows - height) // 2, (columns - width) // 2
+    return images[..., top : top + height, left : left + width]
