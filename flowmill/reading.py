@@ -173,6 +173,10 @@ class Run:
         """Return the values and the base model's log-probs of an epoch's tokens, of runs that have such a stage."""
         return self._table(epoch, "value")
 
+    def gradients(self, epoch: int, slot: str | None = None) -> pa.Table:
+        """Return sizes of the gradients of one reward at an epoch's samples, of runs that train on such."""
+        return self._table(epoch, "gradient", slot or self.config.rewards[0].slot)
+
     def images(
         self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
     ) -> dict[str, Image | list[Image]]:

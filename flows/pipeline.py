@@ -79,7 +79,7 @@ def train(stages: RunStages, telling: Telling, config: RunConfig) -> None:
         stages.begin_epoch()
         rollouts.complete(epoch)
         for node in training_nodes(config, epoch):
-            stages.run(node.stage, node.epoch)
+            stages.run(node.stage, node.epoch, node.slot)
         telling.trained(epoch)
         if is_evaluated(config, epoch):
             evaluate(stages, telling, config, epoch=epoch)

@@ -146,7 +146,7 @@ class StageRequest(Request):
     slot: str = Field(
         default="", json_schema_extra=_suggests("reward", ("", *peek.table("models.rewards:REWARDS")), "label")
     )
-    """Of score and judge: one reward; all of them when empty."""
+    """Of score, gradient and judge: one reward; all of them when empty."""
     force: bool = False
     """Do the work again, as a new attempt."""
     evaluation: str = ""

@@ -262,6 +262,7 @@ rollout = stage_flow("rollout")
 render = stage_flow("render")
 score = stage_flow("score")
 value = stage_flow("value")
+gradient = stage_flow("gradient")
 advantage = stage_flow("advantage")
 optimize = stage_flow("optimize")
 evaluate = stage_flow("evaluate")
@@ -279,6 +280,7 @@ FLOWS = {
         render,
         score,
         value,
+        gradient,
         advantage,
         optimize,
         evaluate,

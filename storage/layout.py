@@ -24,6 +24,7 @@ KINDS = (
     "renders",
     "rewards",
     "values",
+    "gradients",
     "advantages",
     "policies",
     "evaluations",

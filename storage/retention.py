@@ -19,6 +19,7 @@ EPOCH_STAGES = (
     "render",
     "score",
     "value",
+    "gradient",
     "advantage",
     "optimize",
     "evaluate",

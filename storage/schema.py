@@ -111,6 +111,22 @@ _REFERENCE = column(
 )
 VALUES = pa.schema([_SAMPLE, _PROMPT, _GROUP, _VALUES, _REFERENCE])
 
+#: A gradient is its size times an array of root mean square 1, which half precision holds whatever the size.
+GRADIENTS = pa.schema(
+    [
+        _SAMPLE,
+        _PROMPT,
+        _GROUP,
+        column(
+            "value", pa.float32(), "The score that was followed back; null where none was asked for.", nullable=True
+        ),
+        column("rms", pa.float32(), "Root mean square of the gradient with respect to the final latents."),
+        column("dtype", pa.string(), "Type of the stored array; empty where there is no gradient."),
+        column("shape", pa.list_(pa.int32()), "Its shape, that of the latents."),
+        column("offset", pa.int64(), "Where its bytes begin in the file gradients.bin; -1 without one."),
+    ]
+)
+
 #: Beside the advantages of samples, row by row, where every token has its own; null where the sample is left out.
 TOKEN_ADVANTAGES = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""Artifacts whose shards are tables: prompts, rewards, values, advantages."""
+"""Artifacts whose shards are tables: prompts, rewards, values, gradients, advantages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ TABLES: Mapping[str, str] = {
     "prompts": "PROMPTS",
     "rewards": "REWARDS",
     "values": "VALUES",
+    "gradients": "GRADIENTS",
     "advantages": "ADVANTAGES",
     "token_advantages": "TOKEN_ADVANTAGES",
 }
 #: Of the columns that are written beside them, for other tools.
-LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "advantages": "OF_ARTIFACT"}
+LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}
 
 
 def write_rows(

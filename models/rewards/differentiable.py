@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from configs.errors import RewardError
+from models.rewards.failures import describe, log_traceback
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from models.rewards.base import Batch
 
 #: Pillow's number of bicubic interpolation, which image processors name.
 _BICUBIC = 3
@@ -38,6 +43,43 @@ class Differentiable(Protocol):
 def is_differentiable(reward: Any) -> bool:
     """Return whether a reward, or its class, can be followed back."""
     return callable(getattr(reward, "differentiable", None))
+
+
+def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:
+    """Return the (B,) scores of a reward, checked: one finite number per sample, with a gradient.
+
+    Args:
+        reward: the reward.
+        name: what to call it in messages.
+        media: (B, ...) samples, see ``Differentiable``.
+        about: their prompts, and where they are from.
+
+    Raises:
+        RewardError: the reward failed, or returned something else.
+    """
+    try:
+        values = reward.differentiable(media, list(about.prompts), [dict(row) for row in about.metadata])
+    except Exception as error:  # A reward may be anybody's code; its error is raised, with its place.
+        where = describe(about.origin, None if len(about) > 1 else 0, about.prompts)
+        raise RewardError(
+            f"The gradient of reward '{name}' failed for {where}: {type(error).__name__}: {error}. It was given "
+            f"{tuple(media.shape)} in {media.dtype}. Its traceback is in {log_traceback(error, name, where)}. Mend the "
+            "reward and run again; what is committed stays."
+        ) from error
+    found = tuple(getattr(values, "shape", ()))
+    if not isinstance(values, torch.Tensor) or values.shape != (len(about),) or not values.requires_grad:
+        raise RewardError(
+            f"The method 'differentiable' of reward '{name}' returned {type(values).__name__} of shape {found}. It "
+            f"must return a tensor ({len(about)},), one score per sample, that depends on the samples it was given."
+        )
+    bad = (~torch.isfinite(values.detach())).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"Reward '{name}' returned {float(values[bad[0]].detach())} for "
+            f"{describe(about.origin, bad[0], about.prompts)}, which has no gradient. Mend the reward, then run again; "
+            "the rollouts are kept."
+        )
+    return values
 
 
 def processed(images: Tensor, processor: Any) -> Tensor:

@@ -22,6 +22,7 @@ ALGORITHMS = Table(
         "crd": "tasks.algorithms.crd:CRD",
         "ram": "tasks.algorithms.ram:RAM",
         "fdfo": "tasks.algorithms.fdfo:FDFO",
+        "reward_gradient": "tasks.algorithms.reward_gradient:RewardGradient",
         "opd": "tasks.algorithms.opd:OnPolicyDistillation",
     },
     like="tasks.algorithms.base:Algorithm",

@@ -119,6 +119,12 @@ class Requirements:
     """Log-probs that are those of the step's Gaussian, with its scale."""
     advantages: bool = True
     """Rewards enter the loss."""
+    gradients: bool = False
+    """Stored gradients of the rewards with respect to final latents."""
+    once: bool = False
+    """Rows are trained on once: the loss has no optimum, so that every further pass moves as far again."""
+    notes: tuple[str, ...] = ()
+    """What a person should know who trains with it, a sentence or two each; ``flowmill check`` prints them."""
     per_token: bool = False
     """Advantages are of tokens, not of samples."""
     critic: bool = False

@@ -86,6 +86,8 @@ class ForwardBatch(DiffusionBatch):
     """(B, ...) float32 final latents of the rollout."""
     noise: Tensor
     """(B, ...) float32 standard normal noise."""
+    gradients: Tensor | None = None
+    """(B, ...) float32 gradients of the weighted rewards with respect to ``clean``, if the algorithm needs them."""
 
     @property
     def target(self) -> Tensor:

@@ -328,6 +328,8 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
             figures[f"time/score_{slot}_s"] = seconds
             kind = "monitor" if slot in monitors else "reward"
             figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
+        if stage == "gradient":
+            figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures

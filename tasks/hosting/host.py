@@ -52,6 +52,7 @@ class ModelHost:
         self.loads: Counter[str] = Counter()
         """How often each part of a model was read from its files."""
         self._encoder: Policy | None = None
+        self._decoder: Policy | None = None
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
         self.critic = HeldCritic(context.store, self._fresh_critic)
@@ -95,6 +96,8 @@ class ModelHost:
         parts: dict[str, Mapping[str, torch.nn.Module]] = {}
         if self._encoder is not None:
             parts["encoder"] = self._encoder.modules()
+        if self._decoder is not None:
+            parts["decoder"] = self._decoder.modules()
         if self._trainable is not None:
             parts |= {"policy": self._trainable.policy.modules()}
             parts |= {name: modules for name, modules in self._trainable.frozen.items() if modules}
@@ -162,6 +165,8 @@ class ModelHost:
             self._prepared = parts
             if Part.TEXT not in parts:
                 self._encoder = None
+            if Part.VAE not in parts:
+                self._decoder = None
             if Part.CRITIC not in parts and self.device.type != "cpu":
                 self.critic.forget()
             if self.renderer is not None and Part.RENDERER not in parts:
@@ -173,8 +178,9 @@ class ModelHost:
     def release(self) -> None:
         """Forget everything that is loaded."""
         with self._lock:
-            held = self._encoder is not None or self._trainable is not None
-            self._encoder = self._trainable = self._holds = self._prepared = self.trainer = None
+            held = any(each is not None for each in (self._encoder, self._decoder, self._trainable))
+            self._encoder = self._decoder = None
+            self._trainable = self._holds = self._prepared = self.trainer = None
             self.critic.forget()
             if self.renderer is not None:
                 self.renderer.forget()
@@ -206,6 +212,16 @@ class ModelHost:
             if self._encoder is None:
                 self._encoder = self.load(self._family.encoding_parts)
             return self._encoder
+
+    def decoding(self) -> Policy:
+        """Return what decodes samples: the policy where that is loaded with its autoencoder, else that one alone."""
+        with self._lock:
+            if self._trainable is not None and self.config.rollout.media.decodes:
+                held: Policy = self._trainable.policy
+                return held
+            if self._decoder is None:
+                self._decoder = self.load(frozenset({Part.VAE}))
+            return self._decoder
 
     def trainable(self, ref: ArtifactRef, weights: Weights = Weights.TRAINED) -> Trainable:
         """Return the policy with weights of a policy artifact; denoiser and autoencoder are loaded once per process."""

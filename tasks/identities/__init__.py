@@ -18,6 +18,7 @@ IDENTITIES = Table(
         "render": "tasks.identities.render:RenderIdentity",
         "score": "tasks.identities.score:ScoreIdentity",
         "value": "tasks.identities.value:ValueIdentity",
+        "gradient": "tasks.identities.gradient:GradientIdentity",
         "advantage": "tasks.identities.advantage:AdvantageIdentity",
         "optimize": "tasks.identities.optimize:OptimizeIdentity",
         "evaluate": "tasks.identities.evaluate:EvaluateIdentity",

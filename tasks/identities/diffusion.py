@@ -8,6 +8,7 @@ from typing import Any
 from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from tasks.identities.kinds import KindIdentity
+from tasks.identities.nodes import has_gradients
 from tasks.inputs.components import call_options, make_algorithm, media_options
 
 
@@ -46,8 +47,9 @@ class DiffusionIdentity(KindIdentity):
         return {**_drawn(config), "media": media_options(config)}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """The step the log-probs belong to."""
-        return {"sampler": config.rollout.sampler.model_dump(mode="json")}
+        """The step the log-probs belong to, and how gradients of several rewards are summed."""
+        summed = {"gradient_weights": [reward.weight for reward in config.rewards]} if has_gradients(config) else {}
+        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed}
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the model is called."""

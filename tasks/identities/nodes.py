@@ -8,14 +8,15 @@ from typing import NamedTuple
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from tasks.advantages.estimators import has_values
+from tasks.inputs.components import make_algorithm
 from tasks.inputs.renderer import reads_images
 
 #: Stages that belong to the run as a whole.
 ONCE = ("base", "encode", "preprocess", "policy")
 #: Stages of which an epoch may have several.
-SLOTTED = ("base", "score", "evaluate", "depict", "judge")
+SLOTTED = ("base", "score", "gradient", "evaluate", "depict", "judge")
 #: Stages that make sense for epoch 1 and later only.
-TRAINING = ("rollout", "render", "score", "value", "advantage", "optimize")
+TRAINING = ("rollout", "render", "score", "value", "gradient", "advantage", "optimize")
 #: Stages that draw texts.
 DRAWING = ("render", "depict")
 #: Between the reward and the evaluation in the slot of a judge: ``digits@drawbench``.
@@ -112,8 +113,25 @@ def training_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
     """Yield the stages from an epoch's scores to its policy."""
     if has_values(config):
         yield Node(epoch, "value")
+    yield from gradient_nodes(config, epoch)
     yield Node(epoch, "advantage")
     yield Node(epoch, "optimize")
+
+
+def has_gradients(config: RunConfig) -> bool:
+    """Return whether a run has stages of gradients: one per reward, where its algorithm trains on them."""
+    return make_algorithm(config).requires.gradients
+
+
+def gradient_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
+    """Yield the stages that follow the rewards of an epoch back to its samples, if any."""
+    if has_gradients(config):
+        yield from (Node(epoch, "gradient", reward.slot) for reward in config.rewards)
+
+
+def nodes_of(config: RunConfig, epoch: int, stage: str) -> list[Node]:
+    """Return the nodes of an epoch of a stage that training has, several of one that has slots."""
+    return [node for node in (*scored_nodes(config, epoch), *training_nodes(config, epoch)) if node.stage == stage]
 
 
 def evaluation_nodes(config: RunConfig, epoch: int, name: str = "") -> Iterator[Node]:

@@ -9,7 +9,7 @@ from configs.learning import ReplaySection
 from configs.schema import OptimizeSection
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
-from tasks.identities.nodes import Node, policy_after
+from tasks.identities.nodes import Node, gradient_nodes, policy_after
 
 
 class OptimizeIdentity(Identity):
@@ -32,12 +32,17 @@ class OptimizeIdentity(Identity):
         }
 
     def upstream(self) -> tuple[Node, ...]:
-        """The policy before, then trajectories and advantages of this epoch and of the replayed ones before it."""
+        """The policy before, then what it is trained on: trajectories, advantages and, if any, gradients of rewards.
+
+        Those of this epoch come first, then those of the replayed ones before it.
+        """
         replay = self.config.optimize.replay
         first = max(1, self.epoch - (replay.epochs if replay else 0))
         epochs = range(self.epoch, first - 1, -1)
-        pairs = [(Node(epoch, "rollout"), Node(epoch, "advantage")) for epoch in epochs]
-        return (policy_after(self.epoch - 1), *(node for pair in pairs for node in pair))
+        found = [policy_after(self.epoch - 1)]
+        for epoch in epochs:
+            found += [Node(epoch, "rollout"), Node(epoch, "advantage"), *gradient_nodes(self.config, epoch)]
+        return tuple(found)
 
 
 def optimizer_identity(section: OptimizeSection) -> Mapping[str, object]:

@@ -26,6 +26,7 @@ from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
+from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
@@ -106,6 +107,28 @@ class Valuing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """What a reward is followed back with."""
+
+    config: RunConfig
+    """The run's."""
+    host: ModelHost
+    """Holds the models of the process."""
+    section: RewardSection
+    """The reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Where a reward of B samples leads back to."""
+
+    values: np.ndarray
+    """(B,) float32 scores."""
+    gradients: np.ndarray
+    """(B, ...) float32 gradients with respect to what the sampling ended in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What the samples of an epoch are trained with."""
 
@@ -117,6 +140,8 @@ class Training:
     """The epoch."""
     predicted: bool
     """The policy that is trained made all samples, as it is."""
+    gradients: RewardGradients | None = None
+    """Gradients of rewards at the samples, where the algorithm needs them."""
 
     @property
     def config(self) -> RunConfig:
@@ -288,6 +313,21 @@ class Kind(ABC):
         raise ConfigError(
             f"advantage.estimator asks for values, which samples of the kind '{kind_name(valuing.context.config)}' do "
             "not have. Set it to 'group'."
+        )
+
+    def follow(self, following: Following, batch: Scored) -> Followed:
+        """Return gradients of a reward with respect to what samples ended in.
+
+        Args:
+            following: the reward, and what holds the models.
+            batch: the samples; media are what their sampling ended in, (B, ...).
+
+        Raises:
+            ConfigError: samples of this kind have no such end.
+        """
+        raise ConfigError(
+            f"Samples of the kind '{kind_name(following.config)}' are no numbers that a reward could be followed back "
+            "to. Choose an optimize.algorithm that needs no gradients."
         )
 
     @abstractmethod

@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.errors import CorruptError
+from storage.gradients import StoredGradients
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Algorithm
+from tasks.identities.nodes import has_gradients
 from tasks.inputs.components import make_algorithm, open_trajectory_store
+from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.kind import Kind, Training
 from tasks.kinds.rows import Units, plan_updates
 from tasks.kinds.sample_set import SampleSet
@@ -36,11 +39,15 @@ class TrainingData:
             context: the run.
             kind: what its policy is.
             epoch: the epoch.
-            inputs: the policy before, then trajectories and advantages of this epoch and of those replayed.
+            inputs: the policy before, then trajectories, advantages and, where there are such, gradients of this
+                epoch and of those replayed.
         """
         self.context, self.kind, self.config, self.epoch = context, kind, context.config, epoch
-        self.policy, *pairs = inputs
-        self._trajectories, self._advantages = pairs[::2], pairs[1::2]
+        self.policy, *rest = inputs
+        # Of every epoch trajectories and advantages, then a gradient of each reward, where there are such.
+        each = 2 + (len(self.config.rewards) if has_gradients(self.config) else 0)
+        self._trajectories, self._advantages = rest[::each], rest[1::each]
+        self._gradients = [rest[start + 2 : start + each] for start in range(0, len(rest), each)]
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -51,7 +58,13 @@ class TrainingData:
         """Return the samples; without a host no batch can be asked for."""
         shards = [shard for ref in self._trajectories for shard in self._open(ref)]
         advantages = pa.concat_tables([self._earned(ref) for ref in self._advantages])
-        training = Training(context=self.context, host=host, epoch=self.epoch, predicted=self._predicted)
+        training = Training(
+            context=self.context,
+            host=host,
+            epoch=self.epoch,
+            predicted=self._predicted,
+            gradients=self._followed() if has_gradients(self.config) else None,
+        )
         requires, replay = self.algorithm.requires, self.config.optimize.replay
         found = self.kind.training_set(training, shards, advantages, requires)
         if replay is not None:
@@ -70,6 +83,15 @@ class TrainingData:
         for name in tokens.column_names[1:]:
             table = table.append_column(tokens.schema.field(name), tokens.column(name))
         return table
+
+    def _followed(self) -> RewardGradients:
+        """Return the gradients of all rewards, of each over all epochs."""
+        store, rewards = self.context.store, self.config.rewards
+        parts = [
+            (reward.weight, StoredGradients(store, [refs[number] for refs in self._gradients]))
+            for number, reward in enumerate(rewards)
+        ]
+        return RewardGradients(parts=parts)
 
     def plan(self, samples: SampleSet) -> list[Units]:
         """Return the units of every update."""

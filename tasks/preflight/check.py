@@ -22,7 +22,7 @@ from tasks.kinds.kind import Kind, make_kind
 from tasks.optimize.optimizers import check_optimizer
 from tasks.preflight.check_execution import check_execution
 from tasks.preflight.check_render import check_render
-from tasks.preflight.check_rewards import check_rewards
+from tasks.preflight.check_rewards import check_followed, check_rewards
 from tasks.runs.seeds import most_of_each
 
 
@@ -53,6 +53,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     kind.check(config, requires)
     sources = source_prompts(config)
     check_rewards(config, sources, build=rewards)
+    check_followed(config, requires)
     prompts = {split: len(items) for split, items in sources.items()}
     _check_prompts(config, prompts)
     _check_mixture(config, sources["train"])

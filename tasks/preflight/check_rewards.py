@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from configs.errors import ConfigError
+from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from models.rewards import REWARDS
 from models.rewards.base import Needs
+from models.rewards.differentiable import is_differentiable
 from models.rewards.make import check_section, make_reward, needs_of
+from tasks.algorithms.base import Requirements
 from tasks.inputs.prompts import SOURCE, Prompt
 from tasks.inputs.renderer import reads_images
 from tasks.kinds.kind import make_kind
@@ -45,6 +49,47 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
         _check_needs(section, needs_of(section.name, section.options), config, prompts)
         if build:
             make_reward(section.name, section.options, device=section.device)
+
+
+def check_followed(config: RunConfig, requires: Requirements) -> None:
+    """Check that rewards can be followed back to samples, where the algorithm trains on their gradients.
+
+    Raises:
+        ConfigError: one cannot be, or a setting of it would do nothing.
+    """
+    if not requires.gradients:
+        return
+    algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
+    for section in config.rewards:
+        what = resolve(REWARDS, section.name, what="reward")
+        if not is_differentiable(what):
+            known = [name for name in REWARDS if is_differentiable(resolve(REWARDS, name, what="reward"))]
+            raise ConfigError(
+                f"rewards: '{section.slot}' has no gradient, which {algorithm} trains on. Take one of "
+                f"{', '.join(known)}, give your own a method 'differentiable', or move it to monitors."
+            )
+        if needs_of(section.name, section.options).groupwise:
+            raise ConfigError(
+                f"rewards: '{section.slot}' compares samples, but {algorithm} follows the score of each back to itself "
+                "alone. Choose a reward that looks at one sample at a time."
+            )
+        settings = {
+            "server": section.server,
+            "threshold": section.threshold,
+            "standardize": section.standardize or None,
+        }
+        for name, value in settings.items():
+            if value is not None:
+                why = "a server gives scores alone" if name == "server" else "it acts on scores, not on their gradients"
+                raise ConfigError(
+                    f"rewards: '{section.slot}' has {name} set, but {algorithm} trains on gradients, and {why}. Remove "
+                    "it."
+                )
+        if section.frames == "clip":
+            raise ConfigError(
+                f"rewards: '{section.slot}' is given whole clips, but {algorithm} follows the scores of frames back. "
+                "Set its 'frames' to a number or 'first'."
+            )
 
 
 def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -10,6 +10,7 @@ from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.policies.reading import cut_notes as cut_of
 from models.policies.reading import load_tokenizers
+from tasks.inputs.components import make_algorithm
 from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.kinds.rows import padded
 from tasks.optimize.rates import learning_rate
@@ -23,7 +24,8 @@ _WASTE = 1.1
 
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config of ``updates`` optimizer updates in the whole run."""
-    return [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+    found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
+    return [*found, *make_algorithm(config).requires.notes]
 
 
 def cut_notes(config: RunConfig) -> list[str]:

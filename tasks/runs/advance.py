@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from configs.load import override_config
-from tasks.identities.nodes import TRAINING, Node, policy_after
+from tasks.identities.nodes import TRAINING, Node, nodes_of, policy_after
 from tasks.runs.context import RunContext
 from tasks.runs.length import remember_length
 from tasks.runs.opening import recorded
@@ -62,7 +62,7 @@ def _with_epochs(context: RunContext, epochs: int) -> RunContext:
 
 def _last(context: RunContext, stage: str, done: int) -> int:
     """Return the newest epoch from the last trained one on that has a stage, of all rewards."""
-    slots = [section.slot for section in context.config.scored] if stage == "score" else [""]
+    slots = [node.slot for node in nodes_of(context.config, done + 1, stage)] or [""]
     epoch = done
     while all(context.chain.find(*Node(epoch + 1, stage, slot)) is not None for slot in slots):
         epoch += 1

@@ -18,7 +18,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Identity, identify
-from tasks.identities.nodes import DRAWING, OF, RENDERER, Node, policy_after, run_nodes
+from tasks.identities.nodes import DRAWING, OF, RENDERER, Node, has_gradients, policy_after, run_nodes
 
 
 class Chain:
@@ -140,6 +140,8 @@ class Chain:
             return config.render is not None
         if node.stage == "score":
             return node.slot in {section.slot for section in config.scored}
+        if node.stage == "gradient":
+            return has_gradients(config) and node.slot in {section.slot for section in config.rewards}
         if node.stage == "judge":
             return reward in {section.slot for section in (*config.rewards, *config.evaluate.judges)}
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
-from tasks.identities.nodes import Node, evaluation_nodes, first_nodes
+from tasks.identities.nodes import Node, evaluation_nodes, first_nodes, nodes_of
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
@@ -17,8 +17,9 @@ _OF_THE_RUN = ("model.policy", "model.path", "model.build", "model.revision", "m
 def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> list[Node]:
     """Return what is run for a stage a person names, in order.
 
-    ``score`` without a slot means every reward. ``evaluate`` is followed by its judges. With settings that are not the
-    run's, an evaluation gets a name of its own, and prompts that the run does not have are encoded first.
+    ``score`` and ``gradient`` without a slot mean every reward. ``evaluate`` is followed by its judges. With settings
+    that are not the run's, an evaluation gets a name of its own, and prompts that the run does not have are encoded
+    first.
 
     Args:
         context: the run, with the settings asked for.
@@ -33,8 +34,8 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     if not all(char.isalnum() or char in "-_." for char in evaluation):
         raise ConfigError(f"--name '{evaluation}' must consist of letters, digits, '-', '_' and '.'.")
     first = _prompts_first(context, node)
-    if node.stage == "score" and not node.slot:
-        return [*first, *(Node(node.epoch, "score", section.slot) for section in context.config.scored)]
+    if node.stage in ("score", "gradient") and not node.slot:
+        return [*first, *(nodes_of(context.config, node.epoch, node.stage) or [node])]
     if node.stage == "base" and not node.slot:
         return [each for each in first_nodes(context.config) if each.stage == "base"]
     if node.stage not in _EVALUATING or node.slot:

@@ -14,6 +14,7 @@ STAGES = Table(
         "render": "tasks.stages.render:RenderStage",
         "score": "tasks.stages.score:ScoreStage",
         "value": "tasks.stages.value:ValueStage",
+        "gradient": "tasks.stages.gradient:GradientStage",
         "advantage": "tasks.stages.advantage:AdvantageStage",
         "optimize": "tasks.stages.optimize:OptimizeStage",
         "evaluate": "tasks.stages.evaluate:EvaluateStage",

@@ -57,8 +57,8 @@ class Scoring(Stage):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
         reward = self.host.reward(self.section)
-        opened = self._opened(shard, self.inputs()[0])
-        batch = self._read(shard, opened, needs_of_made(reward))
+        opened = self.opened_shard(shard, self.inputs()[0])
+        batch = self.read(shard, opened, needs_of_made(reward))
         scores = self._score(reward, batch)
         self.scored(opened, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, opened, batch, scores)
@@ -78,8 +78,7 @@ class Scoring(Stage):
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""
-        wanted = self.section.sources
-        rows = [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
+        rows = self.asked(batch)
         if len(rows) == len(batch):
             return score(reward, self.section.slot, batch, Handling.of(self.section))
         values, notes = np.full(len(batch), np.nan, np.float32), [""] * len(batch)
@@ -89,6 +88,11 @@ class Scoring(Stage):
             for row, note in zip(rows, found.notes or [""] * len(rows), strict=True):
                 notes[row] = note
         return Scores(values, notes)
+
+    def asked(self, batch: Batch) -> list[int]:
+        """Return the rows of the samples that the reward is for."""
+        wanted = self.section.sources
+        return [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
 
     def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
@@ -110,7 +114,7 @@ class Scoring(Stage):
         count = render_of(self.config).images if self.reads_images else 1
         if count == 1:
             return batch, scores, opened.table
-        texts = self._opened(shard, origin_of(self.context.store, self.inputs()[0])).table
+        texts = self.opened_shard(shard, origin_of(self.context.store, self.inputs()[0])).table
         rows = range(0, len(batch), count)
         # A sample one of whose images has no score has none.
         values = scores.values.reshape(-1, count).mean(1)
@@ -118,14 +122,19 @@ class Scoring(Stage):
         notes = [", ".join(dict.fromkeys(told[row : row + count])) for row in rows]
         return batch.take(rows), Scores(values, notes), texts
 
-    def _opened(self, shard: Shard, ref: ArtifactRef) -> TrajectoryShard:
+    def opened_shard(self, shard: Shard, ref: ArtifactRef) -> TrajectoryShard:
+        """Return a shard of samples.
+
+        Raises:
+            StoreError: it is not there.
+        """
         store = self.context.store
         record = store.record(ref, shard.name)
         if record is None:
             raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
         return open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
 
-    def _read(self, shard: Shard, opened: TrajectoryShard, needs: Needs) -> Batch:
+    def read(self, shard: Shard, opened: TrajectoryShard, needs: Needs) -> Batch:
         """Return the samples of a shard as the reward needs them."""
         table, ref = opened.table, self.inputs()[0]
         recent = self.context.recent.find(ref, shard.name, table.num_rows)

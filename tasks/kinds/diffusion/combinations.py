@@ -108,6 +108,7 @@ def check_combination(found: Combination) -> None:
         _advantages_are_used,
         _advantages_mean_something,
         _stored_predictions_are_used,
+        _slopes_are_passed_over_once,
     ):
         rule(found)
 
@@ -320,3 +321,18 @@ def _stored_predictions_are_used(found: Combination) -> None:
     for why, holds in without.items():
         if holds:
             raise ConfigError(f"rollout.unconditional has no use: {why}. Remove it.")
+
+
+def _slopes_are_passed_over_once(found: Combination) -> None:
+    section = found.config.optimize
+    again = {
+        f"optimize.inner_epochs is {section.inner_epochs}": section.inner_epochs > 1,
+        "optimize.replay trains samples of earlier epochs again": section.replay is not None,
+    }
+    for why, holds in again.items():
+        if found.requires.once and holds:
+            raise ConfigError(
+                f"{found.algorithm} with its options follows a gradient that was taken where the samples are, but "
+                f"{why}: each pass would go as far again, away from where the gradient holds. Pass over samples once, "
+                "or set its target to 'bounded'."
+            )

@@ -30,11 +30,12 @@ from tasks.kinds.diffusion.drawing import draw
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
+from tasks.kinds.diffusion.following import follow
 from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory, drawing_memory
 from tasks.kinds.diffusion.rolling import RolloutMaker
 from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set
-from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
+from tasks.kinds.kind import Exporting, Followed, Following, Kind, Maker, Making, Training
 from tasks.kinds.memory import DrawingMemory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
@@ -144,6 +145,10 @@ class Diffusion(Kind):
     ) -> SampleSet:
         """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
         return training_set(training, shards, advantages, requires)
+
+    def follow(self, following: Following, batch: Scored) -> Followed:
+        """Decode final latents, and go back through reward and decoder."""
+        return follow(following, batch)
 
     def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> DiffusionModels:
         """Return velocities."""

@@ -23,6 +23,7 @@ from tasks.inputs.components import make_kernel
 from tasks.inputs.prompts import SOURCE
 from tasks.kinds.diffusion.conditioning import conditioning_of
 from tasks.kinds.diffusion.replay import recompute
+from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.kind import Training
 from tasks.kinds.proximal import Proximal, RowFile, importance_weights
 from tasks.kinds.reader import SampleReader
@@ -200,12 +201,23 @@ class ForwardSet(SampleSet):
         condition: Condition,
         device: torch.device,
         ahead: int = 0,
+        gradients: RewardGradients | None = None,
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._gradients = gradients
         self._condition = condition
         self._times = times
         self._seed = seed
+
+    def live(self, requires: Requirements) -> np.ndarray:
+        """Return which samples can contribute: of those that need gradients the ones that have some."""
+        live = super().live(requires)
+        if self._gradients is None:
+            return live
+        for sample in np.flatnonzero(live).tolist():
+            live[sample] = self._gradients.has(self._id(sample))
+        return live
 
     def positions(self) -> np.ndarray:
         """Return the number of noise levels of each sample."""
@@ -226,8 +238,18 @@ class ForwardSet(SampleSet):
             grid=Grid(sigma, torch.zeros_like(sigma), sigma),
             clean=clean,
             noise=noise,
+            gradients=self._followed([sample for sample, _ in keys]),
             **common,
         )
+
+    def _followed(self, samples: Sequence[int]) -> Tensor | None:
+        """Return the gradients of samples, where the algorithm needs them."""
+        if self._gradients is None:
+            return None
+        return stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
+
+    def _id(self, sample: int) -> str:
+        return str(self.reader.sample_ids[sample].as_py())
 
     def _name(self, sample: int) -> str:
         ids = self.reader.group_ids if self._times.shared else self.reader.sample_ids
@@ -267,7 +289,16 @@ def training_set(
     if requires.data == "forward" and requires.times is not None:
         seed = derive(config.run.seed, "forward", training.epoch)
         times = requires.times
-        return ForwardSet(shards, advantages, times=times, seed=seed, condition=condition, device=device, ahead=ahead)
+        return ForwardSet(
+            shards,
+            advantages,
+            times=times,
+            seed=seed,
+            condition=condition,
+            device=device,
+            ahead=ahead,
+            gradients=training.gradients,
+        )
     made = TransitionSet(
         shards,
         advantages,

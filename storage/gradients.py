@@ -1,0 +1,109 @@
+"""Gradients of a reward with respect to final latents: a table per shard, and beside it their bytes, read in ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.errors import CorruptError
+from storage.commit import ArtifactStore
+from storage.layout import ArtifactRef
+from storage.records import ShardRecord
+from storage.roots.base import Blob
+from storage.tables import read_shard, write_rows
+
+PAYLOADS = "gradients.bin"
+
+
+def write_gradients(
+    folder: Path,
+    columns: Mapping[str, Sequence[Any]],
+    directions: Sequence[np.ndarray | None],
+    labels: Mapping[str, str],
+) -> None:
+    """Write the files of a shard.
+
+    Args:
+        folder: of the shard.
+        columns: ``sample_id``, ``prompt_id``, ``group_id``, ``value`` and ``rms``.
+        directions: an array (...) of root mean square 1 per sample, None where there is no gradient.
+        labels: which reward it is.
+    """
+    offsets, position = [], 0
+    with (folder / PAYLOADS).open("wb") as file:
+        for array in directions:
+            offsets.append(-1 if array is None else position)
+            position += 0 if array is None else file.write(np.ascontiguousarray(array).tobytes())
+    about: dict[str, Sequence[Any]] = {
+        "dtype": ["" if array is None else str(array.dtype) for array in directions],
+        "shape": [[] if array is None else list(array.shape) for array in directions],
+        "offset": offsets,
+    }
+    write_rows("gradients", folder, {**columns, **about}, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Where the gradient of a sample is."""
+
+    ref: ArtifactRef
+    record: ShardRecord
+    rms: float
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class StoredGradients:
+    """The gradients of one reward at samples of any number of artifacts; bytes are read when they are asked for."""
+
+    def __init__(self, store: ArtifactStore, refs: Sequence[ArtifactRef]) -> None:
+        """Read the tables.
+
+        Raises:
+            CorruptError: one is damaged.
+        """
+        self._store = store
+        self._rows: dict[str, _Row] = {}
+        self._blobs: dict[tuple[ArtifactRef, str], Blob] = {}
+        for ref in refs:
+            for record in store.shards(ref):
+                table = read_shard(store, ref, record)
+                columns = (table.column(name).to_pylist() for name in ("sample_id", "rms", "dtype", "shape", "offset"))
+                for sample, rms, dtype, shape, offset in zip(*columns, strict=True):
+                    self._rows[sample] = _Row(ref, record, rms, dtype, tuple(shape), offset)
+
+    def rms(self, sample_id: str) -> float:
+        """Return the root mean square of a sample's gradient; 0 without one.
+
+        Raises:
+            CorruptError: no artifact knows the sample.
+        """
+        return self._row(sample_id).rms
+
+    def of(self, sample_id: str) -> np.ndarray | None:
+        """Return the (...) float32 gradient of a sample, None where it has none.
+
+        Raises:
+            CorruptError: no artifact knows the sample, or its bytes are not there.
+        """
+        row = self._row(sample_id)
+        if row.offset < 0:
+            return None
+        key = (row.ref, row.record.shard)
+        if key not in self._blobs:
+            self._blobs[key] = self._store.files(row.ref, row.record).blob(PAYLOADS)
+        dtype = np.dtype(row.dtype)
+        data = self._blobs[key].read(row.offset, math.prod(row.shape) * dtype.itemsize)
+        found: np.ndarray = np.ndarray(row.shape, dtype, data).astype(np.float32) * np.float32(row.rms)
+        return found
+
+    def _row(self, sample_id: str) -> _Row:
+        if sample_id not in self._rows:
+            raise CorruptError(f"There is no gradient of sample {sample_id}, though there are some of its epoch.")
+        return self._rows[sample_id]

@@ -1,0 +1,92 @@
+"""Follows a reward back to final latents, through the decoder: each sample's gradient is that of its own score.
+
+Legend: B rows, F frames, H W image pixels, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from configs.errors import RewardError
+from configs.rewards import RewardSection
+from models.rewards.base import Batch
+from models.rewards.call import needs_of_made
+from models.rewards.differentiable import Differentiable, followed
+from models.rewards.failures import describe
+from tasks.inputs.components import decode_rows
+from tasks.kinds.kind import Followed, Following
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.policies.diffusion import DiffusionPolicy
+
+
+def follow(following: Following, batch: Batch) -> Followed:
+    """Return scores and gradients of samples, computed some rows at a time, always equally many.
+
+    Args:
+        following: the reward, and what holds the decoder.
+        batch: the samples; media are their (B, ...) final latents.
+
+    Raises:
+        RewardError: the reward failed, or a gradient is not finite.
+    """
+    host, section = following.host, following.section
+    reward = host.reward(section)
+    needs = needs_of_made(reward)
+    asked = section.batch_size or needs.batch_size
+    decode: Callable[[Tensor], Tensor] | None = None
+    if needs.media != "latents":
+        decode = cast("DiffusionPolicy", host.decoding()).decode_smoothly
+        size = min(asked or len(batch), decode_rows(following.config))
+    else:
+        size = asked or len(batch)
+    parts = []
+    for start in range(0, len(batch), size):
+        rows = list(range(start, min(start + size, len(batch))))
+        given = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
+        found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
+        parts.append(Followed(values=found.values[: len(rows)], gradients=found.gradients[: len(rows)]))
+    return Followed(
+        values=np.concatenate([part.values for part in parts]),
+        gradients=np.concatenate([part.gradients for part in parts]),
+    )
+
+
+def _follow(
+    reward: Differentiable,
+    section: RewardSection,
+    decode: Callable[[Tensor], Tensor] | None,
+    batch: Batch,
+    device: torch.device,
+) -> Followed:
+    with torch.enable_grad():
+        latents = torch.from_numpy(np.array(batch.media, np.float32)).to(device).requires_grad_(True)
+        media = latents if decode is None else decode(latents)
+        values = _by_frames(reward, section, media, batch)
+        (gradients,) = torch.autograd.grad(values.sum(), latents)
+    bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"The gradient of reward '{section.slot}' is not finite for "
+            f"{describe(batch.origin, bad[0], batch.prompts)}, {len(bad)} of {len(batch)} rows. Mend the reward, or "
+            "set its dtype or model.dtype to 'float32'; the rollouts are kept."
+        )
+    return Followed(values=values.detach().float().cpu().numpy(), gradients=gradients.float().cpu().numpy())
+
+
+def _by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
+    """Return (B,) scores of (B, 3, H, W) images, or of the frames of (B, F, 3, H, W) clips that are scored."""
+    if media.ndim != 5 or needs_of_made(reward).media == "latents":
+        return followed(reward, section.slot, media, batch)
+    chosen = media[:, :1] if section.frames == "first" else media[:, :: int(section.frames)]
+    count = chosen.shape[1]
+    frames = replace(batch.take([row for row in range(len(batch)) for _ in range(count)]), groups=())
+    values = followed(reward, section.slot, chosen.flatten(0, 1), frames).reshape(-1, count)
+    return values.mean(1) if section.over_frames == "mean" else values.amin(1)

@@ -1,0 +1,29 @@
+"""Stored gradients of several rewards, summed as training wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage.gradients import StoredGradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGradients:
+    """The gradients of all rewards at the samples of one epoch or more."""
+
+    parts: Sequence[tuple[float, StoredGradients]]
+    """Weight and gradients of every reward."""
+
+    def has(self, sample_id: str) -> bool:
+        """Return whether a reward says something of a sample."""
+        return any(weight != 0 and stored.rms(sample_id) > 0 for weight, stored in self.parts)
+
+    def of(self, sample_id: str) -> np.ndarray:
+        """Return the (...) float32 weighted sum at a sample that ``has`` one."""
+        found = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
+        terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
+        total: np.ndarray = np.asarray(sum(terms), np.float32)
+        return total

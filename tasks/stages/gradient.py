@@ -1,0 +1,99 @@
+"""Gradients of one reward with respect to the final latents of an epoch's samples: the decoder's and the reward's work.
+
+Training on them needs neither, and as often as it likes: other learning rates, or more epochs of replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from models.policies.base import Part
+from models.rewards.base import Needs
+from models.rewards.make import needs_of
+from storage.contents import Contents
+from storage.gradients import write_gradients
+from storage.records import ShardRecord
+from tasks.inputs.components import decode_rows
+from tasks.kinds.kind import Followed, Following
+from tasks.stages.scoring import Scoring
+from tasks.stages.stage import Output, Shard
+
+_FIGURES = ("value", "rms")
+
+
+class GradientStage(Scoring):
+    """A reward followed back through the decoder, shard by shard; no denoiser is called."""
+
+    saves_memory = ("Lower execution.decode_batch_size or the reward's batch_size, or set model.vae_tiling=true.",)
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """The decoder, where images are scored."""
+        needs = needs_of(self.section.name, self.section.options)
+        return frozenset() if needs.media == "latents" else frozenset({Part.VAE})
+
+    @property
+    def on_ranks(self) -> bool:
+        """True where the decoder is needed, or the reward is with an accelerator."""
+        return bool(self.parts) or super().on_ranks
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of rows that are decoded, scored and followed back at once."""
+        return {**super().sizes, "decode_batch_size": decode_rows(self.config)}
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Follow the reward back to the samples of one shard."""
+        self.host.use_threads()
+        opened = self.opened_shard(shard, self.inputs()[0])
+        batch, table = self.read(shard, opened, Needs(media="latents")), opened.table
+        rows = self.asked(batch)
+        following = Following(config=self.config, host=self.host, section=self.section)
+        found = self.policy_kind.follow(following, batch.take(rows)) if rows else None
+        values, sizes, directions = self._spread(rows, found, len(batch))
+        names = {name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")}
+        columns = {**names, "value": pa.array(values, mask=np.isnan(values)), "rms": sizes}
+        labels = {**self.identity.labels(), "artifact": str(self.inputs()[0])}
+        write_gradients(folder, columns, directions, labels)
+
+        def content() -> str:
+            contents = Contents()
+            for row, name in enumerate(names["sample_id"]):
+                array = directions[row]
+                plain = {"sample_id": name, "value": repr(values[row]), "rms": repr(sizes[row])}
+                contents.add(plain, {} if array is None else {"gradient": array})
+            return str(contents)
+
+        about = {
+            "scored": len(rows),
+            **({} if found is None else {"value": float(found.values.mean(dtype=np.float64))}),
+        }
+        return Output(
+            rows=len(batch), summary={**about, "rms": float(sizes.sum() / max(1, len(rows)))}, content=content
+        )
+
+    def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
+        """Average over the samples of all shards that were followed."""
+        parts = [record.summary for record in records if record.summary["scored"]]
+        count = sum(part["scored"] for part in parts)
+        return {name: sum(part[name] * part["scored"] for part in parts) / count for name in _FIGURES if count}
+
+    def _spread(
+        self, rows: Sequence[int], found: Followed | None, count: int
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray | None]]:
+        """Return value, size and direction of each of ``count`` samples, of which only ``rows`` were followed."""
+        values, sizes = np.full(count, np.nan, np.float32), np.zeros(count, np.float32)
+        directions: list[np.ndarray | None] = [None] * count
+        for number, row in enumerate(rows):
+            assert found is not None
+            gradient = found.gradients[number].astype(np.float64)
+            size = np.sqrt(np.mean(gradient**2))
+            values[row], sizes[row] = found.values[number], size
+            if sizes[row] > 0:
+                directions[row] = (gradient / size).astype(self.config.rollout.latents_dtype)
+        return values, sizes, directions
