@@ -33,6 +33,7 @@ from models.policies.trainable import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from storage.tables import read_rows
 from tasks import algorithms
+from tasks.identities.nodes import gradient_nodes, has_gradients
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.sources import Weights
 from tasks.preflight.check import check_config
@@ -64,7 +65,8 @@ PLANS: dict[str, tuple[str, Options]] = {
 _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
     **{name: (name, {}) for name in algorithms.ALGORITHMS},
-    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")},
+    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient")},
+    "reward_gradient, linear": ("reward_gradient", {"target": "linear", **_ONE_LEVEL}),
     "dpo, SDPO": ("dpo", {"winner_margin": 0.5}),
     "grpo, SPO": ("grpo", {"surrogate": "spo"}),
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),
@@ -92,12 +94,18 @@ class Brightness:
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> np.ndarray:
         return media.reshape(len(media), -1).mean(1)
 
+    def differentiable(self, media: torch.Tensor, prompts: Sequence[str], metadata: Any) -> torch.Tensor:
+        return media.flatten(1).mean(1)
+
 
 class Contrast:
     """Images with differences are good."""
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> np.ndarray:
         return media.reshape(len(media), -1).std(1)
+
+    def differentiable(self, media: torch.Tensor, prompts: Sequence[str], metadata: Any) -> torch.Tensor:
+        return media.flatten(1).std(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +239,7 @@ class Bench:
     def _rollout(self, case: Case, config: RunConfig) -> tuple[RunContext, str]:
         """Return a run with this combination's rollouts, scored, and its name."""
         means, penalty = make_algorithm(config).requires.old_means, config.advantage.kl_coef > 0
-        name = f"{case.sampler}-{case.plan}-{means}-{penalty}-{config.rollout.same_noise}"
+        name = f"{case.sampler}-{case.plan}-{means}-{penalty}-{config.rollout.same_noise}-{has_gradients(config)}"
         if name not in self._contexts:
             self._contexts[name] = self._fresh(config, len(self._contexts))
         return self._contexts[name], name
@@ -250,6 +258,8 @@ class Bench:
         StageRun(make_stage(context, "rollout", 1)).execute()
         for section in config.rewards:
             StageRun(make_stage(context, "score", 1, section.slot)).execute()
+        for node in gradient_nodes(config, 1):
+            StageRun(make_stage(context, node.stage, 1, node.slot)).execute()
         return context
 
 

@@ -100,6 +100,7 @@ def noised() -> ForwardBatch:
         clean=clean,
         noise=noise,
         grid=Grid(sigma, torch.zeros_like(sigma), sigma),
+        gradients=draws(7)(ROWS, *SHAPE),
         **{**common(draw), "units": torch.tensor([0, 0, 1, 1, 2, 2])},
     )
 
@@ -169,6 +170,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ram", {}),
     ("ram", {"multiplier": 2.0, "kl_coef": 0.2}),
     ("fdfo", {"kl_coef": 0.2}),
+    *[("reward_gradient", {"target": target, "kl_coef": kl}) for target in ("bounded", "linear") for kl in (0.0, 0.2)],
     ("opd", {"teacher": "somewhere"}),
 ]
 

@@ -43,6 +43,7 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
         "detach_center": False,
     },
     ("algorithm", "ram"): {**FORWARD, "multiplier": 100.0, "decay": {"rate": 0.01, "maximum": 0.9}},
+    ("algorithm", "reward_gradient"): {**FORWARD, "target": "bounded", "strength": 0.3},
     ("algorithm", "fdfo"): {"clip_range": 0.03, "kl_coef": 0.0},
     ("kernel", "flow_sde"): {"noise_level": 0.7},
     ("kernel", "dance_sde"): {"eta": 0.3},
@@ -108,7 +109,7 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
     *[
         ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
-        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram")
+        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient")
         for bad in (
             [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
             [{"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}],
@@ -119,6 +120,8 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "fdfo", "clip_range", [1e-9, 9.0], [0.0, -1.0]),
     ("algorithm", "fdfo", "kl_coef", [0.0, 0.1], [-0.1]),
     ("algorithm", "dpo", "winner_margin", [0.0, 0.5, 1.0], [-0.1, 1.1]),
+    ("algorithm", "reward_gradient", "target", ["bounded", "linear"], ["x"]),
+    ("algorithm", "reward_gradient", "strength", [1e-9, 9.0], [0.0, -1.0]),
     ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
     ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
     ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
@@ -195,6 +198,13 @@ def test_what_algorithms_ask_for() -> None:
         zero_advantages=True,
         decay=BehaviorDecay(rate=0.01, maximum=0.9),
     )
+    for target in ("bounded", "linear"):
+        needs = asked("reward_gradient", target=target, times=times)
+        assert needs == Requirements(
+            data="forward", times=levels, gradients=True, once=target == "linear", notes=needs.notes, **taught
+        )
+        assert len(needs.notes) == 2
+        assert asked("reward_gradient", target=target, kl_coef=0.1).reference
     assert asked("ram", times={"count": 2, "kind": "grid"}).times == ForwardTimes(count=2, kind="grid")
     for name in ("nft", "awm", "crd"):
         assert asked(name, kl_coef=0.1).reference

@@ -20,6 +20,7 @@ from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import Algorithm
 from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
 from tasks.algorithms.objectives import divergence_mask, loser_share, ratio_metrics, simple_surrogate
+from tests.golden.algorithms2026.rows import given
 from tests.support.toy import BEHAVIOR, REFERENCE, START, Toy, draws, models_of, noised, transitions, vector
 
 Options = dict[str, Any]
@@ -73,7 +74,7 @@ def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo"} == set(ALGORITHMS)
+    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo", "reward_gradient"} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)
@@ -497,3 +498,52 @@ def test_rows_that_pad_a_batch_change_no_other_row(name: str, options: Options) 
     )
     torch.testing.assert_close(together[:4], alone)
     assert bool(together.isfinite().all())
+
+
+def slope_of(rows: ForwardBatch) -> Tensor:
+    """Return the gradients, at samples, of a reward that is best at one place."""
+    return vector([0.7, -0.4, 0.1]) - rows.clean
+
+
+@pytest.mark.parametrize("target", ["bounded", "linear"])
+def test_samples_go_where_their_reward_rises(target: str) -> None:
+    theta = vector(START)
+    rows = noised([0.0] * 4, [0, 1, 2, 3])
+    rows = dataclasses.replace(rows, gradients=slope_of(rows))
+    slope = gradient(make("reward_gradient", {"target": target}), rows, Toy(theta, theta))
+
+    def reached(at: Tensor) -> Tensor:
+        level = rows.grid.sigma.reshape(-1, 1, 1)
+        return rows.latents - level * Toy.at(at, rows.latents, rows.grid.sigma)
+
+    def reward(at: Tensor) -> Tensor:
+        moved = reached(at)
+        if target == "bounded":
+            # What it is told is where to, not how much the reward is.
+            scale = slope_of(rows) / (slope_of(rows) ** 2).flatten(1).mean(1).sqrt().reshape(-1, 1, 1)
+            wanted = rows.clean + 0.3 * scale
+            return -((moved - wanted) ** 2 / rows.grid.sigma.reshape(-1, 1, 1)).mean()
+        return (slope_of(rows) * moved).sum()
+
+    before, after = reward(theta), reward(theta - 1e-4 * slope / slope.norm())
+    assert after > before
+
+
+def test_a_bounded_target_is_reached_and_a_linear_one_never() -> None:
+    rows = noised([0.0], [0], sigma=(0.5,))
+    rows = dataclasses.replace(rows, gradients=slope_of(rows))
+    assert rows.gradients is not None
+    wanted = 0.3 * rows.gradients / (rows.gradients**2).mean().sqrt()
+    # x0^ = x0 + wanted where v = (eps - x0) - wanted / t.
+    best = (rows.target - wanted / 0.5).requires_grad_()
+
+    def slope(target: str, factor: float = 1.0) -> Tensor:
+        algorithm = make("reward_gradient", {"target": target})
+        scaled = dataclasses.replace(rows, gradients=factor * rows.gradients)
+        found = algorithm.loss(scaled, given(best, best, best))
+        return torch.autograd.grad(found.loss.sum(), best)[0]
+
+    torch.testing.assert_close(slope("bounded"), torch.zeros_like(best), atol=1e-12, rtol=0)
+    torch.testing.assert_close(slope("bounded", 1e6), torch.zeros_like(best), atol=1e-9, rtol=0)
+    # d(-c <g, x0^>) / dv = c t g, wherever the policy is.
+    torch.testing.assert_close(slope("linear"), 0.3 * 0.5 * rows.gradients)

@@ -309,6 +309,7 @@ ALGORITHM_RUNS: dict[str, list[str]] = {
     "opd": [],
     "flash_grpo": ["rollout.plan={name: subset, options: {count: 1}}", "optimize.algorithm.options={surrogate: spo}"],
     "v_grpo": [FORWARD, "advantage.soft_clip=3"],
+    "reward_gradient": [FORWARD, "rewards=[{name: digits_network}]", "optimize.inner_epochs=2"],
     "ram": [FORWARD, "optimize.algorithm.options={times: {count: 2}}"],
     "fdfo": [
         "rollout.plan={name: all, options: {keep_final: true}}",
