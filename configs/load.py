@@ -26,6 +26,7 @@ FREE_TO_CHANGE = (
     "tracking",
     "evaluate",
     "monitors",
+    "rollout.groups_per_shard",
     "rewards.*.on_failure",
     "rewards.*.device",
     "rewards.*.batch_size",
@@ -37,7 +38,7 @@ FREE_TO_CHANGE = (
     "prompts.sources.*.heldout",
 )
 #: Settings that change nothing of what is made,
-_CARRYING_OUT = ("store.", "execution.", "tracking.")
+_CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard")
 #: but for this one among them.
 _DECIDES = ("execution.ahead",)
 

@@ -119,8 +119,10 @@ class RolloutSection(Section):
     own_noise: float = Field(0.0, ge=0, le=1)
     """With same_noise: how far each sample starts from it, as a noise_level of the sampler 'cps'; 1 is a start of its
     own."""
-    groups_per_shard: int = Field(4, ge=1)
-    """Groups in one committed shard: what a crash can cost, and the unit scored while rollout goes on."""
+    groups_per_shard: int | None = Field(None, ge=1)
+    """Groups in one committed shard at most, 4 when absent: what a crash can cost, and the unit scored while rollout
+    goes on. Where several processes would wait for each other shards are smaller, parts of groups too. Changes no
+    result."""
     latents_dtype: Literal["float32", "float16"] = "float32"
     """Storage precision; latents are rounded to it before their log-prob is computed."""
     unconditional: bool = False

@@ -10,6 +10,7 @@ from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from tasks.figures.evaluations import split_of
 from tasks.figures.pictures import GRID
 from tasks.figures.speed import epoch_speeds
 from tasks.figures.texts import TEXTS
@@ -122,10 +123,10 @@ def describe_result(context: RunContext) -> dict[str, Any]:
 
 
 def _places(entry: LineageEntry | None, context: RunContext, name: str) -> dict[str, str]:
-    """Return where, below the root, each shard of an artifact holds a file or folder."""
+    """Return where, below the root, an artifact holds a file or folder of each prompt list, or of its one shard."""
     records = [] if entry is None else context.store.shards(entry.ref)
     return {
-        record.shard: f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"
+        split_of(record.shard): f"{layout.shard_folder(entry.ref, record.shard, record.digest)}/{name}"
         for record in records
         if entry is not None and any(file.name.split("/")[0] == name for file in record.files)
     }

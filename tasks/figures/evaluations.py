@@ -15,8 +15,22 @@ from tasks.figures.texts import TEXTS, Text, read_texts
 from tasks.identities.nodes import OF
 from tasks.runs.chain import Chain
 
+#: Prompt lists that are evaluated, in the order of the work.
+SPLITS = ("heldout", "train")
 #: {prompt list: {reward: {figure: value}}}
 Figures = dict[str, dict[str, dict[str, float]]]
+
+
+def split_of(shard: str) -> str:
+    """Return the prompt list of a shard of an evaluation or of its scores."""
+    return shard.partition("-")[0]
+
+
+def named_range(shard: str, total: int) -> tuple[int, int]:
+    """Return the range of samples of its prompt list that a shard's name says; all of them where it says none."""
+    _, *ends = shard.split("-")
+    start, stop = map(int, ends) if ends else (0, total)
+    return start, stop
 
 
 def evaluation_figures(chain: Chain, epoch: int) -> Figures:
@@ -89,8 +103,8 @@ def _first_reward(chain: Chain, epoch: int) -> LineageEntry | None:
 
 
 def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]:
-    folders = {record.shard: store.folder(ref, record) for record in store.shards(ref)}
-    return {split: folder / name for split, folder in folders.items() if (folder / name).exists()}
+    held = [record for record in store.shards(ref) if any(file.name == name for file in record.files)]
+    return {split_of(record.shard): store.folder(ref, record) / name for record in held}
 
 
 def evaluated_epochs(chain: Chain) -> list[int]:

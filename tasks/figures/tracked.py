@@ -21,6 +21,7 @@ from tasks.figures.evaluations import (
     grids,
     named_evaluations,
     named_figures,
+    split_of,
     texts,
     weighted_reward,
     weighted_rewards,
@@ -90,8 +91,8 @@ class EvaluationContent:
     """Its scores."""
     images: Mapping[str, Path]
     """Grid of each prompt list."""
-    clips: Mapping[str, Path]
-    """Folder of clips of each prompt list."""
+    clips: Sequence[tuple[str, Path]]
+    """Folders of clips, each with its prompt list."""
     texts: Mapping[str, Sequence[Text]]
     """The first texts of each prompt list."""
     reward: float
@@ -288,7 +289,7 @@ def _evaluation(
             for split, value in weighted_rewards(chain.config, figures).items()
         ]
     points.append(Point(key=f"time/{prefix}_s", value=seconds_of(chain, images), step=epoch))
-    folders = {record.shard: store.folder(images, record) / CLIPS for record in store.shards(images)}
+    folders = [(split_of(record.shard), store.folder(images, record) / CLIPS) for record in store.shards(images)]
     manifests = [store.require(ref) for ref in (images, *rewards)]
     return EvaluationContent(
         epoch=epoch,
@@ -297,7 +298,7 @@ def _evaluation(
         policy=manifests[0].inputs[0],
         points=tuple(points),
         images=grids(store, rewards[0]),
-        clips={split: folder for split, folder in folders.items() if folder.exists()},
+        clips=tuple((split, folder) for split, folder in folders if folder.exists()),
         texts=texts(store, rewards[0]),
         reward=weighted_reward(chain.config, figures) if not name else 0.0,
     )

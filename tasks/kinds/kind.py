@@ -237,8 +237,17 @@ class Kind(ABC):
     def evaluation(self, making: Making) -> Maker:
         """Return what makes samples of fixed draws, for comparison."""
 
-    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample]) -> None:  # noqa: B027
-        """Write the first samples of an evaluation as files that a person opens, where there is such a form."""
+    def add_examples(  # noqa: B027
+        self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
+    ) -> None:
+        """Write the first samples of an evaluation as files that a person opens, where there is such a form.
+
+        Args:
+            config: the run's config.
+            folder: where files go.
+            samples: those that this shard has of the first.
+            before: how many of the first others have.
+        """
 
     @abstractmethod
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:

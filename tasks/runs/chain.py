@@ -2,7 +2,7 @@
 
 Every stage of every epoch has one expected artifact: the fingerprint of its options under the config and of the
 expected artifacts upstream. A lineage record counts only if it is of that artifact; every other record is a side
-result. Attempts at the same work that came out equal, byte for byte, are one: the first of them stands for all, so a
+result. Attempts at the same work that came out equal, in every row, are one: the first of them stands for all, so a
 forced repetition that changes nothing makes nothing due.
 """
 
@@ -16,6 +16,7 @@ from configs.fingerprint import fingerprint
 from configs.visible import command
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from storage.records import same_content
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Identity, identify
 from tasks.identities.nodes import DRAWING, OF, RENDERER, Node, has_gradients, policy_after, run_nodes
@@ -198,6 +199,6 @@ class Chain:
             earlier = store.manifest(attempt)
             if newest is None or (earlier is None and attempt not in made):
                 continue
-            if earlier is None or earlier.digest == newest.digest:
+            if earlier is None or same_content(earlier, newest):
                 return attempt
         return made[-1]

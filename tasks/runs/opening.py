@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError, RunConflictError, StoreError
 from configs.fingerprint import fingerprint
-from configs.load import asks_for, differences, override_config, parse_config
+from configs.load import asks_for, differences, flatten, override_config, parse_config
 from configs.quoting import text_override
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
@@ -25,6 +25,7 @@ from tasks.runs.progress import Reporter
 
 #: Bytes of a name: file systems take 255, and other names are made of it.
 _LONGEST_NAME = 128
+_CUT = "rollout.groups_per_shard"
 
 
 def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunContext:
@@ -253,7 +254,8 @@ def _finished_once(context: RunContext, stored: Mapping[str, Any]) -> str:
 
 
 def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
-    wanted = _wanted(settings)
+    # Where shards are cut was part of the name before anybody could leave it open.
+    wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
     path = context.config.model.path
     if path is not None and Path(path).is_dir():
         wanted["model.path"] = model_identity(path, None)

@@ -9,31 +9,106 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Scores
+from models.rewards.base import Batch, Needs, Scores
+from models.rewards.call import needs_of_made
+from models.rewards.make import needs_of
+from storage.contents import Contents
 from storage.records import ShardRecord
+from storage.tables import read_shard
 from storage.trajectories.base import TrajectoryShard
+from tasks.figures.evaluations import split_of
 from tasks.figures.scores import mean_figures
 from tasks.figures.texts import Text, write_texts
 from tasks.stages.scoring import Scoring
+from tasks.stages.stage import Output, Shard
+
+#: Ends the name of the shard that shows a split of several.
+_SHOWN = "-shown"
 
 
 class JudgeStage(Scoring):
-    """A reward or judge over the samples of an evaluation; each prompt list is a shard, with some to look at."""
+    """A reward or judge over the samples of an evaluation; of each prompt list some are there to look at."""
 
-    def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
-        """Show the first samples with prompt, what the reward read, and score."""
-        count = min(self.config.evaluate.images, len(scores.values))
-        notes = scores.notes if scores.notes is not None else [""] * count
-        given = ["" if np.isnan(value) else f"{value:.2f}" for value in scores.values[:count]]
-        verdicts = [f"{note} {value}".strip() for note, value in zip(notes, given, strict=False)]
+    def closing(self) -> list[Shard]:
+        """Return what shows each split of several shards; one that has a single shard is shown there."""
+        shown = self.config.evaluate.images
+        splits = dict.fromkeys(split_of(shard.name) for shard in self.shards() if shard.name != split_of(shard.name))
+        return [Shard(f"{split}{_SHOWN}") for split in splits if shown]
+
+    def run(self, shard: Shard, folder: Path) -> Output:
+        """Score the samples of one shard, or show the first of a split."""
+        if not shard.name.endswith(_SHOWN):
+            return super().run(shard, folder)
+        self._show(folder, *self._first(split_of(shard.name)))
+        self.write(folder, {name: [] for name in ("sample_id", "prompt_id", "group_id", "reward", "note")})
+        return Output(rows=0, content=lambda: str(Contents()))
+
+    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+        """Show the first samples of a split that has no other shard."""
+        if shard.name == split_of(shard.name):
+            count = min(self.config.evaluate.images, len(batch))
+            notes = [""] * len(batch) if scores.notes is None else scores.notes
+            self._show(folder, batch, self._written(opened, count), _verdicts(scores.values[:count], notes))
+
+    def _show(self, folder: Path, batch: Batch, written: Sequence[str], verdicts: Sequence[str]) -> None:
+        """Show samples with prompt, what was written of it where images were drawn of texts, and verdict."""
         if not self.reads_images:
             self.policy_kind.show(folder, batch, verdicts)
             return
-        written = [opened.text(row) or "" for row in range(count)]
         prompts = [f"{prompt} → {text}" for prompt, text in zip(batch.prompts, written, strict=False)]
-        self.scored_kind.show(folder, replace(batch, prompts=[*prompts, *batch.prompts[count:]]), verdicts)
+        self.scored_kind.show(folder, replace(batch, prompts=[*prompts, *batch.prompts[len(written) :]]), verdicts)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, written, verdicts, strict=False)])
+
+    def _written(self, opened: TrajectoryShard, count: int) -> list[str]:
+        """Return the texts that the first images of a shard were drawn of."""
+        return [opened.text(row) or "" for row in range(count)] if self.reads_images else []
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Figures by prompt list."""
-        return {record.shard: mean_figures([(record.rows, record.summary)]) for record in records}
+        splits: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        for record in records:
+            if not record.shard.endswith(_SHOWN):
+                splits.setdefault(split_of(record.shard), []).append((record.rows, record.summary))
+        return {split: mean_figures(parts) for split, parts in splits.items()}
+
+    def _first(self, split: str) -> tuple[Batch, list[str], list[str]]:
+        """Return the first samples of a split, what they were drawn of, and what the reward said of each."""
+        batches, written, verdicts, left = list[Batch](), list[str](), list[str](), self.config.evaluate.images
+        for shard in self.shards():
+            if split_of(shard.name) == split and left:
+                opened = self.opened_shard(shard, self.inputs()[0])
+                batch = self.read(shard, opened, self._needs())
+                count = min(left, len(batch))
+                batches.append(batch.take(range(count)))
+                written += self._written(opened, count)
+                (record,) = self.context.store.recorded(self.ref, [shard.name])
+                table = read_shard(self.context.store, self.ref, record)
+                # Of several images of a text each is shown with the score of the text.
+                rows = [row * table.num_rows // len(batch) for row in range(count)]
+                said = table.take(rows)
+                verdicts += _verdicts(said.column("reward").to_numpy(), said.column("note").to_pylist())
+                left -= count
+        return _joined(batches), written, verdicts
+
+    def _needs(self) -> Needs:
+        """Return what the reward is given, without loading it: that it is on ranks alone."""
+        section = self.section
+        return (
+            needs_of(section.name, section.options)
+            if section.server is None
+            else needs_of_made(self.host.reward(section))
+        )
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    return Batch(
+        media=np.concatenate([batch.media for batch in batches]),
+        prompts=[prompt for batch in batches for prompt in batch.prompts],
+        metadata=[about for batch in batches for about in batch.metadata],
+    )
+
+
+def _verdicts(values: np.ndarray, notes: Sequence[str]) -> list[str]:
+    """Return what is said of samples: what the reward read, and the score where there is one."""
+    given = ["" if np.isnan(value) else f"{value:.2f}" for value in values]
+    return [f"{note} {value}".strip() for note, value in zip(notes, given, strict=False)]

@@ -1,78 +1,38 @@
-"""Rollouts: K samples per prompt, sharded by group, stored with the log-probs that made them."""
+"""Rollouts: K samples per prompt, cut into shards, stored with the log-probs that made them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from storage.trajectories.base import TrajectoryStore
-from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
 from tasks.inputs.prompts import SOURCE, StoredPrompt
-from tasks.kinds.kind import Job, Maker, Making
+from tasks.kinds.kind import Job, Maker
+from tasks.runs.cuts import cover, rollout_cuts
 from tasks.runs.seeds import epoch_prompts, mixed_prompts
-from tasks.stages.shard_writer import ShardWriter
-from tasks.stages.stage import Output, Shard, Stage
-
-if TYPE_CHECKING:
-    from models.policies.base import Part
+from tasks.stages.sampling import Sampling
+from tasks.stages.stage import Output, Shard
 
 
-class RolloutStage(Stage):
+class RolloutStage(Sampling):
     """Generates the trajectories of one epoch with the policy of the epoch before, or an older one."""
 
-    separable = True
-    _planned: tuple[ArtifactRef, list[Shard]] | None = None
-
-    @property
-    def parts(self) -> frozenset[Part]:
-        """What makes samples."""
-        return self.policy_kind.sampling_parts
-
-    @property
-    def saves_memory(self) -> tuple[str, ...]:
-        """What to change when there is too little memory."""
-        return self.policy_kind.saves_memory
-
-    @property
-    def sizes(self) -> Mapping[str, int | None]:
-        """Of sampling and of decoding."""
-        return sampling_sizes(self.config)
-
-    def load(self) -> None:
-        """What makes samples."""
-        self._maker.load()
-
-    def rest(self) -> None:
-        """Take part in what other ranks still sample."""
-        self._maker.rest()
-
-    def shards(self) -> list[Shard]:
-        """Ranges of groups: those of committed shards, and what is missing between them, which stays the plan."""
-        if self._planned is None or self._planned[0] != self.ref:
-            self._planned = (self.ref, planned_shards(self.context.store, self.config, self.ref))
-        return self._planned[1]
+    def plan(self) -> list[Shard]:
+        """Return ranges of groups, or of the samples of some."""
+        return planned_shards(self.context.store, self.config, self.ref)
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Sample the groups of one shard."""
-        self.host.use_threads()
         size = self.config.rollout.group_size
-        jobs = [self._job(prompt, n) for prompt in self.groups[shard.start : shard.stop] for n in range(size)]
-        batch, form = self.config.execution.rollout_batch_size, media_format(self.config)
-        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
-        with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
-            for start in range(0, len(jobs), batch):
-                part = jobs[start : start + batch]
-                writer.add(self._maker.make(part))
-                done, total = shard.start * size + start + len(part), len(self.groups) * size
-                self.context.reporter.progress(self.name, self.epoch, done, total)
-            about, contents = {"groups": shard.stop - shard.start}, writer.contents
-            return Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
+        places = [divmod(number, size) for number in range(shard.start, shard.stop)]
+        jobs = [self._job(self.groups[group], replica) for group, replica in places]
+        about = {"groups": len({group for group, _ in places})}
+        return self.make(shard, folder, jobs, len(self.groups) * size, about)[0]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Count groups and samples."""
@@ -90,14 +50,9 @@ class RolloutStage(Stage):
         return [lists[source][index] for source, index in chosen]
 
     @cached_property
-    def trajectory_store(self) -> TrajectoryStore:
-        """The format of the shards."""
-        return open_trajectory_store(self.config.rollout.store)
-
-    @cached_property
-    def _maker(self) -> Maker:
-        making = Making(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
-        return self.policy_kind.rollout(making)
+    def maker(self) -> Maker:
+        """Stochastic steps of this epoch's draws."""
+        return self.policy_kind.rollout(self.making)
 
     def _job(self, prompt: StoredPrompt, replica: int) -> Job:
         return Job(prompt=prompt, replica=replica, name=f"e{self.epoch:05d}-{prompt.id}-{replica:04d}")
@@ -105,22 +60,21 @@ class RolloutStage(Stage):
 
 def planned_shards(store: ArtifactStore, config: RunConfig, ref: ArtifactRef) -> list[Shard]:
     """Return the shards of a rollout, of one in the making as well; see ``cover``."""
-    return cover(config.rollout.prompts_per_epoch, config.rollout.groups_per_shard, store.records(ref))
+    size = config.rollout.group_size
+    committed = [_range(name, size) for name in store.committed(ref)]
+    return [Shard(_name(*ends, size), *ends) for ends in cover(rollout_cuts(config), committed)]
 
 
-def cover(total: int, size: int, records: Sequence[ShardRecord]) -> list[Shard]:
-    """Return shards that cover ``total`` items: committed ranges as they are, the gaps cut at multiples of ``size``.
+def _name(start: int, stop: int, size: int) -> str:
+    """Return the name of a range of samples: the groups, and within the first and last how many come before."""
+    return "-".join(
+        f"{group:06d}_{replica:04d}" if replica else f"{group:06d}"
+        for group, replica in (divmod(number, size) for number in (start, stop))
+    )
 
-    The shard size is not part of a fingerprint, so an artifact begun with one size may be finished with another.
-    """
-    committed = sorted(tuple(int(part) for part in record.shard.split("-")) for record in records)
-    shards, position = [], 0
-    for start, stop in [*committed, (total, total)]:
-        while position < start:
-            cut = min(start, (position // size + 1) * size)
-            shards.append(Shard(f"{position:06d}-{cut:06d}", position, cut))
-            position = cut
-        if stop > start >= position:
-            shards.append(Shard(f"{start:06d}-{stop:06d}", start, stop))
-            position = stop
-    return shards
+
+def _range(name: str, size: int) -> tuple[int, int]:
+    """Return the range of samples that a name stands for."""
+    ends = [[*map(int, end.split("_"))] for end in name.split("-")]
+    start, stop = (end[0] * size + sum(end[1:]) for end in ends)
+    return start, stop

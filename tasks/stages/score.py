@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from models.rewards.base import Batch, Scores
-from storage.contents import Contents
 from storage.records import ShardRecord
 from storage.trajectories.base import TrajectoryShard
 from tasks.figures.scores import figures_of, mean_figures
@@ -41,12 +40,6 @@ class ScoreStage(Scoring):
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")
-
-    def content(self, columns: Mapping[str, Sequence[Any]]) -> str:
-        """Return what the rows are: how many groups share a shard is a matter of choice."""
-        contents = Contents()
-        contents.add_table(columns)
-        return str(contents)
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Average over all shards."""

@@ -16,6 +16,7 @@ from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import works_on_accelerator
+from storage.contents import Contents
 from storage.layout import ArtifactRef
 from storage.tables import write_rows
 from storage.trajectories.base import TrajectoryShard
@@ -60,21 +61,21 @@ class Scoring(Stage):
         opened = self.opened_shard(shard, self.inputs()[0])
         batch = self.read(shard, opened, needs_of_made(reward))
         scores = self._score(reward, batch)
-        self.scored(opened, batch, scores, folder)
+        self.scored(shard, opened, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, opened, batch, scores)
         columns = {
             **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
             "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
             "note": list(scores.notes) if scores.notes is not None else [""] * len(scores.values),
         }
-        write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
+        self.write(folder, columns)
         rows = {**columns, "reward": scores.values.tolist()}
         about = score_summary(batch, scores, perfect_score(reward))
-        return Output(rows=len(scores.values), summary=about, content=lambda: self.content(rows))
+        return Output(rows=len(scores.values), summary=about, content=lambda: _content(rows))
 
-    def content(self, columns: Mapping[str, Sequence[Any]]) -> str:
-        """Return what the rows are, where they may be cut into shards in several ways."""
-        return ""
+    def write(self, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write the scores of samples, with what says which reward gave them, to what."""
+        write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
         """Score the samples the reward is for; the others have no score and no remark."""
@@ -94,7 +95,7 @@ class Scoring(Stage):
         wanted = self.section.sources
         return [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
 
-    def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
 
     @property
@@ -146,3 +147,10 @@ class Scoring(Stage):
             groups=table.column("group_id").to_pylist(),
             origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
         )
+
+
+def _content(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Return what the rows are: how many share a shard is a matter of choice."""
+    contents = Contents()
+    contents.add_table(columns)
+    return str(contents)

@@ -175,7 +175,11 @@ class Stage(ABC):
 
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
-        """Return all shards of the artifact, in order; ``covered`` ones included."""
+        """Return all shards of the artifact but the closing ones, in order; committed ones included."""
+
+    def closing(self) -> Sequence[Shard]:
+        """Return the shards made of what all others hold, in the end, where the artifact is completed."""
+        return ()
 
     @abstractmethod
     def run(self, shard: Shard, folder: Path) -> Output:

@@ -195,7 +195,7 @@ class StageRun:
         with named_disk(self.store.root.disk):
             if not self.stage.identity.grows:
                 # One that another process made meanwhile is found when ours is to be created.
-                manifest = self._manifest or self._seal()
+                manifest = self._manifest or self._completed()
                 self.stage.cleanup(self.ref)
             if not self._restores():
                 self.stage.context.run.append(self._entry())
@@ -235,8 +235,11 @@ class StageRun:
     def _enough_memory(self) -> AbstractContextManager[None]:
         return enough_memory(str(self.stage.node), self.stage.saves_memory)
 
-    def _seal(self) -> Manifest:
-        names = [shard.name for shard in self.stage.shards()]
+    def _completed(self) -> Manifest:
+        closing = self.stage.closing()
+        for shard in closing:
+            self.run_shard(shard)
+        names = [shard.name for shard in (*self.stage.shards(), *closing)]
         records = self.store.recorded(self.ref, names)
         return self.store.seal(
             self.ref,

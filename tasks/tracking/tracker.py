@@ -248,7 +248,7 @@ class Tracker:
         prefix = f"eval-{made.name}" if made.name else "eval"
         for split, path in made.images.items():
             log_picture(self._client, str(self.run_id), path, key=f"{prefix}/{split}", step=made.epoch)
-        for split, folder in made.clips.items():
+        for split, folder in made.clips:
             self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
         for split, texts in made.texts.items():
             log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=made.epoch)

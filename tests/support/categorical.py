@@ -32,6 +32,7 @@ from tasks.inputs.sources import PIPELINE, Weights
 from tasks.kinds.cost import Cost
 from tasks.kinds.kind import Exporting, Job, Kind, Making, Training
 from tasks.kinds.sample_set import SampleSet, tensor_of
+from tasks.runs.cuts import rollout_cuts
 from tasks.runs.seeds import derive
 
 WORDS = ("red", "green", "blue", "gray")
@@ -190,7 +191,7 @@ class Categorical(Kind, KindIdentity):
             reference_forwards=0,
             evaluate_forwards=config.evaluate.samples,
             updates=config.run.epochs * config.optimize.updates_per_epoch,
-            shards_per_epoch=-(-config.rollout.prompts_per_epoch // config.rollout.groups_per_shard),
+            shards_per_epoch=len(rollout_cuts(config)),
             latent_bytes_per_epoch=None,
             latent_bytes=None,
             evaluations=1 + config.run.epochs,

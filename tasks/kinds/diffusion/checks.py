@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from configs.registry import Table, resolve
@@ -16,6 +15,7 @@ from tasks.inputs.components import make_kernel, make_plan
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.combinations import Combination, check_combination, draw_plans
+from tasks.runs.cuts import rollout_cuts
 
 
 def check_diffusion(config: RunConfig, requires: Requirements) -> None:
@@ -70,7 +70,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         reference_forwards=rows * calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
-        shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
+        shards_per_epoch=len(rollout_cuts(config)),
         latent_bytes_per_epoch=per_epoch,
         latent_bytes=None if per_epoch is None else per_epoch * config.run.epochs,
         evaluations=evaluations,

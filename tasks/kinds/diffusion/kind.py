@@ -95,10 +95,10 @@ class Diffusion(Kind):
         """The ODE from fixed noise."""
         return EvaluationMaker(making)
 
-    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample]) -> None:
+    def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
         """Write the first clips in a form every player takes."""
         form = replace(media_format(config), lossless=False)
-        for number, made in enumerate(samples[:_CLIPS]):
+        for number, made in enumerate(samples[: max(0, _CLIPS - before)], before):
             if made.media is not None and made.media.ndim == 4:
                 (folder / CLIPS).mkdir(exist_ok=True)
                 (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.kinds.cost import Cost
+from tasks.runs.cuts import rollout_cuts
 
 #: Settings that mean nothing for texts, by section; each must be at its default.
 _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
@@ -193,7 +193,7 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         value_forwards=samples * (int(estimator.needs_values) + int(stored)),
         evaluate_forwards=splits * config.evaluate.samples * (section.max_new + 1),
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
-        shards_per_epoch=math.ceil(rollout.prompts_per_epoch / rollout.groups_per_shard),
+        shards_per_epoch=len(rollout_cuts(config)),
         latent_bytes_per_epoch=None,
         latent_bytes=None,
         stores_latents=False,

@@ -1,0 +1,106 @@
+"""What stages have in common that sample a policy: which jobs there are, cut into shards, each made batch by batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.layout import ArtifactRef
+from storage.trajectories.base import Sample, TrajectoryStore
+from tasks.inputs.components import media_format, open_trajectory_store, sampling_sizes
+from tasks.kinds.kind import Job, Maker, Making
+from tasks.stages.shard_writer import ShardWriter
+from tasks.stages.stage import Output, Shard, Stage
+
+if TYPE_CHECKING:
+    from models.policies.base import Part
+
+
+class Sampling(Stage):
+    """Samples of a policy, made in shards that need not know of each other."""
+
+    separable = True
+    _planned: tuple[ArtifactRef, list[Shard]] | None = None
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What makes samples."""
+        return self.policy_kind.sampling_parts
+
+    @property
+    def saves_memory(self) -> tuple[str, ...]:
+        """What to change when there is too little memory."""
+        return self.policy_kind.saves_memory
+
+    @property
+    def sizes(self) -> Mapping[str, int | None]:
+        """Of sampling and of decoding."""
+        return sampling_sizes(self.config)
+
+    def load(self) -> None:
+        """What makes samples."""
+        self.maker.load()
+
+    def rest(self) -> None:
+        """Take part in what other ranks still sample."""
+        self.maker.rest()
+
+    def shards(self) -> list[Shard]:
+        """Ranges of samples: those of committed shards, and what is missing between them, which stays the plan."""
+        if self._planned is None or self._planned[0] != self.ref:
+            self._planned = (self.ref, self.plan())
+        return self._planned[1]
+
+    @abstractmethod
+    def plan(self) -> list[Shard]:
+        """Return the shards of the artifact, of one in the making as well."""
+
+    @property
+    @abstractmethod
+    def maker(self) -> Maker:
+        """What makes the samples."""
+
+    @cached_property
+    def making(self) -> Making:
+        """What samples are made with."""
+        return Making(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
+
+    @cached_property
+    def trajectory_store(self) -> TrajectoryStore:
+        """The format of the shards."""
+        return open_trajectory_store(self.config.rollout.store)
+
+    def make(
+        self, shard: Shard, folder: Path, jobs: Sequence[Job], total: int, about: Mapping[str, Any], *, kept: int = 0
+    ) -> tuple[Output, list[Sample]]:
+        """Make the samples of a shard and write them.
+
+        Args:
+            shard: the shard, of which ``start`` says how many jobs come before it.
+            folder: where its files go.
+            jobs: its jobs.
+            total: jobs of all shards that are counted together.
+            about: figures about the content.
+            kept: how many samples to return beside what was written.
+        """
+        self.host.use_threads()
+        batch, form, first = self.config.execution.rollout_batch_size, media_format(self.config), list[Sample]()
+        recent = self.context.recent.begin(self.ref, shard.name, exact=form.lossless)
+        with ShardWriter(self.trajectory_store.writer(folder, form), recent) as writer:
+            for start in range(0, len(jobs), batch):
+                part = jobs[start : start + batch]
+                samples = self.maker.make(part)
+                writer.add(samples)
+                first += samples[: kept - len(first)]
+                done = shard.start + start + len(part)
+                self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
+            contents = writer.contents
+            made = Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
+            return made, first
+
+    def part_of(self, shard: Shard) -> str:
+        """Return which samples are counted together, where not all are."""
+        return ""

@@ -1,0 +1,58 @@
+"""Where work is cut into shards: nobody waits long, nothing is left out, what is begun may be finished otherwise."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tasks.runs.cuts import costs, cover, idle_share, makespan, planned_cuts
+
+
+def test_one_process_gets_shards_of_one_size() -> None:
+    assert planned_cuts(10, batch=2, ranks=1, units=(1, 2), largest=4) == (4, 8, 10)
+
+
+def test_shards_shrink_towards_the_end() -> None:
+    """40 units, 2 processes: half of them in two shards of at most 8, then half of the rest, ... then one by one."""
+    ends = planned_cuts(40, batch=1, ranks=2, units=(1,), largest=8)
+    sizes = [end - start for start, end in pairwise((0, *ends))]
+    assert sizes == [8, 8, 6, 6, 3, 3, 1, 1, 1, 1, 1, 1]
+    assert idle_share(costs(ends, 1), 2) == 0
+
+
+def test_groups_are_cut_only_where_that_saves_time() -> None:
+    """48 groups of 24 in batches of 12 on 32: whole ones take 2 rounds of 2 batches, halves 3 rounds of one."""
+    whole = planned_cuts(48 * 24, batch=12, ranks=32, units=(24,), largest=96)
+    parts = planned_cuts(48 * 24, batch=12, ranks=32, units=(24, 12), largest=96)
+    assert (makespan(costs(whole, 12), 32), makespan(costs(parts, 12), 32)) == (4, 3)
+    assert all(end % 24 == 0 for end in whole)
+    # On 8 whole ones leave nobody waiting.
+    assert all(end % 24 == 0 for end in planned_cuts(48 * 24, batch=12, ranks=8, units=(24, 12), largest=96))
+
+
+def test_few_padded_rows_are_computed() -> None:
+    """16 groups of 4 in batches of 16: four groups share a batch rather than that 16 processes compute one each."""
+    assert planned_cuts(64, batch=16, ranks=32, units=(4, 16), largest=16) == (16, 32, 48, 64)
+
+
+def test_makespan_takes_shards_in_order() -> None:
+    assert makespan([3, 1, 1, 2], 2) == 4
+    assert idle_share([3, 1, 1, 2], 2) == pytest.approx(1 - 7 / 8)
+    assert idle_share([1], 4) == 0.75
+    assert idle_share([], 4) == 0
+
+
+def test_committed_ranges_stay_and_gaps_are_cut() -> None:
+    assert cover((4, 8, 10), []) == [(0, 4), (4, 8), (8, 10)]
+    assert cover((4, 8, 10), [(6, 9), (0, 3)]) == [(0, 3), (3, 4), (4, 6), (6, 9), (9, 10)]
+    # Of overlapping ones, that two processes may have made, the first counts.
+    assert cover((4, 8, 10), [(0, 6), (4, 8)]) == [(0, 6), (6, 8), (8, 10)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 32, 512])
+@pytest.mark.parametrize(("total", "size", "batch"), [(1152, 24, 16), (16, 4, 4), (7, 1, 3), (1018, 12, 12)])
+def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) -> None:
+    ends = planned_cuts(total, batch=batch, ranks=ranks, units=(size, batch), largest=4 * size)
+    assert ends[-1] == total
+    assert all(start < end <= start + max(4 * size, batch) for start, end in pairwise((0, *ends)))

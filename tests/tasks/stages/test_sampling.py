@@ -1,0 +1,78 @@
+"""Shards of what is sampled: for many processes or one, whole or killed in the middle, the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import RunConfig
+from tasks.figures.evaluations import evaluation_figures, grids
+from tasks.stages.stage_run import StageRun
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
+
+Make = Callable[..., RunConfig]
+
+
+def test_evaluations_do_not_depend_on_shards(make_config: Make, tmp_path: Path) -> None:
+    """Of one process or of many, whole or killed in the middle and gone on with: the same samples, scores, pictures."""
+    settings = ("evaluate.samples=10", "execution.rollout_batch_size=2", "evaluate.images=9")
+    found: dict[str, tuple[str, dict[str, bytes], Any]] = {}
+    names: dict[str, list[str]] = {}
+    for name, ranks, before in (("one", 1, 0), ("two", 3, 0), ("killed", 1, 2), ("other", 3, 1)):
+        changes = (f"store.root={tmp_path / name}", *settings)
+        if before:
+            begun = StageRun(make_stage(prepare(make_config(*changes)), "evaluate", 0))
+            for shard in begun.pending()[:before]:
+                begun.run_shard(shard)
+        context = prepare(make_config(*changes, f"execution.processes={ranks}"))
+        evaluate(context, 0)
+        images, judged = (
+            context.chain.require(0, *node).ref for node in (("evaluate",), ("judge", "jpeg_compressibility"))
+        )
+        names[name] = [record.shard for record in context.store.records(images)]
+        pictures = {split: path.read_bytes() for split, path in grids(context.store, judged).items()}
+        found[name] = (context.chain.digest(), pictures, evaluation_figures(context.chain, 0))
+    assert names["one"][:2] == names["killed"][:2] == ["heldout-000000-000008", "heldout-000008-000010"]
+    assert names["two"][:3] == ["heldout-000000-000002", "heldout-000002-000004", "heldout-000004-000006"]
+    assert names["other"][:2] == ["heldout-000000-000008", "heldout-000008-000010"]
+    assert set(found["one"][1]) == {"heldout", "train"}
+    assert found["one"] == found["killed"]
+    for other in ("two", "other"):
+        assert found[other][:2] == found["one"][:2]
+        for split, rewards in found["one"][2].items():
+            assert found[other][2][split]["jpeg_compressibility"] == pytest.approx(rewards["jpeg_compressibility"])
+
+
+def test_an_evaluation_that_one_shard_holds_is_as_it_was(make_config: Make) -> None:
+    """One shard per prompt list, with its name: stores of before have such, whole or in the making."""
+    context = prepare(make_config())
+    evaluate(context, 0)
+    images = context.chain.require(0, "evaluate").ref
+    assert [record.shard for record in context.store.shards(images)] == ["heldout", "train"]
+    larger = prepare(make_config("execution.rollout_batch_size=1", "execution.processes=4"))
+    stage = make_stage(larger, "evaluate", 0)
+    assert StageRun(stage).found is False
+    assert [shard.name for shard in stage.shards()] == ["heldout", "train"]
+
+
+def test_rollouts_are_cut_within_groups_for_many_processes(make_config: Make, tmp_path: Path) -> None:
+    one = prepare(make_config("execution.rollout_batch_size=2"))
+    run_epoch(one, 1)
+    many = prepare(
+        make_config("execution.rollout_batch_size=2", "execution.processes=8", f"store.root={tmp_path / 'many'}")
+    )
+    run_epoch(many, 1)
+    names = [record.shard for record in many.store.records(many.chain.require(1, "rollout").ref)]
+    assert names[:3] == ["000000-000000_0002", "000000_0002-000001", "000001-000001_0002"]
+    assert one.chain.digest() == many.chain.digest()
+
+
+def test_groups_stay_whole_for_rewards_that_compare(make_config: Make) -> None:
+    context = prepare(
+        make_config("execution.rollout_batch_size=2", "execution.processes=8", "rewards=[{name: diversity}]")
+    )
+    names = [shard.name for shard in make_stage(context, "rollout", 1).shards()]
+    assert names == ["000000-000001", "000001-000002", "000002-000003", "000003-000004"]
