@@ -36,6 +36,8 @@ class BenchmarkRequest:
     """Config of folders."""
     out: Path
     """Folder of the results."""
+    processes: int = 1
+    """How many of this machine share the work."""
     trust_store: bool = False
     """Carry out code that only the store names."""
 
@@ -58,7 +60,7 @@ def benchmark_command(request: BenchmarkRequest, *, root: str | None, quiet: boo
     ]
     with display(quiet=quiet, epochs=1) as shown:
         for subject in subjects:
-            results.append(measure(benchmark, subject, root=uri, reporter=shown))
+            results.append(measure(benchmark, subject, root=uri, reporter=shown, processes=request.processes))
     files = [result.write(request.out) for result in results[len(request.against) :]]
     _print(results)
     for file in files:

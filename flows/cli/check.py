@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from configs.schema import RunConfig
     from tasks.kinds.cost import Cost
     from tasks.kinds.memory import Memory
+    from tasks.preflight.idle import Idle
 
 
 def check_command(
@@ -28,15 +29,18 @@ def check_command(
     check_names(config, source=path, overrides=overrides)
     from tasks.inputs.sources import changed_files
     from tasks.preflight.check import check_config
+    from tasks.preflight.idle import idle_notes, idle_shares
     from tasks.preflight.memory import estimate_memory
     from tasks.preflight.notes import cut_notes, padding_notes, training_notes
     from tasks.preflight.try_rewards import loads_model, try_rewards
 
     cost = check_config(config, rewards=False)
     try_rewards(config, load=False)
+    idle = idle_shares(config, cost) if config.execution.ranks > 1 else []
     notes = [
         *training_notes(config, updates=cost.updates),
         *padding_notes(config, cost),
+        *idle_notes(config, cost, idle),
         *cut_notes(config),
         *(
             f"reward '{section.slot}' was not tried, as it loads a model; 'flowmill run' tries it before it samples."
@@ -50,10 +54,12 @@ def check_command(
     if as_json:
         needs = None if memory is None else memory.as_dict()
         data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
+        data["idle"] = {each.stage: each.share for each in idle}
         print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config))
     _print_cost(cost, config.run.epochs)
+    _print_idle(config, idle)
     if memory is not None:
         _print_memory(config, memory, gpu_memory)
     if deep:
@@ -85,6 +91,16 @@ def _print_cost(cost: Cost, epochs: int) -> None:
     if cost.stores_latents:
         table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
         table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
+    print_table(table)
+
+
+def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
+    if not found:
+        return
+    title = f"Idle share of {config.execution.ranks} processes"
+    table = Table("stage", "parts", "idle", title=title, title_justify="left")
+    for each in found:
+        table.add_row(each.stage, f"{each.parts:,}", f"{each.share:.0%}")
     print_table(table)
 
 

@@ -108,6 +108,9 @@ def benchmark(
         Path | None, typer.Option("--config", help="Of a folder: a config with its family.", metavar="CONFIG")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for result files.", metavar="FOLDER")] = Path("benchmarks"),
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes that share the work, a GPU each.", metavar="N")
+    ] = 1,
     root: Root = None,
     trust_store: TrustStore = False,
     quiet: Quiet = False,
@@ -123,6 +126,7 @@ def benchmark(
         prompts=prompts,
         config=config,
         out=out,
+        processes=processes,
         trust_store=trust_store,
     )
     benchmark_command(request, root=root, quiet=quiet)

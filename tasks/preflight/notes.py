@@ -14,6 +14,7 @@ from tasks.inputs.components import make_algorithm
 from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.kinds.rows import padded
 from tasks.optimize.rates import learning_rate
+from tasks.runs.cuts import costs, rollout_cuts
 
 if TYPE_CHECKING:
     from tasks.kinds.cost import Cost
@@ -46,14 +47,14 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
     """Return what of the rows that are computed only pads, where that is a tenth or more."""
     rollout, execution = config.rollout, config.execution
     notes, batch, size = [], execution.rollout_batch_size, execution.micro_batch_size
-    groups = min(rollout.groups_per_shard, rollout.prompts_per_epoch)
-    samples = groups * rollout.group_size
-    computed = -(-samples // batch) * batch
+    samples = rollout.prompts_per_epoch * rollout.group_size
+    computed = sum(costs(rollout_cuts(config), batch)) * batch
     branching = cost.samples_per_epoch > rollout.prompts_per_epoch * rollout.group_size
     if computed >= _WASTE * samples and not branching:
         notes.append(
-            f"rollout: a shard of {samples} samples is computed as {computed} rows, as every batch has "
-            f"execution.rollout_batch_size {batch}. One that divides {samples} wastes nothing."
+            f"rollout: the {samples} samples of an epoch are computed as {computed} rows in "
+            f"{len(rollout_cuts(config))} shards, as every batch has execution.rollout_batch_size {batch}. One that "
+            f"divides rollout.group_size {rollout.group_size} wastes nothing."
         )
     rows = cost.optimize_rows * config.run.epochs // cost.updates
     chunks = -(-rows // size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from configs.benchmark import Benchmark
 from configs.errors import ConfigError, StoreError
+from configs.execution import ExecutionSection
 from configs.fingerprint import fingerprint
 from configs.load import load_config, parse_config
 from configs.registry import resolve
@@ -25,12 +27,14 @@ from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
 from tasks.algorithms.resampling import Estimate, chance_of_difference, mean_with_interval
+from tasks.execution.crew import Listener
 from tasks.execution.execution import Execution
 from tasks.figures.describe import BENCHMARK
 from tasks.identities.nodes import OF, ONCE
 from tasks.inputs.model_settings import check_model
 from tasks.inputs.prompts import source_prompts
 from tasks.inputs.trust import check_trusted
+from tasks.preflight.check_execution import check_devices
 from tasks.preflight.check_rewards import check_rewards
 from tasks.preflight.try_rewards import try_rewards
 from tasks.runs.opening import begin_run, open_run
@@ -166,23 +170,34 @@ def find_subject(model: str, *, root: str, config: Path | None, trusted: bool = 
     return Subject(label=model, config=context.config, policy=context.policy_ref(int(epoch)))
 
 
-def measure(benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None) -> Result:
+def measure(
+    benchmark: Benchmark, subject: Subject, *, root: str, reporter: Reporter | None = None, processes: int = 1
+) -> Result:
     """Sample a model and score it; what is committed already is found.
+
+    Args:
+        benchmark: what is pinned.
+        subject: the model.
+        root: the store.
+        reporter: shows progress.
+        processes: how many of this machine share the work; figures do not depend on it.
 
     Raises:
         ConfigError: a reward cannot work, or the model cannot be called as the benchmark pins it.
         RewardError: a reward fails.
     """
-    pinned = _pinned(benchmark, subject, root)
+    pinned = _pinned(benchmark, subject, root, processes)
     check_model(pinned)
+    check_devices(pinned)
     check_rewards(pinned, source_prompts(pinned), build=False)
     context = begin_run(pinned, reporter=reporter)
-    with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
+    with ExitStack() as stack:
+        stack.enter_context(context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"))
         if context.run.newest(BENCHMARK) is None:
             context.run.add(BENCHMARK, {"title": benchmark.title})
-        execution = Execution(context)
+        execution = stack.enter_context(closing(Execution(context)))
         for name in ONCE:
-            StageRun(execution.stage(name, 0)).execute()
+            _made(execution, execution.stage(name, 0))
         policy = subject.policy or context.policy_ref(0)
         prompts = context.chain.require(0, "preprocess").ref
         slot = str(policy).replace("/", ".")
@@ -190,9 +205,9 @@ def measure(benchmark: Benchmark, subject: Subject, *, root: str, reporter: Repo
         if context.store.manifest(evaluation.ref) is None:
             # What a reward lacks is said before anything is sampled.
             execution.host.use_rewards(try_rewards(context.config))
-        images = _made(evaluation)
+        images = _made(execution, evaluation)
         scored = {
-            section.slot: _made(_bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
+            section.slot: _made(execution, _bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
             for section in context.config.rewards
         }
     listed = context.prompts["train"]
@@ -212,8 +227,14 @@ def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
     return stage
 
 
-def _made(stage: Stage) -> ArtifactRef:
-    StageRun(stage).execute()
+def _made(execution: Execution, stage: Stage) -> ArtifactRef:
+    run = StageRun(stage)
+    if stage.on_ranks and stage.config.execution.ranks > 1:
+        if run.pending():
+            execution.crew.carry_out(run, Listener(on_commit=lambda name: None, on_look=lambda: None))
+        run.finish()
+    else:
+        run.execute()
     return stage.ref
 
 
@@ -226,7 +247,7 @@ def _by_prompt(store: ArtifactStore, ref: ArtifactRef, prompts: Sequence[str]) -
     return [float(np.mean(scores[prompt], dtype=np.float64)) for prompt in prompts]
 
 
-def _pinned(benchmark: Benchmark, subject: Subject, root: str) -> RunConfig:
+def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -> RunConfig:
     """Return the config of a run that only evaluates: the model is the subject's, the rest is the benchmark's."""
     model = {
         **subject.config.model.model_dump(mode="json"),
@@ -251,15 +272,22 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str) -> RunConfig:
             "seed": benchmark.seed,
         },
         "optimize": {} if ema is None else {"ema": ema.model_dump(mode="json")},
-        # One process measures; the batch size is part of a result, as kernels differ with it.
-        "execution": {**subject.config.execution.model_dump(mode="json"), **_ALONE},
+        # The size of batches is that of the subject's run: it is part of a result, as kernels differ with it.
+        "execution": {**subject.config.execution.model_dump(mode="json"), **_HERE, "processes": processes},
     }
     identity = {name: data[name] for name in ("model", "prompts", "rewards", "evaluate", "optimize")}
     data["run"]["name"] = f"benchmark-{benchmark.name}-{fingerprint(identity)[:8]}"
     return parse_config(data, where=f"benchmark '{benchmark.name}'")
 
 
-_ALONE = {"processes": 1, "strategy": "ddp", "runner": {"name": "threads"}, "ahead": 0}
+#: How a run is measured, however it was trained.
+_HERE = {
+    **{name: ExecutionSection.model_fields[name].default for name in ("nodes", "strategy", "offload", "sampling")},
+    "context_parallel": 1,
+    "launcher": {"name": "local"},
+    "runner": {"name": "threads"},
+    "ahead": 0,
+}
 
 
 def _prompts_of(benchmark: Benchmark) -> list[Any]:

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 from models.rewards.make import needs_of
 
 #: Groups of a rollout, or batches of an evaluation, in a shard at most: what a crash can cost.
 _LARGEST = 4
+#: Prompts that are encoded in a shard at most: of SD3 they take 700 MB.
+_MOST_PROMPTS = 256
 #: Units in the smallest shard that are tried: more leave less padding, fewer leave nobody waiting.
 _SMALLEST = (1, 2, 4)
 
@@ -40,6 +43,12 @@ def evaluation_cuts(config: RunConfig) -> tuple[int, ...]:
     batch = config.execution.rollout_batch_size
     ranks, samples = config.execution.ranks, config.evaluate.samples
     return planned_cuts(samples, batch=batch, ranks=ranks, units=(batch,), largest=_LARGEST * batch)
+
+
+def encoding_cuts(count: int, execution: ExecutionSection) -> tuple[int, ...]:
+    """Return where each shard of some prompts that are to be encoded ends: all processes get some of them."""
+    batch = execution.encode_batch_size
+    return _even(count, min(_MOST_PROMPTS, math.ceil(count / execution.ranks / batch) * batch)) if count else ()
 
 
 @lru_cache(maxsize=64)
@@ -82,10 +91,17 @@ def _spent(spent: Sequence[int], ranks: int) -> tuple[int, int]:
     return makespan(spent, ranks), sum(spent)
 
 
-def idle_share(spent: Sequence[int], ranks: int) -> float:
-    """Return the share of the time of all processes in which they wait for the last, see ``makespan``."""
-    took = makespan(spent, ranks)
-    return 1 - sum(spent) / (ranks * took) if took else 0.0
+def idle_share(ends: Sequence[int], *, batch: int, ranks: int, times: int = 1) -> float:
+    """Return the share of the time of all processes in which they wait for the last, or compute rows that only pad.
+
+    Args:
+        ends: where each shard ends.
+        batch: samples that are computed at a time.
+        ranks: processes.
+        times: how often all of it is done, one after the other.
+    """
+    took = makespan(costs(ends, batch) * times, ranks)
+    return 1 - times * ends[-1] / batch / (ranks * took) if took else 0.0
 
 
 def cover(ends: Sequence[int], committed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -14,10 +14,8 @@ from models.policies.base import Part
 from models.policies.diffusion import finite
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
+from tasks.runs.cuts import encoding_cuts
 from tasks.stages.stage import Output, Shard, Stage
-
-#: A crash costs at most the prompts of one shard; of SD3 they take 700 MB.
-_PROMPTS_PER_SHARD = 256
 
 
 class EncodeStage(Stage):
@@ -29,8 +27,9 @@ class EncodeStage(Stage):
 
     def shards(self) -> list[Shard]:
         """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
-        missing, size = self._missing, _PROMPTS_PER_SHARD
-        return [self._shard(missing[start : start + size]) for start in range(0, len(missing), size)]
+        missing = self._missing
+        ends = encoding_cuts(len(missing), self.config.execution)
+        return [self._shard(missing[start:stop]) for start, stop in pairwise((0, *ends))]
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Encode what is missing of one range, in batches of one fixed size: rows do not depend on their neighbors."""

@@ -119,6 +119,22 @@ def test_samples_are_those_of_the_pinned_settings_and_found_again(make_config: M
     assert (same.difference.mean, same.p) == (0.0, 1.0)
 
 
+@pytest.mark.slow
+def test_processes_share_the_work_and_change_no_figure(make_config: Make, small: Path, tmp_path: Path) -> None:
+    found = []
+    for processes in (1, 2):
+        root = f"store.root={tmp_path / str(processes)}"
+        context = prepare(make_config(root, "execution.rollout_batch_size=1"))
+        subject = find_subject("small@0", root=context.store.root.uri, config=None)
+        result = measure(load_benchmark(str(small)), subject, root=context.store.root.uri, processes=processes)
+        found.append((result, [*context.store.records(ArtifactRef.parse(result.images))]))
+    (one, of_one), (two, of_two) = found
+    assert one.scores == two.scores
+    assert [record.shard for record in of_one] == ["train-000000-000004", "train-000004-000006"]
+    assert [record.shard for record in of_two][:2] == ["train-000000-000001", "train-000001-000002"]
+    assert len({record.producer["pid"] for record in of_two}) == 2
+
+
 def test_a_folder_is_measured_as_its_run_is(make_config: Make, small: Path, tiny_base: Path) -> None:
     context = prepare(make_config())
     root, benchmark = context.store.root.uri, load_benchmark(str(small))

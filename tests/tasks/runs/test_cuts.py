@@ -6,7 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.runs.cuts import costs, cover, idle_share, makespan, planned_cuts
+from configs.load import load_config
+from tasks.runs.cuts import costs, cover, idle_share, makespan, planned_cuts, rollout_cuts
+from tests.conftest import ROOT
+
+#: But for Wan 2.1, which is published for one GPU.
+FULL = (
+    *("flux1_dance", "flux1_dev", "flux1_kontext", "flux1_tempflow", "flux2_dev", "flux2_klein", "qwen_image"),
+    *("qwen_image_edit", "qwen_image_tempflow", "sd15_ddpo", "sd35_medium", "wan22_a14b", "wan22_first_frame"),
+    "z_image_turbo",
+)
 
 
 def test_one_process_gets_shards_of_one_size() -> None:
@@ -18,7 +27,7 @@ def test_shards_shrink_towards_the_end() -> None:
     ends = planned_cuts(40, batch=1, ranks=2, units=(1,), largest=8)
     sizes = [end - start for start, end in pairwise((0, *ends))]
     assert sizes == [8, 8, 6, 6, 3, 3, 1, 1, 1, 1, 1, 1]
-    assert idle_share(costs(ends, 1), 2) == 0
+    assert idle_share(ends, batch=1, ranks=2) == 0
 
 
 def test_groups_are_cut_only_where_that_saves_time() -> None:
@@ -38,9 +47,11 @@ def test_few_padded_rows_are_computed() -> None:
 
 def test_makespan_takes_shards_in_order() -> None:
     assert makespan([3, 1, 1, 2], 2) == 4
-    assert idle_share([3, 1, 1, 2], 2) == pytest.approx(1 - 7 / 8)
-    assert idle_share([1], 4) == 0.75
-    assert idle_share([], 4) == 0
+    assert idle_share((3, 4, 5, 7), batch=1, ranks=2) == pytest.approx(1 - 7 / 8)
+    assert idle_share((1,), batch=1, ranks=4) == 0.75
+    assert idle_share((2,), batch=4, ranks=1) == 0.5
+    assert idle_share((2, 4), batch=2, ranks=4, times=2) == 0
+    assert idle_share((), batch=2, ranks=4) == 0
 
 
 def test_committed_ranges_stay_and_gaps_are_cut() -> None:
@@ -56,3 +67,10 @@ def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) ->
     ends = planned_cuts(total, batch=batch, ranks=ranks, units=(size, batch), largest=4 * size)
     assert ends[-1] == total
     assert all(start < end <= start + max(4 * size, batch) for start, end in pairwise((0, *ends)))
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+@pytest.mark.parametrize("preset", FULL)
+def test_rollouts_of_full_presets_leave_nobody_waiting(preset: str, ranks: int) -> None:
+    config = load_config(ROOT / "configs" / f"{preset}.yaml", [f"execution.processes={ranks}"])
+    assert idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) < 0.1
