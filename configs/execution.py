@@ -61,8 +61,9 @@ class ExecutionSection(Section):
     runner: Component = Component(name="threads")
     """Who takes the shards of encode, rollout, score, evaluate and judge: threads (this process and its ranks), or the
     workers of a dask or ray cluster."""
-    score_workers: int = Field(1, ge=1)
-    """With runner threads: how many score shards while rollouts go on."""
+    score_workers: int | None = Field(None, ge=1)
+    """With runner threads: how many score shards at a time, with rewards that take no accelerator; as many as cores are
+    left when absent. They are processes where scoring takes long, and threads for servers; 1 is a thread."""
     checkpoint_every: int = Field(0, ge=0)
     """Commit an optimizer checkpoint every so many updates within an epoch; 0 only at its end."""
     retries: int = Field(2, ge=0)

@@ -61,9 +61,10 @@ class EpochRollout:
             with self._ledger.work(self._rollout.stage.name):
                 await_shards(self._rollout, self._shards)
             finish(self._rollout)
-            for run, futures in zip(self._scores, self._scored, strict=True):
-                with self._ledger.work(run.stage.name):
-                    await_shards(run, futures)
+            with self._ledger.waiting():
+                for run, futures in zip(self._scores, self._scored, strict=True):
+                    with self._ledger.work(run.stage.name):
+                        await_shards(run, futures)
         else:
             self._work()
         for run in self._scores:
@@ -76,7 +77,7 @@ class EpochRollout:
             futures |= {each.name: submit(run, [each], after=self._shards.get(each.name)) for each in run.pending()}
 
     def _work(self) -> None:
-        """Roll out here or on the ranks, and score each shard on threads as soon as it is made.
+        """Roll out here or on the ranks, and score each shard on threads or by processes as soon as it is made.
 
         Rewards that work on the ranks have their turn after it.
         """
@@ -100,11 +101,12 @@ class EpochRollout:
         score([made.name for made in rollout.stage.shards() if made not in due])
         self._stages.work(rollout, due, on_commit=score)
         finish(rollout)
-        for run in together:
-            self._stages.work(run, run.pending())
-        for future in futures:
-            check_cancelled()
-            future.result()
+        with self._ledger.waiting():
+            for run in together:
+                self._stages.work(run, run.pending())
+            for future in futures:
+                check_cancelled()
+                future.result()
 
     def _following(self, epoch: int, slot: str) -> ScoreStage:
         """Return the stage that scores the rollout while it goes on."""

@@ -23,6 +23,7 @@ from tasks.execution.execution import Execution
 from tasks.execution.ordered import OrderedExecution
 from tasks.execution.orders import Order, own_code
 from tasks.execution.runners import make_runner
+from tasks.execution.scorers import Scorers
 from tasks.inputs.trust import remember
 from tasks.runs.context import RunContext
 from tasks.runs.length import kept_length, length_note
@@ -55,6 +56,8 @@ class Open:
         self.execution = execution
         self._stack = ExitStack()
         self._runner: Any = None
+        self.scorers = Scorers(execution.context)
+        """Processes that score beside this one."""
 
     @property
     def runner(self) -> Any:
@@ -73,6 +76,7 @@ class Open:
 
     def close(self) -> None:
         """Let workers, ranks and models go."""
+        self.scorers.close()
         self._stack.close()
         self._runner = None
         self.execution.close()
@@ -174,6 +178,17 @@ def opened(context: RunContext) -> Iterator[Execution]:
 def task_runner(context: RunContext) -> Any:
     """Return the task runner of an open run."""
     return _open[_key(context)].runner
+
+
+def scorers(context: RunContext) -> Scorers:
+    """Return the processes that score for an open run."""
+    return _open[_key(context)].scorers
+
+
+def scorers_of(order: Order, execution: Execution) -> Scorers:
+    """Return the processes that score what is ordered, of an open run; of one that another process leads, none."""
+    found = _open.get((order.root, order.run))
+    return Scorers(execution.context) if found is None else found.scorers
 
 
 _visited = OrderedExecution()

@@ -85,7 +85,7 @@ def run_shards(order: str, shards: Sequence[tuple[str, int, int]], seconds: floa
                     return
 
         try:
-            return run.run_shards(timely())
+            return runtime.scorers_of(parsed, execution).carry_out(run, parsed, timely())
         except Exception as error:
             shard = run.failed(error)
             if shard is not None:
@@ -131,7 +131,7 @@ class RunStages:
         return run.stage.separable and self._execution.elsewhere
 
     def work(self, run: StageRun, due: Sequence[Shard], *, on_commit: OnCommit = lambda names: None) -> None:
-        """Run the pending shards of a stage, if there are any.
+        """Run the pending shards of a stage, if there are any: here, on the ranks, or by processes that score.
 
         Args:
             run: the stage.
@@ -153,6 +153,9 @@ class RunStages:
         left = [*due]
         while left:
             check_cancelled()
+            if runtime.scorers(run.stage.context).take(run.stage):
+                await_shards(run, {shard.name: submit(run, [shard]) for shard in left}, on_commit=on_commit)
+                return
             done = shards_task(run, left)(order_of(run), list(map(astuple, left)), _TASK_S)
             on_commit([shard.name for shard in left[:done]])
             left = left[done:]

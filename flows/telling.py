@@ -16,6 +16,7 @@ from flows.artifacts import (
 from flows.server import has_lasting_api
 from tasks.figures.earnings import earned
 from tasks.figures.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
+from tasks.figures.speed import waited_in_words
 from tasks.figures.watch import new_suspicions
 from tasks.review.report import run_report
 from tasks.runs.context import RunContext
@@ -56,7 +57,8 @@ class Telling:
         self._table.update(epoch, last=epoch == self._epochs)
         said, times = earned(self._context.chain, epoch), self._context.ledger.times("optimize")
         how, self._times = "pipeline" if times > self._times else "found", times
-        self._context.reporter.progress(how, epoch, epoch, self._epochs, said)
+        waited = waited_in_words(self._context.ledger.waited_share())
+        self._context.reporter.progress(how, epoch, epoch, self._epochs, f"{said}{waited}")
 
     def exported(self, epoch: int) -> None:
         """Register the exported model."""

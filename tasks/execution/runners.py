@@ -5,6 +5,7 @@ A runner says which of Prefect's task runners it is and what that is built with;
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,14 +49,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """Scores go to ``execution.score_workers`` threads while this process, or its ranks, roll out."""
+    """Scores go to ``execution.score_workers`` threads, or processes, while this process, or its ranks, roll out."""
 
     elsewhere = False
     task_runner = "prefect.task_runners:ThreadPoolTaskRunner"
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return how many threads."""
-        return {"max_workers": execution.score_workers}
+        return {"max_workers": score_workers(execution)}
 
     def connect(self, task_runner: Any) -> None:
         """Do nothing: threads are here."""
@@ -125,6 +126,19 @@ class Ray:
         """Do nothing: Ray connects when the task runner is started."""
 
 
+def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
+    """Return how many shards a process scores at a time: as asked for, or one for every core that is left.
+
+    Args:
+        section: how the run is carried out.
+        on_rank: the process is a rank, which shares the cores with others; else it has those that the ranks leave.
+    """
+    if section.score_workers is not None:
+        return section.score_workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // section.processes if on_rank else cores - section.processes)
+
+
 def make_runner(section: ExecutionSection) -> Runner:
     """Return who takes shards.
 
@@ -142,7 +156,7 @@ def check_runner(section: ExecutionSection) -> None:
     """
     runner = make_runner(section)
     runner.arguments(section)
-    if runner.elsewhere and section.score_workers != 1:
+    if runner.elsewhere and section.score_workers is not None:
         raise ConfigError(
             f"execution.score_workers is {section.score_workers}, but scores go to the workers of execution.runner "
             f"'{section.runner.name}'. Remove it."

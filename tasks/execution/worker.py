@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from itertools import islice
+from typing import NamedTuple
 
 from configs.errors import WorkerError
 from configs.garbage import starting
@@ -26,6 +27,7 @@ with starting():
     from tasks.execution.execution import Execution
     from tasks.execution.ordered import OrderedExecution, ordered_stage
     from tasks.execution.orders import PREFIX, Order, own_code
+    from tasks.execution.scorers import Scorers
     from tasks.hosting.board import Board
     from tasks.hosting.pulse import Beat
     from tasks.hosting.ranks import Ranks, torchrun_ranks
@@ -64,13 +66,15 @@ class Worker:
         self._ranks = ranks
         self._board = board
         self._kept = OrderedExecution()
+        self._scorers: Scorers | None = None
 
     def carry_out(self, order: Order) -> None:
         """Take this rank's share of a stage, and tell when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
         execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
-        run_share(ordered_stage(order, execution), self._ranks, board)
+        share = Share(ordered_stage(order, execution), order, self._scorers)
+        run_share(share, self._ranks, board)
         board.post(f"done{self._ranks.rank}", json.dumps(execution.host.loads))
         if self._ranks.first:
             with self._ranks.pulse.waiting():
@@ -80,13 +84,32 @@ class Worker:
     def _prepare(self, execution: Execution) -> None:
         execution.host.ranks = self._ranks
         execution.host.use_threads()
+        if self._scorers is not None:
+            self._scorers.close()
+        self._scorers = Scorers(execution.context, on_rank=True)
 
 
-def run_share(stage: Stage, ranks: Ranks, board: Board) -> None:
+class Share(NamedTuple):
+    """A stage that ranks carry out together, or each its shards."""
+
+    stage: Stage
+    """The stage."""
+    order: Order
+    """What told of it."""
+    scorers: Scorers | None
+    """Processes of this rank that score beside it, if there are any."""
+
+
+def run_share(share: Share, ranks: Ranks, board: Board) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
+    stage = share.stage
     run = StageRun(stage, ordered=True)
     stage.host.meet(stage.parts, stage.load)
     if stage.first_rank_only and not ranks.first:
+        return
+    if share.scorers is not None and share.scorers.take(stage):
+        committed = lambda name: send({"committed": name})  # noqa: E731
+        share.scorers.spread(run, share.order, deal(ranks, board, run.pending), committed)
         return
     if not stage.collective:
         run.run_shards(deal(ranks, board, run.pending), on_commit=lambda record: send({"committed": record.shard}))

@@ -10,6 +10,8 @@ from tasks.runs.chain import Chain
 
 #: What the rows of a stage's artifact are, where their rate says how fast the model works.
 ROWS = {"rollout": "samples", "optimize": "rows"}
+#: Share of an epoch's time from which waiting for rewards is told of.
+_WORTH_SAYING = 0.05
 
 
 def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
@@ -65,3 +67,8 @@ def in_words(speed: Mapping[str, float]) -> str:
     if "mfu" in speed:
         shown.append(f"MFU {speed['mfu']:.1%}")
     return ", ".join(shown)
+
+
+def waited_in_words(share: float) -> str:
+    """Return which share of an epoch's time went by in waiting for rewards, to follow what earns it; '' if little."""
+    return f", {share:.0%} of the time waited for rewards" if share >= _WORTH_SAYING else ""

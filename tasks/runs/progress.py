@@ -52,6 +52,7 @@ class Ledger:
         self._imports = 0.0
         self._lock = threading.Lock()
         self.started = time.monotonic()
+        self._waited, self._asked = 0.0, self.started
 
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
@@ -65,6 +66,22 @@ class Ledger:
                 self._imports += took
                 # Most come first.
                 self._spans.append((stage, start + took, time.monotonic()))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for rewards, with nothing else to do."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - start
+
+    def waited_share(self) -> float:
+        """Return the share of the time since this was asked last, or since the start, that was spent ``waiting``."""
+        now = time.monotonic()
+        share = self._waited / max(now - self._asked, 1e-9)
+        self._waited, self._asked = 0.0, now
+        return share
 
     def seconds(self, stage: str) -> float:
         """Return the seconds a stage worked."""

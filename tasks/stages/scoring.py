@@ -47,9 +47,15 @@ class Scoring(Stage):
         return {"batch_size": self.section.batch_size}
 
     @property
-    def on_ranks(self) -> bool:
-        """True for a reward that works on the accelerator of this process."""
+    def needs_accelerator(self) -> bool:
+        """True for a reward that works on the accelerator of the process that scores."""
         return works_on_accelerator(self.section)
+
+    @property
+    def on_ranks(self) -> bool:
+        """True for a reward on an accelerator, and where there are several machines, whose cores all score."""
+        several = self.config.execution.nodes > 1 and self.section.server is None
+        return self.needs_accelerator or several
 
     def shards(self) -> list[Shard]:
         """The shards of the samples."""

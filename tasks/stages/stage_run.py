@@ -104,7 +104,7 @@ class StageRun:
         self, shard: Shard, on_commit: Callable[[ShardRecord], None] = lambda record: None
     ) -> Callable[[], ShardRecord]:
         """Return what gives the record of a shard: it is committed, or is run now and will be."""
-        with self._named(shard):
+        with self.named(shard):
             found = self.store.record(self.ref, shard.name)
             if found is None:
                 commit = self._run(shard)
@@ -113,7 +113,7 @@ class StageRun:
                 self.stage.context.recent.forget(self.ref, shard.name)
 
         def made() -> ShardRecord:
-            with self._named(shard):
+            with self.named(shard):
                 record = commit() if found is None else found
                 on_commit(record)
             return record
@@ -170,7 +170,8 @@ class StageRun:
             return winner
 
     @contextmanager
-    def _named(self, shard: Shard) -> Iterator[None]:
+    def named(self, shard: Shard) -> Iterator[None]:
+        """Keep which shard an error inside tells of, see ``failed``."""
         try:
             yield
         except Exception as error:

@@ -22,7 +22,8 @@ from storage.tables import read_rows
 from tasks.execution.crew import Listener
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Local, Program
-from tasks.execution.worker import run_share
+from tasks.execution.orders import Order
+from tasks.execution.worker import Share, run_share
 from tasks.hosting.board import Board
 from tasks.hosting.pulse import Beat, Pulse, Watch
 from tasks.hosting.ranks import Ranks
@@ -480,8 +481,9 @@ def test_what_libraries_write_on_the_first_rank_alone_no_other_rank_takes(
     if name == "base":
         context = begin_run(make_config("run.name=other", "model.path=null", "model.build={name: tiny}"))
     stage = make_stage(context, name, 0 if name == "base" else 1)
+    order = Order.of(StageRun(stage))
     # The other rank does not even ask which shards there are, which nobody would answer here.
-    run_share(stage, Ranks(1, 2), Silent())
+    run_share(Share(stage, order, None), Ranks(1, 2), Silent())
     assert context.store.committed(stage.ref) == []
 
 

@@ -1,0 +1,185 @@
+"""Processes that score beside this one: a reward that takes no accelerator then holds no thread of who samples.
+
+The pool is loky's, which joblib ships: unlike the standard library's it does not run a person's own script again in
+every process, and says when one is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
+from typing import Any
+
+from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
+
+from configs.errors import LostRankError
+from tasks.execution.ordered import OrderedExecution, ordered_stage
+from tasks.execution.orders import Order
+from tasks.execution.runners import make_runner, score_workers
+from tasks.runs.context import RunContext
+from tasks.runs.cuts import evaluation_cuts, rollout_cuts
+from tasks.stages.scoring import Scoring
+from tasks.stages.stage import Shard, Stage
+from tasks.stages.stage_run import StageRun
+
+#: Seconds that scoring must have taken here, and must take of a shard, until processes are started, which takes some.
+_WORTH_S, _SLOW_S = 8.0, 0.2
+#: Seconds after which a process that has nothing to score ends.
+_IDLE_S = 60.0
+_LOOK_S = 0.5
+
+#: What a scoring process has heard, to be said by who gave it the work.
+_Said = list[tuple[str, int, int, int, str]]
+
+
+class Scorers:
+    """The scoring processes of one run in one process: started when it is worth it, ended with the run."""
+
+    def __init__(self, context: RunContext, *, on_rank: bool = False) -> None:
+        """Bind to a run; nothing is started.
+
+        Args:
+            context: how it is carried out, how long scoring takes in it, and who hears of that.
+            on_rank: this process is one of several that score.
+        """
+        config = context.config
+        self._config, self._ledger, self._reporter = config, context.ledger, context.reporter
+        shards = max(len(rollout_cuts(config)), 2 * len(evaluation_cuts(config)))
+        workers = 1 if make_runner(config.execution).elsewhere else score_workers(config.execution, on_rank=on_rank)
+        self.count = min(workers, shards)
+        """Processes at most."""
+        self._pool: Any = None
+        self._lock = threading.Lock()
+        self._here = threading.Lock()
+
+    def take(self, stage: Stage) -> bool:
+        """Return whether the shards of a stage are scored by processes from now on.
+
+        Never of a reward that a server gives, nor of one on an accelerator, whose memory is one process's. Cheap ones
+        are scored sooner than a process is started.
+        """
+        if not isinstance(stage, Scoring) or stage.needs_accelerator or stage.section.server is not None:
+            return False
+        spent, each = self._ledger.seconds(stage.name), self._ledger.typical(stage.name)
+        return self.count > 1 and spent >= _WORTH_S and each >= _SLOW_S
+
+    def carry_out(self, run: StageRun, order: Order, shards: Iterable[Shard]) -> int:
+        """Make shards of a stage one after the other, by a process if it is of those; return how many."""
+        if not self.take(run.stage):
+            return self._carry_out_here(run, shards)
+        done = 0
+        for shard in shards:
+            with run.named(shard), self._ledger.work(run.stage.name):
+                self._score(run, order, shard)
+            done += 1
+        return done
+
+    def spread(self, run: StageRun, order: Order, shards: Iterable[Shard], on_commit: Callable[[str], None]) -> None:
+        """Make shards of a stage by all processes at once, each the next as soon as it is free."""
+        left, lock = iter(shards), threading.Lock()
+
+        def work() -> None:
+            while True:
+                with lock:
+                    shard = next(left, None)
+                if shard is None:
+                    return
+                self.carry_out(run, order, [shard])
+                on_commit(shard.name)
+
+        with ThreadPoolExecutor(self.count) as threads:
+            for done in [threads.submit(work) for _ in range(self.count)]:
+                done.result()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True, kill_workers=True)
+                self._pool = None
+
+    def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
+        stage = run.stage
+        if isinstance(stage, Scoring) and stage.section.server is None:
+            # Rewards need not be made for several threads.
+            with self._here:
+                return run.run_shards(shards)
+        return run.run_shards(shards)
+
+    def _score(self, run: StageRun, order: Order, shard: Shard) -> None:
+        """Have one shard scored; a process that something ends from outside is replaced.
+
+        Raises:
+            LostRankError: they are ended again and again.
+        """
+        for left in reversed(range(self._config.execution.retries + 1)):
+            pool = self._started()
+            try:
+                said = pool.submit(_scored, order.line(), astuple(shard)).result()
+            except BrokenProcessPool:
+                self._forget(pool)
+                if not left:
+                    raise LostRankError(
+                        f"{run.stage.node}: processes that score were ended from outside again and again, as the "
+                        "system does when memory runs out. Lower execution.score_workers, which is "
+                        f"{self.count} here; what is committed stays."
+                    ) from None
+                continue
+            for each in said:
+                self._reporter.progress(*each)
+            return
+
+    def _started(self) -> Any:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(
+                    self.count, timeout=_IDLE_S, initializer=_begin, initargs=(os.getpid(),)
+                )
+            return self._pool
+
+    def _forget(self, pool: Any) -> None:
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+
+
+class _Kept:
+    """Keeps what a stage says."""
+
+    def __init__(self) -> None:
+        self.said: _Said = []
+
+    def progress(self, stage: str, epoch: int, done: int, total: int, detail: str = "") -> None:
+        self.said.append((stage, epoch, done, total, detail))
+
+    def message(self, text: str) -> None:
+        """Say nothing: what concerns a person is raised."""
+
+
+_execution, _kept = OrderedExecution(), _Kept()
+
+
+def _begin(parent: int) -> None:
+    """Make a process one that scores: interrupts are its parent's to hear, and it ends when that is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True, name="parent").start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _scored(line: str, shard: tuple[str, int, int]) -> _Said:
+    """Score and commit a shard of the stage that an order names; return what was said meanwhile."""
+    order = Order.parse(line)
+    execution = _execution.of(order, lambda: _kept, lambda made: None)
+    _kept.said = []
+    StageRun(ordered_stage(order, execution), ordered=True).run_shard(Shard(*shard))
+    return _kept.said
