@@ -25,3 +25,14 @@ def norm_preserving_guided(negative: Tensor, positive: Tensor, scale: float) -> 
     lengths: Tensor = torch.linalg.vector_norm(positive, dim=-1, keepdim=True)
     rescaled: Tensor = combined * (lengths / torch.linalg.vector_norm(combined, dim=-1, keepdim=True))
     return rescaled
+
+
+def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: float) -> Tensor:
+    """Return the guided prediction brought towards the positive one's std over all dims of a row.
+
+    ``rescale`` of the way (arXiv 2305.08891, section 3.4; diffusers ``rescale_noise_cfg``): guidance makes what is
+    predicted larger, and images over-exposed.
+    """
+    combined, dims = guided(negative, positive, scale), tuple(range(1, positive.ndim))
+    rescaled = combined * (positive.std(dim=dims, keepdim=True) / combined.std(dim=dims, keepdim=True))
+    return rescale * rescaled + (1 - rescale) * combined

@@ -44,10 +44,13 @@ VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
-    "sd15": frozenset({"steps"}),
+    "sd15": frozenset({"steps", "guidance_rescale"}),
     "sd3": frozenset({"schedule"}),
     **dict.fromkeys(VIDEO, frozenset({"guidance_scale_2", "flow_shift"})),
 }
 
-#: First and last noise level of families that do not go from 1 to 0.
+#: Families that are told how many steps they take, and how many these are where nobody says.
+FIXED_STEPS: Mapping[str, int] = {"sd15": 50}
+
+#: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283)}

@@ -195,6 +195,23 @@ class DiffusionPolicy(Policy):
         return ()
 
 
+def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
+    """Return the (T + 1,) sigmas of a policy, checked to lead from noise to data.
+
+    Raises:
+        ConfigError: they do not: samples would be NaN, or no samples of the model.
+    """
+    levels = policy.sigmas(steps)
+    falls = bool((levels[1:] < levels[:-1]).all())
+    if falls and bool(torch.isfinite(levels).all()) and float(levels[0]) <= 1 + 1e-6 and float(levels[-1]) >= 0:
+        return levels
+    shown = ", ".join(f"{level:.4g}" for level in levels.tolist())
+    raise ConfigError(
+        f"With {steps} steps the scheduler of model.path gives the noise levels {shown}. They have to fall from 1 or "
+        "less to 0 or more, one after the other. Correct the scheduler's config, or change the number of steps."
+    )
+
+
 def pixels(unit: Tensor) -> Tensor:
     """Return values in [0, 1] as uint8, rounded as pipelines round them.
 

@@ -10,11 +10,16 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from models.libraries import diffusers_class, read_json
+from models.weights.stored_weights import on_meta
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +85,16 @@ UNIPC_FLOW = Fields(
     allowed={"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)},
 )
 #: The training schedule, which DDIM follows whichever scheduler the folder names.
-_TRAINED = {"num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas", "steps_offset"}
-_PREDICTIONS = ("epsilon", "v_prediction")
+_TRAINED = {
+    "num_train_timesteps",
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "steps_offset",
+    "rescale_betas_zero_snr",
+}
+_PREDICTIONS = ("epsilon", "v_prediction", "sample")
 _SPACINGS = ("leading", "trailing")
 _AS_DDIM: Mapping[str, Any] = {
     "allowed": {"prediction_type": _PREDICTIONS, "timestep_spacing": _SPACINGS},
@@ -194,6 +207,23 @@ def check_scheduler(folder: Path, family: str, index: Mapping[str, Any], known: 
             f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
             f"made for. Take a model, or save this pipeline with a scheduler, whose {key} is that."
         )
+    scheduler_of(folder, index)
+
+
+def scheduler_of(folder: Path, index: Mapping[str, Any]) -> Any:
+    """Return the scheduler of a pipeline folder.
+
+    Raises:
+        ConfigError: diffusers makes none of what its config says.
+    """
+    name = str(_component(index, "scheduler"))
+    try:
+        return diffusers_class(name).from_config(read_json(folder / "scheduler" / "scheduler_config.json"))
+    except (ArithmeticError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.path '{folder}': diffusers can make no {name} of scheduler/scheduler_config.json: {error}. "
+            "Correct the file, or copy or download it again."
+        ) from None
 
 
 def check_index(folder: Path, family: str, index: Mapping[str, Any], pipeline: str, fields: Fields) -> None:
@@ -208,6 +238,11 @@ def check_index(folder: Path, family: str, index: Mapping[str, Any], pipeline: s
             f"model.path '{folder}': {key} in its model_index.json is {value!r}, which '{family}' does not follow; it "
             f"knows {' or '.join(repr(each) for each in wanted)}. Choose another model or family."
         )
+
+
+def described(folder: Path, class_name: str) -> nn.Module:
+    """Return a component of which only the config is of use, on the meta device."""
+    return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))
 
 
 def settings_of(name: str) -> dict[str, Any]:

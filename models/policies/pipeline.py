@@ -27,7 +27,7 @@ from models.policies.attention import set_attention
 from models.policies.base import Part
 from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
-from models.policies.folders import FLOW, Fields, check_index, check_scheduler, read_index, whole
+from models.policies.folders import FLOW, Fields, check_index, check_scheduler, described, read_index, whole
 from models.policies.reading import cut_notes
 from models.weights.lora_files import save_lora
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
@@ -110,14 +110,15 @@ class PipelinePolicy(DiffusionPolicy):
         """Load the wanted parts of a pipeline folder."""
         chosen = build(cls.options_type, cls.family, options, what="model.options of")
         index = cls.check_folder(folder, settings)
+        cls.check_options(folder, chosen)
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
         absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
         # Without an autoencoder its config alone says how large latents are; pipelines read it when they are made.
         unloaded = Part.DENOISER in parts and Part.VAE not in parts
-        described = _described(folder / "vae", index["vae"][1]) if unloaded else None
-        absent |= {} if Part.VAE in parts else {"vae": described}
+        shape = described(folder / "vae", index["vae"][1]) if unloaded else None
+        absent |= {} if Part.VAE in parts else {"vae": shape}
         pipeline_class = diffusers_class(cls.pipeline_name)
         given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
         check_safetensors(folder, [name for name in index if name not in given])
@@ -126,12 +127,12 @@ class PipelinePolicy(DiffusionPolicy):
         loading = {"dtype": settings.dtype, "local_files_only": True, "use_safetensors": True}
         pipeline = pipeline_class.from_pretrained(folder, **loading, **given)
         pipeline.set_progress_bar_config(disable=True)
-        if described is not None:
+        if shape is not None:
             pipeline.vae = None
         if settings.device_map is None:
             pipeline.to(settings.device)
-        if described is not None:
-            pipeline.vae = described
+        if shape is not None:
+            pipeline.vae = shape
         elif pipeline.vae is not None:
             # Decoding is a small part of the work, and rewards see its rounding.
             pipeline.vae.to(torch.float32)
@@ -217,10 +218,10 @@ class PipelinePolicy(DiffusionPolicy):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and self.settings.train_negative):
                     without = self._predict(modules, latents, sigma, negative)
             positive = self._predict(modules, latents, sigma, conditioning.positive)
-        return Guided(self.guide(without.to(positive.dtype), positive, sigma).float(), without.float())
+        return Guided(self.guide(without.to(positive.dtype), positive, sigma, latents).float(), without.float())
 
-    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
-        """Return the guided prediction of (B, ...) predictions."""
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
+        """Return the guided prediction of (B, ...) predictions for (B, ...) latents."""
         return guided(negative, positive, self.settings.guidance_scale)
 
     @abstractmethod
@@ -265,6 +266,14 @@ class PipelinePolicy(DiffusionPolicy):
             cls._check_scheduler(folder, index)
             check_index(folder, cls.family, index, cls.pipeline_name, cls.settings_read)
         return index
+
+    @classmethod
+    def check_options(cls, folder: Path, options: Any) -> None:
+        """Check that options of the family can be had of a folder, which ``check_folder`` found in order.
+
+        Raises:
+            ConfigError: one cannot.
+        """
 
     @classmethod
     def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
@@ -371,8 +380,3 @@ class PipelinePolicy(DiffusionPolicy):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         check_scheduler(folder, cls.family, index, cls.schedulers)
-
-
-def _described(folder: Path, class_name: str) -> nn.Module:
-    """Return a component of which only the config is of use."""
-    return on_meta(partial(diffusers_class(class_name).from_config, read_json(folder / "config.json")))

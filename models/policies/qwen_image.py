@@ -91,7 +91,7 @@ class QwenImage(Flux1):
         """Return frames, height and width in tokens of every image the model sees."""
         return [(1, *self._grid())]
 
-    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
         """Return the guided prediction with each token's norm that of the conditional one."""
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 

@@ -138,7 +138,7 @@ class Wan(PipelinePolicy):
             result = result.index_add(0, used.nonzero().flatten(), predicted * counts)
         return result
 
-    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
         """Return the guided prediction; each noise range has its own scale."""
         first, second = self.settings.guidance_scale, self.options.guidance_scale_2
         if second is None or second == first:

@@ -72,7 +72,7 @@ class ZImage(PipelinePolicy):
         predicted = modules["transformer"](images, (1000 - sigma * 1000) / 1000, texts, return_dict=False)[0]
         return -torch.stack([image.float() for image in predicted]).squeeze(2)
 
-    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor) -> Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
         """Return positive + (scale - 1) (positive - negative); the pipeline calls scale - 1 its guidance."""
         return positive + (self.settings.guidance_scale - 1) * (positive - negative)
 

@@ -11,7 +11,7 @@ from configs.registry import build as make_options
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
-from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, VIDEO
+from models.policies import EMBEDDED_GUIDANCE, FIXED_STEPS, IMAGE_CONDITIONED, POLICIES, VIDEO
 from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
@@ -19,8 +19,6 @@ from models.sizes.architectures import Architecture, architecture_of
 
 #: Latents a token is wide in the models that builders make.
 _BUILT_PATCH = 2
-#: Steps that Stable Diffusion 1.5 takes where its options do not say.
-_SD15_STEPS = 50
 #: Families whose activations leave float16's range, so that images are black (github.com/Tongyi-MAI/Z-Image/issues/14).
 _OVERFLOWING = frozenset({"z_image"})
 
@@ -69,7 +67,7 @@ def _check_base(config: RunConfig) -> None:
     model, family = config.model, resolve(POLICIES, config.model.policy, what="model.policy")
     if not issubclass(family, PipelinePolicy):
         return
-    make_options(family.options_type, family.family, model.options, what="model.options of")
+    options = make_options(family.options_type, family.family, model.options, what="model.options of")
     settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
     if model.build is not None:
         builder = create(BUILDERS, model.build.name, model.build.options, what="model.build")
@@ -80,6 +78,7 @@ def _check_base(config: RunConfig) -> None:
     folder = Path(str(model.path)).expanduser()
     if folder.is_dir():
         family.check_folder(folder, settings)
+        family.check_options(folder, options)
     else:
         family.check_size(None, settings)
 
@@ -156,15 +155,16 @@ def _check_clips(config: RunConfig) -> None:
 
 
 def _check_steps(config: RunConfig) -> None:
-    """Check that Stable Diffusion 1.5 begins at the noise of the schedule it then follows."""
-    if config.model.policy != "sd15":
+    """Check that a family that is told its steps begins at the noise of the schedule it then follows."""
+    family = config.model.policy
+    if family not in FIXED_STEPS:
         return
-    told = config.model.options.get("steps", _SD15_STEPS)
+    told = config.model.options.get("steps", FIXED_STEPS[family])
     for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
         if steps is not None and steps != told:
             raise ConfigError(
-                f"{where} is {steps}, but model.options.steps of model.policy 'sd15' is {told}, which fixes the noise "
-                f"a sample begins with. Set model.options.steps and {where} to the same number."
+                f"{where} is {steps}, but model.options.steps of model.policy '{family}' is {told}, which fixes the "
+                f"noise a sample begins with. Set model.options.steps and {where} to the same number."
             )
 
 
@@ -174,6 +174,12 @@ def _check_guidance(config: RunConfig) -> None:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
             f"'{model.policy}', which takes no negative prompt. Remove it."
+        )
+    rescale = model.options.get("guidance_rescale", 0)
+    if rescale and model.guidance_scale <= 1:
+        raise ConfigError(
+            f"model.options.guidance_rescale is {rescale}, but model.guidance_scale {model.guidance_scale} switches "
+            "guidance off, so there is nothing to rescale. Set model.guidance_scale above 1, or remove it."
         )
     second = model.options.get("guidance_scale_2")
     if second is None:

@@ -23,6 +23,7 @@ from configs.errors import ConfigError
 from configs.registry import resolve
 from models.libraries import quiet_libraries
 from models.maths.conditioning import Conditioning
+from models.maths.preserving import flow_length
 from models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
 from models.maths.schedules import AllSteps
 from models.maths.solvers import Euler
@@ -30,7 +31,6 @@ from models.maths.transitions import ODE, FlowSDE
 from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, TrainableDenoiser
-from models.policies.sd15 import _length as flow_length
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.merging import Merged
@@ -286,7 +286,7 @@ def test_the_gradient_of_guidance_is_that_of_the_half_asked_for(family: str, loa
             negative, positive = (
                 policy.velocity(latents, sigma, Conditioning(c)) for c in (cond.negative, cond.positive)
             )
-            velocity = policy.guide(negative.detach(), positive, sigma)
+            velocity = policy.guide(negative.detach(), positive, sigma, latents)
         # Not its square: Qwen-Image's guidance keeps the norm of the conditional half.
         (velocity * velocity.detach().roll(1, -1)).mean().backward()
         return velocity.detach(), [p.grad for p in trainable.parameters() if p.grad is not None]

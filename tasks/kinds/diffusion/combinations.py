@@ -7,14 +7,16 @@ a setting without effect. A rule asks components what they need and what they dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from configs.errors import ConfigError
+from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.schedules import Plan, Steps
 from models.maths.transitions import Gaussian, Grid, Kernel
-from models.policies import NOISE_RANGE
+from models.policies import NOISE_RANGE, POLICIES
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
@@ -300,11 +302,23 @@ def _advantages_mean_something(found: Combination) -> None:
 
 
 def _schedule(found: Combination) -> Gaussian:
-    """Return the sampler's steps over a schedule with the family's first and last level."""
-    steps, ends = found.config.rollout.steps, NOISE_RANGE.get(found.config.model.policy, (1.0, 0.0))
+    """Return the sampler's steps over a schedule with the model's first and last level."""
+    steps, ends = found.config.rollout.steps, _ends(found.config)
     sigmas = torch.linspace(*ends, steps + 1, dtype=torch.float64)
     nothing = torch.zeros(steps, 1, dtype=torch.float64)
     return found.kernel.step(nothing, nothing, Grid(sigmas[:-1], sigmas[1:], sigmas[1].expand(steps)))
+
+
+def _ends(config: RunConfig) -> tuple[float, float]:
+    """Return the first and last level of a folder's own schedule where that is not from 1 to 0, else the family's."""
+    model, folder = config.model, None if config.model.path is None else Path(config.model.path).expanduser()
+    if model.policy not in NOISE_RANGE:
+        return 1.0, 0.0
+    if folder is None or not (folder / "model_index.json").is_file():
+        return NOISE_RANGE[model.policy]
+    family = resolve(POLICIES, model.policy, what="model.policy")
+    high, low = family.noise_range(folder, config.rollout.steps)
+    return high, low
 
 
 def _stored_predictions_are_used(found: Combination) -> None:

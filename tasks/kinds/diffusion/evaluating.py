@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
+from models.policies.diffusion import noise_levels
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_solver
 from tasks.inputs.sources import Weights
@@ -41,7 +42,7 @@ class EvaluationMaker:
         padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
         policy, velocities = self._models.held()
         seeds = [derive(section.seed, "evaluate", job.prompt.id, job.replica) for job in padded]
-        sigmas = policy.sigmas(section.steps or self._config.rollout.steps)
+        sigmas = noise_levels(policy, section.steps or self._config.rollout.steps)
         rollout = sample(
             velocities,
             self._models.conditioning([job.prompt for job in padded]),

@@ -17,7 +17,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import DrawnPerSample, Plan, Steps
 from models.maths.transitions import Kernel
-from models.policies.diffusion import DiffusionPolicy, finite
+from models.policies.diffusion import DiffusionPolicy, finite, noise_levels
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
 from tasks.inputs.sources import Weights
@@ -70,7 +70,7 @@ class RolloutMaker:
         padded = list(jobs) + [jobs[-1]] * (pad_to - len(jobs))
         policy, velocities = self._models.held(reference=self._with_kl)
         seeds = [self._seed("initial", job, 0) for job in padded]
-        sigmas = policy.sigmas(self._config.rollout.steps)
+        sigmas = noise_levels(policy, self._config.rollout.steps)
         plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
         latents = self._start(policy, padded, seeds)
         rollout = sample(
@@ -108,7 +108,7 @@ class RolloutMaker:
         """Sample trunks and all their branches; one stored sample per branch."""
         policy, velocities = self._models.held()
         seeds = [self._seed("initial", job, 0) for job in jobs]
-        sigmas = policy.sigmas(self._config.rollout.steps)
+        sigmas = noise_levels(policy, self._config.rollout.steps)
         latents = self._start(policy, jobs, seeds)
         plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
         made = branch(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import SamplingError
+from configs.errors import ConfigError, SamplingError
 from configs.schema import RunConfig
+from models.policies.diffusion import noise_levels
 from tasks.kinds.diffusion.finals import Finals
 
 
@@ -20,3 +21,14 @@ def test_what_is_not_finite_is_never_decoded(make_config: Callable[..., RunConfi
     final[1, 0, 0, 0] = value
     with pytest.raises(SamplingError, match="final latents of 1 of 3 rows are not finite"):
         Finals.of(policy, final, make_config())
+
+
+@pytest.mark.parametrize("levels", [[1.0, float("nan"), 0.0], [1.0, 0.5, 0.5, 0.0], [0.0, 1.0], [1.5, 0.5, 0.0]])
+def test_noise_that_does_not_fall_to_nothing_is_never_sampled_with(levels: list[float]) -> None:
+    class Policy:
+        def sigmas(self, steps: int) -> torch.Tensor:
+            return torch.tensor(levels)
+
+    policy: Any = Policy()
+    with pytest.raises(ConfigError, match="They have to fall from 1 or less to 0 or more"):
+        noise_levels(policy, len(levels) - 1)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,6 +196,12 @@ def test_a_broken_model_folder(
     ("family", "overrides", "expected"),
     [
         ("sd15", ["model.options={}"], "rollout.steps is 4, but model.options.steps of model.policy 'sd15' is 50"),
+        (
+            "sd15",
+            ["model.guidance_scale=1", "model.options={steps: 4, guidance_rescale: 0.7}"],
+            "guidance off, so there is nothing to rescale",
+        ),
+        ("sd15", ["model.options={steps: 4, guidance_rescale: 2}"], "guidance_rescale is 2; it must be from 0 to 1"),
         ("sd15", ["evaluate.steps=9"], "evaluate.steps is 9, but model.options.steps of model.policy 'sd15' is 4"),
         ("sd15", [FINAL, "optimize.algorithm={name: nft}"], "to {low: 0.0283, high: 0.93}, or its kind to 'grid'"),
         ("wan21", ["model.frames=6"], "takes 4 n + 1 frames. The nearest are 5 and 9"),
@@ -230,6 +238,30 @@ def test_sd15_may_train_its_last_step_since_its_schedule_ends_above_0() -> None:
     config = load_config(ROOT / "configs" / "tiny_sd15.yaml")
     assert (config.rollout.sampler.name, config.rollout.plan.options) == ("ddim", {"last": "train"})
     check_config(config)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("scheduler", {"set_alpha_to_one": True}, "has no noise there (std 0.0e+00), and a step without noise"),
+        (
+            "scheduler",
+            {"timestep_spacing": "linspace"},
+            "timestep_spacing of its scheduler DDIMScheduler is",
+        ),
+        ("scheduler", {"timestep_spacing": "trailing", "num_train_timesteps": 999}, "only where 999 is a multiple"),
+        ("scheduler", {"rescale_betas_zero_snr": True}, "rescale_betas_zero_snr with prediction_type 'epsilon'"),
+        ("unet", {"time_cond_proj_dim": 8}, "takes guidance as an input (time_cond_proj_dim)"),
+    ],
+)
+def test_check_reads_the_schedule_of_a_folder(file: str, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    build_tiny("sd15").save_pretrained(tmp_path)
+    (path,) = (tmp_path / file).glob("*config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    config = load_config(ROOT / "configs" / "tiny_sd15.yaml", ["model.build=null", f"model.path={tmp_path}"])
+    with pytest.raises(ConfigError) as error:
+        check_config(config)
+    assert expected in str(error.value)
 
 
 def test_attention_backends_are_never_used_by_the_families_said_to_ignore_them() -> None:

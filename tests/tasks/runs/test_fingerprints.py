@@ -126,6 +126,7 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
         for change in ("model.height=96", "model.width=96", GUIDED, LORA, "model.options.schedule=linear")
     ],
     ("encode", "sd15", [], "model.options.steps=9"),
+    ("encode", "sd15", [], "model.options.guidance_rescale=0.7"),
     ("rollout", "sd3", [], "rollout.own_noise=0"),
     ("optimize", "sd3", ["optimize.replay={epochs: 1}"], "optimize.replay.share=1"),
     *[

@@ -1,0 +1,108 @@
+"""Variance-preserving diffusion seen as a flow: noise levels, latents and what a model predicts. Pure.
+
+With a = sqrt(alpha_bar), b = sqrt(1 - alpha_bar), the latents a x0 + b eps become flow latents x = (a x0 + b eps) /
+(a + b) at sigma = b / (a + b), with the velocity eps - x0. In these coordinates the deterministic DDIM step is the
+Euler step, and the DDIM step with eta is the sampler ``ddim`` (log-probs differ by a constant that cancels).
+
+Legend: B rows, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from models.maths.transitions import expand, predictions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def flow_sigma(alpha_bar: Tensor) -> Tensor:
+    """Return b / (a + b) in float64 for alpha_bar of any shape."""
+    a, b = alpha_bar.double().sqrt(), (1 - alpha_bar.double()).sqrt()
+    return b / (a + b)
+
+
+def flow_length(sigma: Tensor) -> Tensor:
+    """Return 1 / (a + b), the factor from variance-preserving to flow latents at a sigma."""
+    return torch.sqrt((1 - sigma) ** 2 + sigma**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Preserving:
+    """Latents as the model sees them, at the levels of its training schedule."""
+
+    noisy: Tensor
+    """(B, ...) a x0 + b eps."""
+    a: Tensor
+    """(B, 1, ...)"""
+    b: Tensor
+    """(B, 1, ...)"""
+
+    @classmethod
+    def of(cls, latents: Tensor, alpha_bar: Tensor) -> Preserving:
+        """Return what (B, ...) flow latents are at (B,) levels."""
+        alpha = expand(alpha_bar, latents)
+        a, b = alpha.sqrt(), (1 - alpha).sqrt()
+        return cls(latents * (a + b), a, b)
+
+
+class Prediction(Protocol):
+    """What a model predicts, from and to a velocity."""
+
+    def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
+        """Return eps - x0, (B, ...)."""
+        ...
+
+    def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
+        """Return what the model said, (B, ...), where the velocity of flow latents at (B,) sigmas is this one."""
+        ...
+
+
+class Epsilon:
+    """The noise (DDPM, arXiv 2006.11239); not defined where nothing is left of x0, at a = 0."""
+
+    def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
+        """Return eps - (noisy - b eps) / a."""
+        return predicted - (at.noisy - at.b * predicted) / at.a
+
+    def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
+        """Return eps."""
+        return predictions(latents, velocity, sigma)[1]
+
+
+class VPrediction:
+    """v = a eps - b x0 (arXiv 2202.00512), so that eps = a v + b noisy and x0 = a noisy - b v."""
+
+    def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
+        """Return eps - x0."""
+        return (at.a * predicted + at.b * at.noisy) - (at.a * at.noisy - at.b * predicted)
+
+    def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
+        """Return a eps - b x0."""
+        clean, noise = predictions(latents, velocity, sigma)
+        return at.a * noise - at.b * clean
+
+
+class Sample:
+    """The clean latents; eps = (noisy - a x0) / b."""
+
+    def velocity(self, predicted: Tensor, at: Preserving) -> Tensor:
+        """Return eps - x0."""
+        return (at.noisy - at.a * predicted) / at.b - predicted
+
+    def predicted(self, latents: Tensor, velocity: Tensor, sigma: Tensor, at: Preserving) -> Tensor:
+        """Return x0."""
+        return predictions(latents, velocity, sigma)[0]
+
+
+#: By the name that ``prediction_type`` of diffusers' schedulers has for it.
+PREDICTIONS: Mapping[str, Prediction] = {
+    "epsilon": Epsilon(),
+    "v_prediction": VPrediction(),
+    "sample": Sample(),
+}

@@ -1,0 +1,194 @@
+"""What families share that are sampled with DDIM: a UNet and a variance-preserving training schedule, seen as a flow.
+
+The coordinates are those of ``models.maths.preserving``; what the UNet predicts is read from the scheduler's config.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from configs.errors import ConfigError
+from models.libraries import diffusers_class, read_json
+from models.maths.guidance import rescaled_guided
+from models.maths.preserving import PREDICTIONS, Preserving, flow_length, flow_sigma
+from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
+from models.policies.folders import DISCRETE, Fields, read_index, scheduler_of, whole
+from models.policies.pipeline import Modules, PipelinePolicy, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDIMOptions:
+    """Options of the family."""
+
+    steps: int = 50
+    """Denoising steps, which must be those of the rollout and the evaluation: they fix where the noise begins."""
+    guidance_rescale: float = 0.0
+    """How far guided predictions are brought back to the std of conditional ones, 0 to 1 (arXiv 2305.08891: 0.7)."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1.")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise ValueError(f"guidance_rescale is {self.guidance_rescale}; it must be from 0 to 1.")
+
+
+class DDIMPolicy(PipelinePolicy):
+    """Adapter for pipelines of a UNet; latents are (B, C, h, w)."""
+
+    options_type = DDIMOptions
+    options: DDIMOptions
+    denoiser_names = ("unet",)
+    joint_guidance = True
+    # All of one training schedule, which DDIM follows whichever of them the folder names.
+    schedulers: ClassVar[Mapping[str, Fields]] = DISCRETE
+    size_unit = 8
+    blocks = ("down_blocks", "mid_block", "up_blocks")
+    # DDPO's targets: the attention projections.
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: DDIMOptions) -> None:
+        """Wrap a loaded pipeline, with DDIM as its scheduler."""
+        super().__init__(pipeline, settings, options)
+        pipeline.scheduler = _ddim(pipeline.scheduler)
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check that the UNet predicts something where the schedule begins, and takes no guidance as an input."""
+        index = super().check_folder(folder, settings)
+        with whole(folder):
+            unet = read_json(folder / "unet" / "config.json")
+        config = scheduler_of(folder, index).config
+        if config.get("rescale_betas_zero_snr") and config.prediction_type == "epsilon":
+            raise ConfigError(
+                f"model.path '{folder}': its scheduler has rescale_betas_zero_snr with prediction_type 'epsilon'. Its "
+                "first latents are pure noise, and of them a prediction of the noise says nothing: samples would be "
+                "NaN. Set prediction_type in scheduler/scheduler_config.json to what the model was trained for, which "
+                "is 'v_prediction' for published ones, or rescale_betas_zero_snr to false."
+            )
+        if unet.get("time_cond_proj_dim") is not None:
+            raise ConfigError(
+                f"model.path '{folder}': its UNet takes guidance as an input (time_cond_proj_dim), as distilled "
+                f"models do; '{cls.family}' guides by two predictions. Choose a model that is not distilled so."
+            )
+        return index
+
+    @classmethod
+    def check_options(cls, folder: Path, options: DDIMOptions) -> None:
+        """Check that the schedule of a folder has so many steps."""
+        cls.noise_range(folder, options.steps)
+
+    @classmethod
+    def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
+        """Return the first and last noise level of so many steps with a folder's scheduler.
+
+        Raises:
+            ConfigError: it has no such steps.
+        """
+        index = read_index(folder, cls.pipeline_name, cls.family)
+        levels = _levels(_ddim(scheduler_of(folder, index)), steps)
+        return float(levels[0]), float(levels[-1])
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, C, h, w) float32 latents at the first sigma of ``options.steps`` steps."""
+        settings, channels = self.settings, self.pipeline.unet.config.in_channels
+        size = (settings.height, settings.width)
+        noise: Tensor = self.pipeline.prepare_latents(
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
+        first = self.sigmas(self.options.steps)[:1]
+        return noise * flow_length(first)
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
+
+        Raises:
+            ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
+        """
+        return _levels(self.pipeline.scheduler, steps).to(self.settings.device).float()
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the UNet at the timestep each sigma belongs to; return eps - x0."""
+        timestep, at = self._seen(latents, sigma)
+        conditions = self.conditions(rows)
+        predicted = modules["unet"](at.noisy.to(latents.dtype), timestep, return_dict=False, **conditions)[0]
+        return PREDICTIONS[self.pipeline.scheduler.config.prediction_type].velocity(predicted, at)
+
+    @abstractmethod
+    def conditions(self, rows: Rows) -> dict[str, Any]:
+        """Return what the UNet is called with besides latents and time."""
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
+        """Return the guided prediction; to be rescaled it has to be what the UNet predicts, not a velocity."""
+        if self.options.guidance_rescale == 0:
+            return super().guide(negative, positive, sigma, latents)
+        prediction = PREDICTIONS[self.pipeline.scheduler.config.prediction_type]
+        # As the UNet saw them.
+        latents = latents.to(self.settings.dtype)
+        _, at = self._seen(latents, sigma)
+        without, with_text = (prediction.predicted(latents, each, sigma, at) for each in (negative, positive))
+        guided = rescaled_guided(without, with_text, self.settings.guidance_scale, self.options.guidance_rescale)
+        return prediction.velocity(guided, at)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and DDIM, whichever scheduler the folder names."""
+        call = super().pipeline_call(steps, negative_prompt)
+        rescale = self.options.guidance_rescale
+        arguments = {**call.arguments, **({"guidance_rescale": rescale} if rescale else {})}
+        # DDIM would clip where the config of another scheduler says nothing of it.
+        ddim = SchedulerChoice(name="DDIMScheduler", options={"clip_sample": False}, from_config=True)
+        return replace(call, arguments=arguments, scheduler=ddim)
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
+        last = self.sigmas(self.options.steps)[-1:]
+        return self.decode_scaled(latents / flow_length(last).to(latents))
+
+    def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
+        """Return the (B,) timesteps that sigmas belong to, and what latents are there."""
+        table = self.pipeline.scheduler.alphas_cumprod.to(sigma.device)
+        timestep = (flow_sigma(table)[None, :] - sigma[:, None]).abs().argmin(1)
+        return timestep, Preserving.of(latents, table[timestep])
+
+
+def _ddim(scheduler: Any) -> Any:
+    return diffusers_class("DDIMScheduler").from_config(scheduler.config, clip_sample=False)
+
+
+def _levels(scheduler: Any, steps: int) -> Tensor:
+    """Return the (T + 1,) float64 sigmas of DDIM's steps.
+
+    Raises:
+        ConfigError: they do not lead from one of its timesteps to the next, or it has fewer.
+    """
+    trained, known = scheduler.config.num_train_timesteps, len(scheduler.alphas_cumprod)
+    if scheduler.config.timestep_spacing == "trailing" and trained % steps:
+        raise ConfigError(
+            f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path has timestep_spacing "
+            f"'trailing', with which DDIM's steps meet its timesteps only where {trained} is a multiple of their "
+            "number. Change the steps (and model.options.steps)."
+        )
+    if steps <= trained:
+        scheduler.set_timesteps(steps)
+    if steps > trained or int(scheduler.timesteps.max()) >= known:
+        raise ConfigError(
+            f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path knows {known} noise levels, "
+            f"and its steps would leave them (num_train_timesteps {trained}, steps_offset "
+            f"{scheduler.config.steps_offset}). Lower the steps (and model.options.steps)."
+        )
+    last = scheduler.timesteps[-1] - trained // steps
+    final = scheduler.alphas_cumprod[last] if last >= 0 else scheduler.final_alpha_cumprod
+    return flow_sigma(torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], final.reshape(1)]))
