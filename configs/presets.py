@@ -25,6 +25,7 @@ _GPUS = {
     "qwen_image_tempflow": "80 GB",
     "sd15_ddpo": "48 GB",
     "sd35_medium": "48 GB",
+    "sdxl_ddpo": "24 GB",
     "wan21_1_3b": "24 GB",
     "wan22_a14b": "141 GB",
     "wan22_first_frame": "141 GB",

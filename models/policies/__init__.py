@@ -13,6 +13,7 @@ from configs.registry import Table
 POLICIES = Table(
     {
         "sd15": "models.policies.sd15:SD15",
+        "sdxl": "models.policies.sdxl:SDXL",
         "sd3": "models.policies.sd3:SD3",
         "flux1": "models.policies.flux1:Flux1",
         "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
@@ -44,13 +45,16 @@ VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
-    "sd15": frozenset({"steps", "guidance_rescale"}),
+    **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
     "sd3": frozenset({"schedule"}),
     **dict.fromkeys(VIDEO, frozenset({"guidance_scale_2", "flow_shift"})),
 }
 
 #: Families that are told how many steps they take, and how many these are where nobody says.
-FIXED_STEPS: Mapping[str, int] = {"sd15": 50}
+FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
 #: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
-NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283)}
+NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0)}
+
+#: The lowest level these know; a schedule may end below it, as nothing is asked of the model where it ends.
+LOWEST_NOISE: Mapping[str, float] = dict.fromkeys(NOISE_RANGE, 0.0283)

@@ -105,6 +105,48 @@ def _sd15() -> Any:
     )
 
 
+def _sdxl() -> Any:
+    tokenizer = clip_tokenizer()
+    # Two encoders of width 32 beside each other; pooled text, and eight numbers for each of six of the size.
+    unet = d.UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 2),
+        cross_attention_dim=64,
+        attention_head_dim=(2, 4),
+        norm_num_groups=4,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=32 + 6 * 8,
+    )
+    # What the published folder says, of which this class knows a part.
+    scheduler = d.EulerDiscreteScheduler.from_config(
+        {
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "beta_schedule": "scaled_linear",
+            "clip_sample": False,
+            "set_alpha_to_one": False,
+            "steps_offset": 1,
+            "timestep_spacing": "leading",
+        }
+    )
+    return d.StableDiffusionXLPipeline(
+        vae=kl_vae(4, 0.13025, None, quantized=True),
+        text_encoder=clip_encoder(tokenizer),
+        text_encoder_2=clip_encoder(tokenizer, projection=True),
+        tokenizer=tokenizer,
+        tokenizer_2=tokenizer,
+        unet=unet,
+        scheduler=scheduler,
+        add_watermarker=False,
+    )
+
+
 def _sd3() -> Any:
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     transformer = d.SD3Transformer2DModel(
@@ -254,6 +296,7 @@ def _z_image() -> Any:
 
 _FAMILIES: dict[str, Callable[[], Any]] = {
     "sd15": _sd15,
+    "sdxl": _sdxl,
     "sd3": _sd3,
     "flux1": _flux1,
     "flux2": _flux2,

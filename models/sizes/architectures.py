@@ -71,6 +71,19 @@ _KLEIN_9B = {
     "guidance_embeds": False,
 }
 _SD15 = {"sample_size": 64, "cross_attention_dim": 768}
+_SDXL = {
+    "sample_size": 128,
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
 #: Parameters of text encoders, as their authors state them.
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
@@ -124,6 +137,14 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         patch=1,
         text_parameters=_CLIP_L,
+    ),
+    "stabilityai/stable-diffusion-xl-base-1.0": Architecture(
+        denoiser="UNet2DConditionModel",
+        config=_SDXL,
+        latents=(4, 8, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_CLIP_L + _CLIP_G,
     ),
     "stabilityai/stable-diffusion-3.5-medium": Architecture(
         denoiser="SD3Transformer2DModel",

@@ -26,9 +26,8 @@ from models.sizes.architectures import Architecture, meta_decoder, meta_denoiser
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
-#: What denoisers' configs call the widths of what they are conditioned on: of sequences, and of one vector a row.
+#: What denoisers' configs call the widths of sequences they are conditioned on.
 _SEQUENCES = ("joint_attention_dim", "text_dim", "cap_feat_dim", "cross_attention_dim", "image_dim")
-_VECTORS = ("pooled_projection_dim",)
 #: Any; what conditions a row has its size whatever the prompt says.
 _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.
@@ -269,9 +268,19 @@ def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str
         return row
     if "latents" in name:
         return row.to(dtype)
-    names = _VECTORS if row.ndim == 2 else _SEQUENCES
-    widths = [large[key] for key in names if small.get(key) == row.shape[-1] and large.get(key)]
+    known = _vectors if row.ndim == 2 else _sequences
+    widths = [there for here, there in zip(known(small), known(large), strict=True) if here == row.shape[-1] and there]
     return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
+
+
+def _sequences(config: Mapping[str, Any]) -> list[int | None]:
+    return [config.get(key) for key in _SEQUENCES]
+
+
+def _vectors(config: Mapping[str, Any]) -> list[int | None]:
+    # SDXL's pooled text stands beside the embeddings of six numbers.
+    joined, each = config.get("projection_class_embeddings_input_dim"), config.get("addition_time_embed_dim")
+    return [config.get("pooled_projection_dim"), joined - 6 * each if joined and each else None]
 
 
 def forget_gradient(parameter: Tensor) -> None:

@@ -31,7 +31,7 @@ from models.policies.ddim import DDIMOptions, DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart.tiny import build_tiny
-from tests.contracts.test_policies import TINY, conditioning, no_noise, pictures
+from tests.contracts.test_policies import TINY, conditioning, no_noise, pictures, set_scheduler
 from tests.support.families import PIPELINES
 
 STEPS = 4
@@ -89,6 +89,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 PLAIN: Mapping[str, Mapping[str, Any]] = {
     "EulerDiscreteScheduler": {"timestep_spacing": "leading"},
     "DPMSolverMultistepScheduler": {"timestep_spacing": "leading"},
+    "DDIMScheduler": {"clip_sample": False},
 }
 #: Options that mean something only beside others.
 BESIDE: Mapping[str, Mapping[str, Any]] = {
@@ -98,7 +99,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
 SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, what="policy").schedulers]
 DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, what="policy"), DDIMPolicy)]
 #: Of the others each is followed as one of these.
-OFTEN = {"sd15", "sd3", "flux1", "qwen_image", "wan21"}
+OFTEN = {"sd15", "sdxl", "sd3", "flux1", "qwen_image", "wan21"}
 
 
 def changes(family: str, name: str) -> Iterator[dict[str, Any]]:
@@ -157,10 +158,7 @@ class Folder:
     def theirs(self, policy: DiffusionPolicy, output: str) -> Any:
         pipeline, call = self.pipeline(), policy.pipeline_call(STEPS, None)
         pipeline.set_progress_bar_config(disable=True)
-        if call.scheduler is not None:
-            made, options = getattr(diffusers, call.scheduler.name), dict(call.scheduler.options)
-            own = pipeline.scheduler.config
-            pipeline.scheduler = made.from_config(own, **options) if call.scheduler.from_config else made(**options)
+        set_scheduler(pipeline, call)
         given = {**self.tiny.call, **call.arguments, "output_type": output}
         starts = pictures(self.family, 1)
         if starts is not None:
@@ -201,7 +199,7 @@ def test_every_option_is_the_pipelines_or_refused_by_name(
         *_, option = change
         refusal = folder.refusal()
         if refusal is not None:
-            if not any(isinstance(each, str) and each in refusal for each in (option, change[option])):
+            if not any(isinstance(each, str) and each in refusal for each in (*change, change[option])):
                 wrong[f"{change}"] = f"refused for another reason: {refusal}"
             continue
         followed.add(option)

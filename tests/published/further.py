@@ -47,9 +47,10 @@ _SEEDS = (
     "Optimizer settings are Flow-GRPO's, which this code changes."
 )
 
-PUBLISHED: Mapping[str, Publication] = {
-    "sd15_ddpo": Publication(
-        title="DDPO on Stable Diffusion 1.x",
+
+def _ddpo(title: str, remark: str) -> Publication:
+    return Publication(
+        title=title,
         paper="2305.13301",
         files={
             "base": f"{_DDPO}/config/base.py",
@@ -57,7 +58,7 @@ PUBLISHED: Mapping[str, Publication] = {
             "script": f"{_DDPO}/scripts/train.py",
             "statistics": f"{_DDPO}/ddpo_pytorch/stat_tracking.py",
         },
-        remark="Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there.",
+        remark=f"Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there.{remark}",
         settings={
             "base": {
                 **ADAM,
@@ -85,6 +86,14 @@ PUBLISHED: Mapping[str, Publication] = {
             "statistics": {"advantage.epsilon": 1e-6},
             "script": {**lora(4, 4, ["to_q", "to_k", "to_v", "to_out.0"]), **size(512), **BOTH, "optimize.ema": None},
         },
+    )
+
+
+PUBLISHED: Mapping[str, Publication] = {
+    "sd15_ddpo": _ddpo("DDPO on Stable Diffusion 1.x", ""),
+    "sdxl_ddpo": _ddpo(
+        "DDPO's settings on Stable Diffusion XL",
+        " For this model none are published; the settings are those of Stable Diffusion 1.x, but for its size.",
     ),
     "flux1_tempflow": Publication(
         title="TempFlow-GRPO on FLUX.1 dev",

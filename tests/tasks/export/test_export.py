@@ -183,7 +183,7 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
     )
     for name in policy.denoisers:
         assert (next(getattr(pipe, name).parameters()) == 0.5).all()
-    wanted = {"sd15": "DDIMScheduler"}.get(family, "FlowMatchEulerDiscreteScheduler")
+    wanted = {"sd15": "DDIMScheduler", "sdxl": "DDIMScheduler"}.get(family, "FlowMatchEulerDiscreteScheduler")
     assert type(pipe.scheduler).__name__ == wanted
     if family.startswith("wan"):
         assert pipe.scheduler.config.shift == 3.0
@@ -245,6 +245,7 @@ def test_the_silent_t5_gives_zeros_and_leaves_the_global_generator_alone() -> No
 
 CALLS: Mapping[str, dict[str, Any]] = {
     "sd15": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
+    "sdxl": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
     "sd3": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred", "max_sequence_length": 16},
     "flux2_klein": {"num_inference_steps": 4, "guidance_scale": 3.0, "max_sequence_length": 64},
     "qwen_image": {

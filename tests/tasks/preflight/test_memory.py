@@ -37,6 +37,7 @@ pytestmark = pytest.mark.xdist_group("memory")
 #: Billions of parameters the models' authors state for all denoisers together.
 STATED = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": 0.86,
+    "stabilityai/stable-diffusion-xl-base-1.0": 2.6,
     "stabilityai/stable-diffusion-3.5-medium": 2.2,
     "stabilityai/stable-diffusion-3.5-large": 8.1,
     "black-forest-labs/FLUX.1-dev": 11.9,
@@ -212,7 +213,7 @@ def footprints(config: RunConfig) -> Footprints:
     return _footprints(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "sd15"])
+@pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "sd15", "sdxl"])
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
     build_tiny(family).save_pretrained(tmp_path)
     extra = ["model.build=null", f"model.path={tmp_path}", "model.lora={rank: 2, alpha: 4}"]

@@ -1,0 +1,83 @@
+"""Stable Diffusion XL (StableDiffusionXLPipeline with DDIM): two text encoders, whose pooled text and the size of the
+image enter with the time.
+
+Without a negative prompt the pipeline guides away from zeros, which the model was trained for, where its config says so
+(``force_zeros_for_empty_prompt``); an empty text is encoded as such here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from models.policies.base import Part
+from models.policies.ddim import DDIMPolicy
+from models.policies.diffusion import PipelineCall
+from models.policies.folders import DISCRETE, Fields
+from models.policies.pipeline import Rows
+from models.policies.reading import CLIP_LIMIT, Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DDIM = DISCRETE["DDIMScheduler"]
+#: This pipeline clips, where its scheduler's config says so.
+_UNCLIPPED = replace(_DDIM, moot=_DDIM.moot - {"clip_sample"}, allowed={**_DDIM.allowed, "clip_sample": (False,)})
+
+
+class SDXL(DDIMPolicy):
+    """Adapter for StableDiffusionXLPipeline; latents are (B, 4, h, w)."""
+
+    pipeline_name = "StableDiffusionXLPipeline"
+    family = "sdxl"
+    text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    unused_parts = ("image_encoder", "feature_extractor")
+    readers = (Reader(tokenizer="tokenizer", limit=CLIP_LIMIT), Reader(tokenizer="tokenizer_2", limit=CLIP_LIMIT))
+    schedulers: ClassVar[Mapping[str, Fields]] = {**DISCRETE, "DDIMScheduler": _UNCLIPPED}
+    settings_read = Fields(followed=frozenset({"force_zeros_for_empty_prompt"}), moot=frozenset({"add_watermarker"}))
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, 77, D) and ``pooled`` (B, P) in the model's dtype."""
+        embeds, _, pooled, _ = self.pipeline.encode_prompt(
+            list(prompts), device=self.settings.device, do_classifier_free_guidance=False
+        )
+        if self.pipeline.config.force_zeros_for_empty_prompt:
+            said = torch.tensor([prompt != "" for prompt in prompts], device=embeds.device)
+            embeds, pooled = embeds * said[:, None, None], pooled * said[:, None]
+        return {"prompt_embeds": embeds, "pooled": pooled}
+
+    def conditions(self, rows: Rows) -> dict[str, Any]:
+        """Return text, pooled text and the size: the image is of its own size, and no crop."""
+        text, pooled, settings = rows["prompt_embeds"], rows["pooled"], self.settings
+        size = [settings.height, settings.width]
+        numbers = torch.tensor([*size, 0, 0, *size], dtype=text.dtype, device=text.device)
+        added = {"text_embeds": pooled, "time_ids": numbers.expand(len(pooled), -1)}
+        return {"encoder_hidden_states": text, "added_cond_kwargs": added}
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; an empty negative prompt is not given, as it would be read."""
+        call = super().pipeline_call(steps, negative_prompt)
+        if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
+            return call
+        return replace(call, arguments={key: each for key, each in call.arguments.items() if key != "negative_prompt"})
+
+    def decode_scaled(self, latents: Tensor) -> Tensor:
+        """Return the images of (B, C, h, w) latents; some autoencoders have a mean and a std for each channel."""
+        vae = self.pipeline.vae
+        mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
+        if mean is None or std is None:
+            return super().decode_scaled(latents)
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1).to(latents) for each in (mean, std))
+        spread = latents * std / vae.config.scaling_factor + mean
+        return self.images(vae.decode(spread.to(vae.dtype), return_dict=False)[0])
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return that nothing is to be written into images: the pipeline does so where a package is installed."""
+        return {"add_watermarker": False}
