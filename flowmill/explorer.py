@@ -148,6 +148,8 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
     with left:
         made = run.images(epoch, [sample])[sample] if row.media_format else row.get("text")
         _show(made, _caption(row), width=2 * _WIDTH)
+        for number, image in enumerate(run.references(epoch, [sample])[sample], 1):
+            _show(image, f"image {number} it starts from")
     with right:
         found = run.trace(epoch, sample)["runs"][run.name]
         facts = {name: row[name] for name in ("prompt", "replica", "seed", "policy", "group_id", "metadata")}

@@ -192,6 +192,19 @@ class Run:
         found = pictures_of(self._context.chain, epoch, samples, evaluation=evaluation)
         return {sample: _picture(media) for sample, media in found.items()}
 
+    def references(self, epoch: int, samples: Collection[str], *, evaluation: bool = False) -> dict[str, list[Image]]:
+        """Return the images that the prompts of samples start from, in order, by sample id; see ``images``.
+
+        None of runs whose prompts start from none, or were made by a version that kept none.
+        """
+        from PIL import Image
+
+        from tasks.review.reading import references_of
+
+        stage = "evaluate" if evaluation else "rollout"
+        found = references_of(self._context, self._made(epoch, stage), samples)
+        return {sample: [Image.fromarray(each) for each in images] for sample, images in found.items()}
+
     def arrays(
         self, epoch: int, name: str = "latents", samples: Collection[str] | None = None
     ) -> dict[str, np.ndarray]:

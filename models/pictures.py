@@ -7,6 +7,7 @@ gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -20,14 +21,14 @@ _NUMBERS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,)), "I": (65535.0,)}
 
 
-def open_picture(path: Path) -> np.ndarray:
+def open_picture(file: Path | BinaryIO) -> np.ndarray:
     """Return the (H, W, 3) uint8 pixels of an image file of any mode and depth, upright.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it holds numbers that are no brightness.
     """
-    with Image.open(path) as image:
+    with Image.open(file) as image:
         return np.array(_rgb(ImageOps.exif_transpose(image)))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage.schema import DESCRIPTION, SAMPLES
+from storage.schema import DESCRIPTION, REFERENCES, SAMPLES
 from storage.tables import written_schema
 from storage.trajectories.base import ARRAYS
 from tasks.review.dataset import exported_schema
@@ -28,6 +28,7 @@ def tables() -> Mapping[str, pa.Schema]:
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
+        "prompts/ID/SHARD/references.parquet": REFERENCES,
         "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"], texts=True),
     }
 

@@ -69,6 +69,11 @@ def hash_file(path: Path) -> str:
         return _hash(_pieces(file))
 
 
+def hash_data(data: bytes) -> str:
+    """Return the xxh3-128 of bytes, hex: that of a file which holds them."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 def _hash(pieces: Iterable[bytes | memoryview]) -> str:
     digest = xxhash.xxh3_128()
     for piece in pieces:

@@ -45,6 +45,16 @@ PROMPTS = pa.schema(
     ]
 )
 
+#: Beside the prompts, where they start from images.
+REFERENCES = pa.schema(
+    [
+        column(
+            "image", pa.string(), "What identifies an image: a hash of its file, marked where it is seen otherwise."
+        ),
+        column("file", pa.binary(), "Its file, as it was."),
+    ]
+)
+
 #: One row per sample. Offsets are those of raw bytes in the file the shard's store names.
 SAMPLES = pa.schema(
     [

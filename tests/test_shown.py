@@ -213,7 +213,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         call=PipelineCall(arguments={"negative_prompt": text}),
         prompt=text,
         seed=1,
-        conditioned=False,
+        inputs=(),
         fps=None,
     )
     written = card.model_card(told_of, call)

@@ -7,6 +7,7 @@ in the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from configs.registry import Table
 
@@ -37,8 +38,11 @@ FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 
-#: Families whose prompts come with an image each (``prompts.image``).
+#: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "wan21_i2v", "wan22_i2v"})
+
+#: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
+REFERENCES: Mapping[str, int] = {}
 
 #: Families that make clips, of 4 n + 1 frames.
 VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})
@@ -58,3 +62,12 @@ NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl"
 
 #: The lowest level these know; a schedule may end below it, as nothing is asked of the model where it ends.
 LOWEST_NOISE: Mapping[str, float] = dict.fromkeys(NOISE_RANGE, 0.0283)
+
+
+def most_images(family: str, options: Mapping[str, Any]) -> int | None:
+    """Return how many images a prompt may come with, by ``model.options``; None of a family of one's own."""
+    if family not in POLICIES:
+        return None
+    if family in REFERENCES:
+        return int(options.get("references", REFERENCES[family]))
+    return int(family in IMAGE_CONDITIONED)

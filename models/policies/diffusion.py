@@ -71,6 +71,10 @@ class PipelineCall:
     """What the pipeline cannot be told, a sentence each."""
 
 
+#: Of each prompt the images it starts from, (H, W, 3) uint8 of any size each.
+Images = Sequence[Sequence[np.ndarray]]
+
+
 class DiffusionPolicy(Policy):
     """One family of denoisers: encode prompts, start from noise, give velocities, decode."""
 
@@ -118,12 +122,13 @@ class DiffusionPolicy(Policy):
         return self.denoisers
 
     @abstractmethod
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return one row of every conditioning tensor per prompt; rows do not depend on their neighbors.
 
         Args:
             prompts: B prompts.
-            images: B images (H, W, 3) uint8 of any size to start from, for families that take them.
+            images: of B prompts the images to start from, for families that take them; one of each where a family
+                has no option ``references``.
         """
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:

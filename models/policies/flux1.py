@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
+from models.policies.diffusion import Images
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows, TextOptions, thousandths
 from models.policies.reading import CLIP_LIMIT, Reader
 
@@ -38,7 +38,7 @@ class Flux1(PipelinePolicy):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``pooled`` (B, P)."""
         embeds, pooled, _ = self.pipeline.encode_prompt(
             list(prompts), None, device=self.settings.device, max_sequence_length=self.options.max_sequence_length

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from PIL import Image
 
 from models.policies.base import Part
-from models.policies.diffusion import PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import Rows
 
@@ -29,11 +28,11 @@ class Flux1Kontext(Flux1):
     encoding_parts = frozenset({Part.TEXT, Part.VAE})
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D), ``pooled`` (B, P) and ``image_latents`` (B, tokens, 64)."""
         pipeline, size = self.pipeline, (self.settings.height, self.settings.width)
         packed = []
-        for pixels in images or ():
+        for (pixels,) in images or ():
             image = pipeline.image_processor.resize(Image.fromarray(pixels), *size)
             unit = pipeline.image_processor.preprocess(image, *size).to(self.settings.device, pipeline.vae.dtype)
             latents = pipeline._encode_vae_image(unit, None)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from configs.errors import ConfigError
-from models.policies.diffusion import DiffusionSettings, PipelineCall
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.folders import Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
@@ -54,7 +53,7 @@ class Flux2(Flux1):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4) int64."""
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from models.maths.guidance import norm_preserving_guided
+from models.policies.diffusion import Images
 from models.policies.flux1 import Flux1
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 from models.policies.reading import Reader
@@ -50,7 +50,7 @@ class QwenImage(Flux1):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L) int64, both of fixed length.
 
         Prompts are encoded one by one: padding to the longest of a batch would change the last bits of the others.

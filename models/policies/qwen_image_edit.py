@@ -14,7 +14,7 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from models.policies.base import Part
-from models.policies.diffusion import PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Rows
 from models.policies.qwen_image import QwenImage
 
@@ -59,13 +59,13 @@ class QwenImageEdit(QwenImage):
         return {"processor": TextImageProcessor.load(folder / "processor")}
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D), ``mask`` (B, L) and ``image_latents`` (B, tokens, 64).
 
         Raises:
             ConfigError: text and image have more tokens than ``max_sequence_length``.
         """
-        rows = [self._encode_one(prompt, image) for prompt, image in zip(prompts, images or (), strict=True)]
+        rows = [self._encode_one(prompt, image) for prompt, (image,) in zip(prompts, images or (), strict=True)]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def beside(self, rows: Rows) -> Tensor | None:

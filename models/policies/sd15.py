@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from models.policies.ddim import DDIMPolicy
+from models.policies.diffusion import Images
 from models.policies.folders import Fields
 from models.policies.pipeline import Rows
 from models.policies.reading import CLIP_LIMIT, Reader
@@ -29,7 +29,7 @@ class SD15(DDIMPolicy):
     settings_read = Fields(moot=frozenset({"requires_safety_checker"}))
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, 77, D)."""
         embeds, _ = self.pipeline.encode_prompt(list(prompts), self.settings.device, 1, False)
         return {"prompt_embeds": embeds}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from models.libraries import read_json
-from models.policies.diffusion import PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 from models.policies.reading import CLIP_LIMIT, Reader
@@ -59,7 +59,7 @@ class SD3(PipelinePolicy):
     lora_targets = JOINT_ATTENTION
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D) and ``pooled`` (B, P) in the model's dtype."""
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
             list(prompts),

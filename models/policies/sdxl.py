@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
 from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
-from models.policies.diffusion import PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.folders import DISCRETE, Fields
 from models.policies.pipeline import Rows
 from models.policies.reading import CLIP_LIMIT, Reader
@@ -42,7 +41,7 @@ class SDXL(DDIMPolicy):
     settings_read = Fields(followed=frozenset({"force_zeros_for_empty_prompt"}), moot=frozenset({"add_watermarker"}))
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, 77, D) and ``pooled`` (B, P) in the model's dtype."""
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, do_classifier_free_guidance=False

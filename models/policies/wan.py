@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
 from configs.errors import ConfigError
 from models.maths.guidance import guided
 from models.maths.transitions import expand
-from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice, pixels
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall, SchedulerChoice, pixels
 from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
 from models.policies.qwen_image import decode_standardized
@@ -83,7 +82,7 @@ class Wan(PipelinePolicy):
     lora_targets: ClassVar[tuple[str, ...]] = _ATTENTION
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D)."""
         embeds, _ = self.pipeline.encode_prompt(
             list(prompts),

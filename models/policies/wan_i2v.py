@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from PIL import Image
 
 from configs.extras import require_extra
 from models.policies.base import Part
+from models.policies.diffusion import Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
 
@@ -28,7 +28,7 @@ class Wan21ImageToVideo(Wan):
     lora_targets = ATTENTION_AND_FFN
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds``, ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
 
         Raises:
@@ -37,7 +37,7 @@ class Wan21ImageToVideo(Wan):
         require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
         pipeline, settings = self.pipeline, self.settings
         size, conditions, embeds = (settings.height, settings.width), [], []
-        for pixels in images or ():
+        for (pixels,) in images or ():
             image = Image.fromarray(pixels)
             unit = pipeline.video_processor.preprocess(image, *size).to(settings.device, torch.float32)
             # The latents that come along are not used; a generator of their own keeps the global one as it was.

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from models.policies.diffusion import PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
 from models.policies.reading import Reader
 
@@ -48,7 +47,7 @@ class ZImage(PipelinePolicy):
     )
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray] | None = None) -> dict[str, Tensor]:
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds`` (B, L, D), padded with zeros, and ``length`` (B,) int64."""
         limit = self.options.max_sequence_length
         rows, _ = self.pipeline.encode_prompt(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.maths.conditioning import Conditioning
+from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
 from models.sizes.architectures import Architecture, meta_decoder, meta_denoiser
@@ -99,7 +99,7 @@ class Footprints:
         lora: LoraSpec | None,
         *,
         guided: bool,
-        images: Sequence[np.ndarray] | None = None,
+        images: Images | None = None,
     ) -> None:
         """Bind to a model.
 
@@ -108,7 +108,7 @@ class Footprints:
             architecture: the model.
             lora: adapters; None: all weights are trained.
             guided: guidance by two predictions is on.
-            images: one to start from, for families that take them.
+            images: those of one prompt to start from, for families that take them.
         """
         self._policy, self._architecture, self._lora, self._guided = policy, architecture, lora, guided
         small: Any = next(iter(policy.denoisers.values()))

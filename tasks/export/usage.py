@@ -12,8 +12,6 @@ from models.policies.diffusion import PipelineCall, SchedulerChoice
 from models.weights.lora_files import LORA_FILE
 from tasks.export.publish import HERE
 
-INPUT = "images/input.png"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -37,8 +35,8 @@ class Usage:
     """A prompt of the evaluation."""
     seed: int
     """Seed of its initial noise there."""
-    conditioned: bool
-    """It starts from an image, of which ``images/input.png`` is one."""
+    inputs: tuple[str, ...]
+    """Files of the images that prompt starts from, relative to the export; none of a pipeline that takes none."""
     fps: int | None
     """Frames per second of clips; None for images."""
 
@@ -55,7 +53,8 @@ class Usage:
             "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
-            "input_image": {"file": INPUT, "size": call.image_size} if self.conditioned else None,
+            "input_image": {"file": self.inputs[0], "size": call.image_size} if self.inputs else None,
+            **({"further_input_images": list(self.inputs[1:])} if self.inputs[1:] else {}),
             "frames_per_second": self.fps,
             "prompt": self.prompt,
             "seed": self.seed,
@@ -69,11 +68,16 @@ def lora_files(target: Path) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (name.count("/"), name)))
 
 
+def input_names(count: int) -> tuple[str, ...]:
+    """Return names for so many images to start from, relative to an export."""
+    return tuple(f"images/input{'' if number == 0 else f'-{number + 1}'}.png" for number in range(count))
+
+
 def snippet(usage: Usage) -> str:
     """Return Python that loads the export and draws the first image of the evaluation."""
     scheduler = usage.call.scheduler
     lines = ["import torch", f"from diffusers import {_imports(scheduler)}"]
-    lines += ["from PIL import Image"] * usage.conditioned
+    lines += ["from PIL import Image"] * bool(usage.inputs)
     lines += ["", f"folder = {HERE}", *_loading(usage)]
     if scheduler is not None:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
@@ -82,7 +86,7 @@ def snippet(usage: Usage) -> str:
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
     lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
-    image = "image=image, " if usage.conditioned else ""
+    image = "image=image, " if usage.inputs else ""
     if usage.fps is None:
         lines += [f"result = pipe(prompt=prompt, {image}generator=generator, **call).images[0]"]
         return "\n".join([*lines, 'result.save("result.png")'])
@@ -120,11 +124,12 @@ def _absent(names: tuple[str, ...]) -> str:
 
 
 def _image_lines(usage: Usage) -> list[str]:
-    if not usage.conditioned:
-        return []
     size = usage.call.image_size
     scaled = "" if size is None else f".resize({size}, Image.Resampling.LANCZOS)"
-    return [f'image = Image.open("{INPUT}").convert("RGB"){scaled}  # the image to start from']
+    opened = [f'Image.open("{name}").convert("RGB"){scaled}' for name in usage.inputs]
+    if len(opened) < 2:
+        return [f"image = {one}  # the image to start from" for one in opened]
+    return ["image = [  # the images to start from", *(f"    {one}," for one in opened), "]"]
 
 
 def _imports(scheduler: SchedulerChoice | None) -> str:

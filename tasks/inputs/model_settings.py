@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, PromptError
 from configs.registry import build as make_options
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
-from models.policies import EMBEDDED_GUIDANCE, FIXED_STEPS, IMAGE_CONDITIONED, POLICIES, VIDEO
+from models.policies import (
+    EMBEDDED_GUIDANCE,
+    FIXED_STEPS,
+    IMAGE_CONDITIONED,
+    POLICIES,
+    REFERENCES,
+    VIDEO,
+    most_images,
+)
 from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import Architecture, architecture_of
+from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.
 _BUILT_PATCH = 2
@@ -94,8 +104,14 @@ def _check_built(config: RunConfig, family: type[PipelinePolicy], built: str | N
 
 
 def _check_images(config: RunConfig) -> None:
-    family = config.model.policy
-    takes, given = family in IMAGE_CONDITIONED, config.prompts.image is not None
+    family, given = config.model.policy, config.prompts.image is not None
+    takes = bool(most_images(family, config.model.options))
+    if not takes and family in REFERENCES and given:
+        raise ConfigError(
+            f"prompts.image is '{config.prompts.image}', but model.options.references of model.policy '{family}' is 0, "
+            "so it starts from noise alone. Set model.options.references to the most images a prompt comes with, or "
+            "remove prompts.image."
+        )
     if takes and not given:
         raise ConfigError(
             f"model.policy '{family}' starts from images, but prompts.image is not set. "
@@ -106,6 +122,26 @@ def _check_images(config: RunConfig) -> None:
             f"prompts.image is '{config.prompts.image}', but model.policy '{family}' takes no image. Remove it, or "
             f"choose one of {', '.join(sorted(IMAGE_CONDITIONED))}."
         )
+
+
+def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Check that no prompt comes with more images than the model takes.
+
+    Raises:
+        PromptError: one does.
+    """
+    family = config.model.policy
+    most = most_images(family, config.model.options)
+    if most is None:
+        return
+    for prompt in prompts:
+        if len(prompt.images) > most:
+            remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
+            raise PromptError(
+                f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with {len(prompt.images)} "
+                f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "
+                f"several ({', '.join(sorted(REFERENCES)) or 'none here'})."
+            )
 
 
 def _check_size(config: RunConfig) -> None:

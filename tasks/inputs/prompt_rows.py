@@ -1,21 +1,24 @@
-"""One row of a prompt source: its text, its other columns and its image, checked."""
+"""One row of a prompt source: its text, its other columns and its images, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from configs.errors import PromptError
+from configs.errors import CorruptError, PromptError
 from models.pictures import is_plain, open_picture
-from storage.checksums import hash_file
+from storage.checksums import hash_data, hash_file
 from storage.names import below
 
 #: A small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
+#: Ends the key of an image that is seen otherwise than its pixels are stored.
+AS_SEEN = "-as-seen"
 
 
 class Place(NamedTuple):
@@ -87,15 +90,34 @@ def _holds_bytes(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_holds_bytes, value))
 
 
-def image_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -> tuple[Path, str]:
-    """Return the file of an image and what identifies what is seen of it.
+def images_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -> tuple[tuple[Path, ...], str]:
+    """Return the files of a row's images, in order, and what identifies what is seen of them.
 
     Raises:
-        PromptError: there is none, or it cannot be used.
+        PromptError: there is none, or one cannot be used.
     """
-    name = row.get(column)
-    if not isinstance(name, str) or not name:
-        raise PromptError(f"{place} has no '{column}', the path of an image. Add it, or leave prompts.image out.")
+    named = row.get(column)
+    names = list(named) if isinstance(named, list | tuple) else [named]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise PromptError(
+            f"{place} has no '{column}', the path of an image or a list of such paths. Add it, or leave prompts.image "
+            "out."
+        )
+    found = [_image(name, place, folder) for name in names]
+    return tuple(path for path, _ in found), join_keys(key for _, key in found)
+
+
+def join_keys(keys: Iterable[str]) -> str:
+    """Return what identifies several images, in their order; of one it is what identifies that."""
+    return ",".join(keys)
+
+
+def split_keys(joined: str) -> list[str]:
+    """Return what identifies each of several images."""
+    return joined.split(",")
+
+
+def _image(name: str, place: Place, folder: Path) -> tuple[Path, str]:
     try:
         path = below(folder, name)
     except ValueError as error:
@@ -105,17 +127,14 @@ def image_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) ->
         raise PromptError(f"{place}: image '{path}' {found}.")
     try:
         with Image.open(path) as image:
-            pixels = image.width * image.height
-            if pixels > _MOST_PIXELS:
-                raise PromptError(
-                    f"{place}: '{path}' has {pixels:,} pixels, more than {_MOST_PIXELS:,}. Scale it down."
-                )
+            if image.width * image.height > _MOST_PIXELS:
+                raise PromptError(f"{place}: '{path}' {_too_large(image)}. Scale it down.")
             plain = is_plain(image)
             image.verify()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PromptError(f"{place}: '{path}' is not an image: {error}.") from None
     # What is seen of other images is not what their pixels alone would give, as which they may have been encoded.
-    return path, hash_file(path) + ("" if plain else "-as-seen")
+    return path, hash_file(path) + ("" if plain else AS_SEEN)
 
 
 def read_picture(path: Path) -> np.ndarray:
@@ -128,3 +147,31 @@ def read_picture(path: Path) -> np.ndarray:
         return open_picture(path)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PromptError(f"image '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
+
+
+def picture_of(data: bytes, key: str, where: str) -> np.ndarray:
+    """Return the (H, W, 3) uint8 pixels of a prompt's image that a store holds, as a person sees it; not to be written.
+
+    Args:
+        data: the file.
+        key: what identifies it.
+        where: where it is, for errors.
+
+    Raises:
+        CorruptError: it is not the image it is said to be.
+    """
+    if hash_data(data) != key.removesuffix(AS_SEEN):
+        raise CorruptError(f"{where}: image {key} has other content than that. Make the prompts again, with --force.")
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise CorruptError(f"{where}: image {key} {_too_large(image)}.")
+        seen = open_picture(io.BytesIO(data))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise CorruptError(f"{where}: image {key} cannot be read: {error}.") from None
+    seen.setflags(write=False)
+    return seen
+
+
+def _too_large(image: Image.Image) -> str:
+    return f"has {image.width * image.height:,} pixels, more than {_MOST_PIXELS:,}"

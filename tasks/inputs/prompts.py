@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -17,9 +17,9 @@ from configs.garbage import without_collecting
 from configs.schema import PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
 from tasks.inputs.prompt_files import READERS, Rows, hub_rows
-from tasks.inputs.prompt_rows import Place, check_metadata, image_of, text_of
+from tasks.inputs.prompt_rows import Place, check_metadata, images_of, split_keys, text_of
 
-#: Metadata key of the hash of the image a prompt starts from.
+#: Metadata key of the hash of the image a prompt starts from, or of the hashes of several.
 IMAGE = "image_xxh3"
 #: Metadata key of the name of the source, where there are several.
 SOURCE = "prompt_source"
@@ -32,9 +32,9 @@ class Prompt:
     text: str
     """The prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns or keys, for rewards; of an image to start from its content's hash."""
-    image: Path | None = None
-    """File of the image to start from."""
+    """Other columns or keys, for rewards; of images to start from the hash of their content."""
+    images: tuple[Path, ...] = ()
+    """Files of the images to start from, in order."""
     id: str = field(init=False)
     """Identity of the prompt's group: a hash of text and metadata."""
 
@@ -73,9 +73,23 @@ def stored_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def condition_key(text: str, metadata: Mapping[str, Any]) -> str:
-    """Return what identifies a prompt's conditioning: its text, and the content of the image it starts from."""
+    """Return what identifies a prompt's conditioning: its text, and the content of the images it starts from."""
     image = metadata.get(IMAGE) if metadata else None
     return text if image is None else f"{text} [image {image}]"
+
+
+def image_keys(metadata: Mapping[str, Any]) -> list[str]:
+    """Return what identifies each of the images a prompt starts from, in order."""
+    return split_keys(str(metadata[IMAGE])) if IMAGE in metadata else []
+
+
+def image_files(prompts: Iterable[Prompt]) -> dict[str, Path]:
+    """Return the files of the images that prompts start from, each once, by what identifies them."""
+    found: dict[str, Path] = {}
+    for prompt in prompts:
+        if prompt.images:
+            found |= zip(image_keys(prompt.metadata), prompt.images, strict=True)
+    return found
 
 
 def uses_guidance(config: RunConfig) -> bool:
@@ -114,7 +128,7 @@ def _check_held_out(train: Sequence[Prompt], heldout: Sequence[Prompt]) -> None:
 
 
 def _as_read(prompt: Prompt) -> tuple[str, str | None]:
-    """Return what a person takes for one and the same prompt, and the image it starts from."""
+    """Return what a person takes for one and the same prompt, and the images it starts from."""
     text = unicodedata.normalize("NFKC", prompt.text).casefold()
     return " ".join(text.split()), prompt.metadata.get(IMAGE)
 
@@ -140,7 +154,7 @@ def _of_source(prompt: Prompt, name: str, setting: str) -> Prompt:
             f"{setting}: prompt {prompt.text!r} has a column '{SOURCE}', which is where the name of its source goes. "
             "Rename the column."
         )
-    return Prompt(text=prompt.text, metadata={**prompt.metadata, SOURCE: name}, image=prompt.image)
+    return Prompt(text=prompt.text, metadata={**prompt.metadata, SOURCE: name}, images=prompt.images)
 
 
 def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -155,12 +169,12 @@ def _taking_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def _negative(config: RunConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the negative prompt, with every image to start from where prompts have one."""
+    """Return the negative prompt, with the images of every prompt to start from where prompts have some."""
     text = config.model.negative_prompt
-    images = {prompt.metadata[IMAGE]: prompt.image for prompt in prompts if prompt.image is not None}
+    images = {prompt.metadata[IMAGE]: prompt.images for prompt in prompts if prompt.images}
     if not images:
         return [Prompt(text=text)]
-    return [Prompt(text=text, metadata={IMAGE: key}, image=path) for key, path in images.items()]
+    return [Prompt(text=text, metadata={IMAGE: key}, images=paths) for key, paths in images.items()]
 
 
 def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Prompt]:
@@ -220,12 +234,12 @@ def _prompt(row: Mapping[str, Any], section: PromptsSection, place: Place, folde
         raise PromptError(f"{place} has no '{column}'; it has {', '.join(row) or 'nothing'}. Set prompts.column.")
     text = text_of(row[column], place)
     metadata = {key: value for key, value in row.items() if key not in (column, section.image)} if len(row) > 1 else {}
-    image = None
+    images: tuple[Path, ...] = ()
     if section.image is not None:
-        image, metadata[IMAGE] = image_of(row, section.image, place, folder)
+        images, metadata[IMAGE] = images_of(row, section.image, place, folder)
     check_metadata(metadata, place)
     try:
-        prompt = Prompt(text=text, metadata=metadata, image=image)
+        prompt = Prompt(text=text, metadata=metadata, images=images)
     except (TypeError, ValueError) as error:
         raise PromptError(f"{place}: metadata must be plain JSON values: {error}.") from None
     return prompt

@@ -14,7 +14,7 @@ from storage.trajectories import TRAJECTORY_STORES
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import make_algorithm
-from tasks.inputs.model_settings import check_model
+from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
 from tasks.kinds.cost import Cost
@@ -52,6 +52,7 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_optimizer(config)
     kind.check(config, requires)
     sources = source_prompts(config)
+    check_reference_images(config, [*sources["train"], *sources["heldout"]])
     check_rewards(config, sources, build=rewards)
     check_followed(config, requires)
     prompts = {split: len(items) for split, items in sources.items()}

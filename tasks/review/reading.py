@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -173,6 +174,22 @@ def _drawn(table: pa.Table, chain: Chain, node: Node) -> pa.Table:
         return table
     formats = pa.array([render.format] * table.num_rows, pa.string())
     return table.set_column(table.column_names.index("media_format"), "media_format", formats)
+
+
+def references_of(context: RunContext, ref: ArtifactRef, wanted: Collection[str]) -> dict[str, list[np.ndarray]]:
+    """Return the images that the prompts of samples start from, (H, W, 3) uint8 each, by sample id.
+
+    None of a run whose prompts start from none, or were made by a version that kept none.
+
+    Raises:
+        StoreError: the artifact lacks a wanted sample.
+        CorruptError: a file is damaged.
+    """
+    if not context.holds_references:
+        return {sample: [] for sample in wanted}
+    rows = list(rows_of(context.store, ref, wanted))
+    metadata = [json.loads(shard.table.column("metadata")[row].as_py()) for _, shard, row in rows]
+    return dict(zip([sample for sample, _, _ in rows], context.references(metadata), strict=True))
 
 
 def media_of(store: ArtifactStore, ref: ArtifactRef, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.load import asks_for, parse_config
 from configs.model import ModelSection
@@ -13,10 +14,12 @@ from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
+from storage.references import ReferenceFiles
 from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
-from tasks.inputs.prompts import StoredPrompt
+from tasks.inputs.prompt_rows import picture_of
+from tasks.inputs.prompts import StoredPrompt, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import PIPELINE, local_model
 from tasks.runs.chain import Chain
@@ -24,6 +27,8 @@ from tasks.runs.progress import Ledger, Reporter, Silent
 from tasks.runs.recent import Recent
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from storage.embeddings import EmbeddingCache
 
 
@@ -88,6 +93,29 @@ class RunContext(RunFacts):
     def prompts_by_id(self) -> dict[str, StoredPrompt]:
         """The run's prompts of all splits."""
         return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
+
+    def references(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[np.ndarray]]:
+        """Return the images that prompts start from, by their metadata: (H, W, 3) uint8, not to be written.
+
+        Equal prompts have the very same arrays.
+
+        Raises:
+            NotCommittedError: the run's prompts artifact holds no such image.
+            CorruptError: one is damaged.
+        """
+        listed = [image_keys(one) for one in metadata]
+        files = self._reference_files.read(dict.fromkeys(key for keys in listed for key in keys))
+        seen = {key: picture_of(data, key, self._reference_files.where) for key, data in files.items()}
+        return [[seen[key] for key in keys] for keys in listed]
+
+    @property
+    def holds_references(self) -> bool:
+        """Whether the run's prompts artifact holds the images that prompts start from."""
+        return self.config.prompts.image is not None and not self._reference_files.empty
+
+    @cached_property
+    def _reference_files(self) -> ReferenceFiles:
+        return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
 
     @cached_property
     def base_folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""The run's prompts as an artifact."""
+"""The run's prompts as an artifact, with the images they start from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
+from storage.references import write_references
 from storage.tables import write_rows
-from tasks.inputs.prompts import Prompt
+from tasks.inputs.prompts import Prompt, image_files
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -30,6 +31,7 @@ class PreprocessStage(Stage):
             "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
         }
         write_rows("prompts", folder, columns)
+        write_references(folder, image_files(prompt for _, prompt in rows))
         encoded = rows if self.policy_kind.encodes else []
         digest = self.context.embeddings.digest([prompt.condition for _, prompt in encoded])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))

@@ -161,7 +161,8 @@ def pictures(family: str, count: int) -> list[np.ndarray] | None:
 
 
 def encode(policy: DiffusionPolicy, prompts: list[str]) -> dict[str, torch.Tensor]:
-    return policy.encode(prompts, pictures(policy.family, len(prompts)))
+    found = pictures(policy.family, len(prompts))
+    return policy.encode(prompts, None if found is None else [[picture] for picture in found])
 
 
 def conditioning(policy: DiffusionPolicy, guided: bool, prompts: list[str] = PROMPTS) -> Conditioning:

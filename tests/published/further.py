@@ -58,7 +58,8 @@ def _ddpo(title: str, remark: str) -> Publication:
             "script": f"{_DDPO}/scripts/train.py",
             "statistics": f"{_DDPO}/ddpo_pytorch/stat_tracking.py",
         },
-        remark=f"Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there.{remark}",
+        remark="Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there."
+        + remark,
         settings={
             "base": {
                 **ADAM,

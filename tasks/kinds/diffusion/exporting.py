@@ -13,7 +13,7 @@ from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from tasks.export.card import About, model_card
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
 from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipeline
-from tasks.export.usage import INPUT, Usage, lora_files
+from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
 from tasks.inputs.prompt_rows import read_picture
@@ -76,9 +76,7 @@ class PipelineExport:
 
     def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
         lora, config, prompt = self._identity.format == "lora", self._config, self._example
-        conditioned = config.prompts.image is not None
-        if conditioned:
-            self._copy_image(prompt, target / INPUT)
+        inputs = self._copy_images(prompt, target) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
         return Usage(
             pipeline=str(read_json(folder / INDEX)["_class_name"]),
@@ -90,7 +88,7 @@ class PipelineExport:
             call=call,
             prompt=prompt.text,
             seed=derive(config.evaluate.seed, "evaluate", prompt.id, 0),
-            conditioned=conditioned,
+            inputs=inputs,
             fps=config.rollout.media.fps if config.model.frames > 1 else None,
         )
 
@@ -117,12 +115,14 @@ class PipelineExport:
     def _example(self) -> StoredPrompt:
         return self._context.prompts[self._split][0]
 
-    def _copy_image(self, prompt: StoredPrompt, path: Path) -> None:
-        """Write the image that a prompt starts from."""
+    def _copy_images(self, prompt: StoredPrompt, target: Path) -> tuple[str, ...]:
+        """Write the images that a prompt starts from; return their names."""
         prompts = self._context.source_prompts[self._split]
-        found = next(one.image for one in prompts if one.id == prompt.id)
-        assert found is not None
-        Image.fromarray(read_picture(found)).save(path)
+        found = next(one.images for one in prompts if one.id == prompt.id)
+        names = input_names(len(found))
+        for name, path in zip(names, found, strict=True):
+            Image.fromarray(read_picture(path)).save(target / name)
+        return names
 
     def _base(self) -> BaseModel:
         section = self._config.model

@@ -14,7 +14,7 @@ import torch
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies.base import Part
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.trajectories.base import Sample, TrajectoryShard
@@ -159,9 +159,8 @@ class Diffusion(Kind):
         PipelineExport(exporting).write(folder)
 
 
-def _images(prompts: Sequence[Prompt]) -> list[list[np.ndarray]]:
+def _images(prompts: Sequence[Prompt]) -> list[Images]:
     """Return the images of prompts as one further argument, or none."""
-    paths = [prompt.image for prompt in prompts if prompt.image is not None]
-    if not paths:
+    if not any(prompt.images for prompt in prompts):
         return []
-    return [[read_picture(path) for path in paths]]
+    return [[[read_picture(path) for path in prompt.images] for prompt in prompts]]

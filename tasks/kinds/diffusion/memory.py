@@ -13,7 +13,7 @@ import torch
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
-from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies import POLICIES, most_images
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.sizes.architectures import (
@@ -288,5 +288,6 @@ def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | 
     # The model may make sizes that the small one cannot.
     policy.settings = settings
     image = np.zeros((model.height, model.width, 3), np.uint8)
-    images = [image] if model.policy in IMAGE_CONDITIONED else None
+    most = most_images(model.policy, model.options)
+    images = [[image] * most] if most else None
     return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)

@@ -28,13 +28,15 @@ from tasks.figures.texts import Text
 from tasks.figures.tracked import paragraphs
 from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
-from tasks.review.reading import curve_points, pictures_of, rows_of, trained_epochs
+from tasks.review.reading import curve_points, pictures_of, references_of, rows_of, trained_epochs
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import standings
 
 #: Samples shown of each end.
 _SHOWN = 6
+#: Longest side of the images a prompt starts from.
+_STARTED = 256
 
 Curve = list[tuple[int, float]]
 
@@ -55,6 +57,8 @@ class Shot:
     """PNG; of a clip its first, middle and last frame."""
     text: str | None
     """What it says, where it is a text."""
+    references: Sequence[bytes] = ()
+    """PNG of the images its prompt starts from, small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ def read_run(context: RunContext) -> RunReport:
     last = evaluated[-1] if evaluated else 0
     of_epochs = [trained[0], trained[-1]] if trained else []
     tables = {epoch: read_rows(context.store, chain.require(epoch, "advantage").ref) for epoch in of_epochs}
-    best, worst = _shots(chain, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
+    best, worst = _shots(context, of_epochs[-1], tables[of_epochs[-1]]) if trained else ([], [])
     found = standings(chain)
     about, *results = paragraphs(context, done=last > 0)
     return RunReport(
@@ -177,7 +181,7 @@ def _texts(chain: Chain, last: int) -> dict[str, list[tuple[str, Text, Text]]]:
     }
 
 
-def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
+def _shots(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Shot], list[Shot]]:
     """Return the samples of an epoch with the best and the worst rewards, where images or texts are stored."""
     rows = [row for row in table.to_pylist() if row["reward"] is not None]
     rows.sort(key=lambda row: (row["reward"], row["sample_id"]))
@@ -185,11 +189,12 @@ def _shots(chain: Chain, epoch: int, table: pa.Table) -> tuple[list[Shot], list[
     # One of each prompt: an easy or a hard one would take all places. The worst of an easy prompt may be a good sample.
     worst = _first_of_each([row for row in rows if row["reward"] < middle])
     best = _first_of_each([row for row in rows[::-1] if row["reward"] > middle])
-    rollout, wanted = chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
-    found = rows_of(chain.store, rollout, wanted)
+    rollout, wanted = context.chain.require(epoch, "rollout").ref, {row["sample_id"] for row in (*best, *worst)}
+    found = rows_of(context.store, rollout, wanted)
     places = {sample: (shard, row) for sample, shard, row in found}
-    drawn = pictures_of(chain, epoch, wanted) if chain.config.render is not None else {}
-    shots = [[_shot(row, places, drawn) for row in rows] for rows in (best, worst)]
+    drawn = pictures_of(context.chain, epoch, wanted) if context.config.render is not None else {}
+    started = references_of(context, rollout, wanted)
+    shots = [[_shot(row, places, drawn, started[row["sample_id"]]) for row in rows] for rows in (best, worst)]
     seen = [[shot for shot in each if shot.image is not None or shot.text is not None] for each in shots]
     return seen[0], seen[1]
 
@@ -203,7 +208,10 @@ def _first_of_each(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 
 def _shot(
-    row: Mapping[str, Any], places: Mapping[str, tuple[TrajectoryShard, int]], drawn: Mapping[str, np.ndarray]
+    row: Mapping[str, Any],
+    places: Mapping[str, tuple[TrajectoryShard, int]],
+    drawn: Mapping[str, np.ndarray],
+    started: Sequence[np.ndarray],
 ) -> Shot:
     shard, number = places[row["sample_id"]]
     media = drawn.get(row["sample_id"])
@@ -216,12 +224,19 @@ def _shot(
         advantage=row["advantage"],
         image=None if media is None else _image(media),
         text=shard.text(number),
+        references=[_png(Image.fromarray(image), _STARTED) for image in started],
     )
 
 
 def _image(media: np.ndarray) -> bytes:
+    return _png(Image.fromarray(strip(media) if media.ndim == 4 else media))
+
+
+def _png(image: Image.Image, most: int | None = None) -> bytes:
     data = io.BytesIO()
-    Image.fromarray(strip(media) if media.ndim == 4 else media).save(data, "PNG")
+    if most is not None:
+        image.thumbnail((most, most))
+    image.save(data, "PNG")
     return data.getvalue()
 
 

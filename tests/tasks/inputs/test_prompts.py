@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from configs.errors import PromptError
+from configs.errors import CorruptError, PromptError
+from configs.load import load_config
 from configs.schema import PromptsSection
-from tasks.inputs.prompts import Prompt, prompts_fingerprint, read_prompts
+from storage.checksums import hash_data, hash_file
+from tasks.inputs.model_settings import check_reference_images
+from tasks.inputs.prompt_rows import picture_of, read_picture
+from tasks.inputs.prompts import Prompt, image_files, image_keys, prompts_fingerprint, read_prompts
+from tests.conftest import ROOT
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "prompts"
 
@@ -125,7 +132,7 @@ def test_an_image_to_start_from_is_known_by_its_content(tmp_path: Path) -> None:
         read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")[0]
         for name in ("a.png", "copy.png", "b.png")
     )
-    assert first.image == tmp_path / "a.png"
+    assert first.images == (tmp_path / "a.png",)
     assert (first.id, first.condition) == (same.id, same.condition)
     assert first.id != other.id
     assert first.condition != other.condition
@@ -138,3 +145,66 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     for name, message in (("absent.png", "does not exist"), ("text.png", "is not an image"), ("", "has no 'image'")):
         with pytest.raises(PromptError, match=f"line 1.*{message}"):
             read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")
+
+
+def in_every_mode(folder: Path) -> list[str]:
+    """Write pictures of other modes and depths than plain RGB; return their names."""
+    gray = Image.fromarray(np.array([[0, 32896, 65535]], np.uint16))
+    turned = Image.new("RGB", (4, 2), "red")
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    Image.new("RGBA", (2, 2), (0, 0, 255, 128)).save(folder / "clear.png")
+    gray.save(folder / "deep.png")
+    Image.new("RGB", (3, 3), "green").convert("P").save(folder / "palette.png")
+    Image.new("L", (2, 3), 77).save(folder / "gray.png")
+    turned.save(folder / "turned.png", exif=exif)
+    return ["clear.png", "deep.png", "palette.png", "gray.png", "turned.png"]
+
+
+def of_images(folder: Path, images: Any) -> Prompt:
+    section = PromptsSection(train="", image="images")
+    path = folder / "edits.jsonl"
+    path.write_text(json.dumps({"prompt": "edit", "images": images}) + "\n")
+    return read_prompts(str(path), section, where="prompts.train")[0]
+
+
+def test_a_row_may_name_several_images_in_order(tmp_path: Path) -> None:
+    names = in_every_mode(tmp_path)
+    one, listed, several = (of_images(tmp_path, named) for named in (names[0], names[:1], names))
+    assert (one.id, one.condition) == (listed.id, listed.condition)
+    assert several.images == tuple(tmp_path / name for name in names)
+    keys = image_keys(several.metadata)
+    assert [key.endswith("-as-seen") for key in keys] == [True, True, False, False, True]
+    assert image_files([several]) == dict(zip(keys, several.images, strict=True))
+    assert len({of_images(tmp_path, each).id for each in (names, names[::-1], names[:2], names[0])}) == 4
+    # Of a row with one image the identity is what it was when rows had one.
+    assert one.metadata == {"image_xxh3": f"{hash_file(tmp_path / names[0])}-as-seen"}
+
+
+def test_what_a_store_gives_back_is_what_the_file_shows(tmp_path: Path) -> None:
+    several = of_images(tmp_path, in_every_mode(tmp_path))
+    shown = [(2, 2, 3), (1, 3, 3), (3, 3, 3), (3, 2, 3), (4, 2, 3)]
+    for key, path, shape in zip(image_keys(several.metadata), several.images, shown, strict=True):
+        seen = picture_of(path.read_bytes(), key, "here")
+        assert seen.shape == shape
+        np.testing.assert_array_equal(seen, read_picture(path))
+        with pytest.raises(CorruptError, match=r"here: image \w+.* has other content"):
+            picture_of(b"other", key, "here")
+    with pytest.raises(CorruptError, match=r"cannot be read"):
+        picture_of(b"other", hash_data(b"other"), "here")
+
+
+@pytest.mark.parametrize("images", [[], [""], ["a.png", 3], None, {"a": "a.png"}])
+def test_what_names_no_images_is_refused(tmp_path: Path, images: Any) -> None:
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    with pytest.raises(PromptError, match="has no 'images', the path of an image or a list of such paths"):
+        of_images(tmp_path, images)
+
+
+def test_a_model_takes_as_many_images_as_it_says(tmp_path: Path) -> None:
+    kontext = ROOT / "configs" / "tiny_flux1_kontext.yaml"
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (2, 2), "red").save(tmp_path / name)
+    two = of_images(tmp_path, ["a.png", "b.png"])
+    with pytest.raises(PromptError, match=r"'edit' comes with 2 images, but model\.policy 'flux1_kontext' takes 1"):
+        check_reference_images(load_config(kontext), [two])

@@ -247,7 +247,7 @@ def test_exact_backends_differ_by_rounding_and_the_default_is_native(folders: Ca
 
 def encoded(policy: DiffusionPolicy, family: str) -> dict[str, np.ndarray]:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    rows = policy.encode(["a red cube"], [pixels] if family in IMAGE_CONDITIONED else None)
+    rows = policy.encode(["a red cube"], [[pixels]] if family in IMAGE_CONDITIONED else None)
     return {name: value.float().numpy() for name, value in rows.items()}
 
 

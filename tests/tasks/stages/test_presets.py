@@ -56,8 +56,8 @@ def evaluated(context: RunContext) -> list[dict[str, Any]]:
     shard = open_trajectory_store("webdataset").open(store.files(ref, store.shards(ref)[0]))
     rows = shard.table.select(["prompt", "seed"]).to_pylist()
     section = context.config.prompts
-    images = {prompt.text: prompt.image for prompt in read_prompts(section.train, section, where="prompts.train")}
-    return [{**row, "media": shard.media(n), "image": images[row["prompt"]]} for n, row in enumerate(rows)]
+    images = {prompt.text: prompt.images for prompt in read_prompts(section.train, section, where="prompts.train")}
+    return [{**row, "media": shard.media(n), "images": images[row["prompt"]]} for n, row in enumerate(rows)]
 
 
 def test_a_whole_run(finished: RunContext) -> None:
@@ -140,10 +140,10 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
 
 def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[dict[str, Any]]) -> np.ndarray:
     start: dict[str, Any] = {}
-    if samples[0]["image"] is not None:
-        image = Image.open(samples[0]["image"]).convert("RGB")
-        size = usage["input_image"]["size"]
-        start["image"] = image if size is None else image.resize(tuple(size), Image.Resampling.LANCZOS)
+    if samples[0]["images"]:
+        opened, size = [Image.open(path).convert("RGB") for path in samples[0]["images"]], usage["input_image"]["size"]
+        scaled = [one if size is None else one.resize(tuple(size), Image.Resampling.LANCZOS) for one in opened]
+        start["image"] = scaled[0] if len(scaled) == 1 else scaled
     if "negative_prompt" in call:
         start["negative_prompt"] = [call["negative_prompt"]] * len(samples)
     prompts, seeds = ([sample[key] for sample in samples] for key in ("prompt", "seed"))

@@ -1,0 +1,91 @@
+"""The images that prompts start from, beside the prompt table: files as they are, each once, by what identifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.errors import CorruptError, NotCommittedError
+from storage.commit import ArtifactStore
+from storage.files import arrow_file
+from storage.layout import ArtifactRef
+from storage.schema import REFERENCES, versioned
+
+FILE = "references.parquet"
+#: Images in memory while they are written; to read one, as many are read.
+_TOGETHER = 16
+
+
+def write_references(folder: Path, images: Mapping[str, Path]) -> None:
+    """Write the files of images, by what identifies each, beside a prompt table; nothing where there are none."""
+    if not images:
+        return
+    schema = versioned(REFERENCES)
+    # Images are compressed already.
+    with pq.ParquetWriter(folder / FILE, schema, version="2.6", compression="none", use_dictionary=False) as writer:
+        for start in range(0, len(images), _TOGETHER):
+            keys = list(images)[start : start + _TOGETHER]
+            columns = {"image": keys, "file": [images[key].read_bytes() for key in keys]}
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=_TOGETHER)
+
+
+class ReferenceFiles:
+    """The files of the images of one prompts artifact, read when they are asked for."""
+
+    def __init__(self, store: ArtifactStore, ref: ArtifactRef) -> None:
+        """Bind to an artifact."""
+        self._store, self._ref = store, ref
+        self.where = str(ref)
+        """What to call it in messages."""
+
+    def read(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """Return the files of images by what identifies them.
+
+        Raises:
+            NotCommittedError: the artifact holds no such image.
+            CorruptError: its table is damaged.
+        """
+        wanted: dict[int, dict[str, int]] = {}
+        for key in keys:
+            if key not in self._places:
+                raise NotCommittedError(
+                    f"{self._ref} holds no image {key}, as prompts made by an earlier version hold none. Make them "
+                    "again with 'flowmill stage preprocess --force'."
+                )
+            wanted.setdefault(self._places[key] // _TOGETHER, {})[key] = self._places[key] % _TOGETHER
+        return {
+            key: cells[place].as_py()
+            for group, places in wanted.items()
+            for cells in [self._file.read_row_group(group, columns=["file"]).column("file")]
+            for key, place in places.items()
+        }
+
+    @property
+    def empty(self) -> bool:
+        """There are none: prompts start from no images, or were made by a version that kept none."""
+        return not self._places
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        (record,) = self._store.shards(self._ref)
+        if FILE not in [entry.name for entry in record.files]:
+            return {}
+        try:
+            keys = self._file.read(columns=["image"]).column("image").to_pylist()
+            groups = self._file.metadata
+            sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+            binary = self._file.schema_arrow.field("file").type == pa.binary()
+            if not binary or any(size != _TOGETHER for size in sizes[:-1]):
+                raise ValueError("it is no table of images")
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            raise CorruptError(f"{self._ref}: {FILE} cannot be read: {error}") from None
+        return {key: place for place, key in enumerate(keys)}
+
+    @cached_property
+    def _file(self) -> pq.ParquetFile:
+        (record,) = self._store.shards(self._ref)
+        return pq.ParquetFile(arrow_file(self._store.files(self._ref, record).blob(FILE)))
