@@ -9,7 +9,7 @@ from __future__ import annotations
 from configs.registry import Table
 
 #: What a reward function is called with before its options: media, prompts, metadata.
-GIVEN = 3
+GIVEN = ("media", "prompts", "metadata")
 
 REWARDS = Table(
     {
@@ -21,6 +21,7 @@ REWARDS = Table(
         "digits": "models.rewards.digits:DigitsReward",
         "digits_network": "models.rewards.digits_network:DigitsNetwork",
         "diversity": "models.rewards.diversity:PixelDiversity",
+        "edit_reward": "models.rewards.edit:EditReward",
         "exact_text": "models.rewards.exact:ExactText",
         "geneval": "models.rewards.geneval:GenEval",
         "geneval2": "models.rewards.geneval2:GenEval2",
@@ -38,6 +39,7 @@ REWARDS = Table(
         "reasoning_gym": "models.rewards.reasoning:ReasoningGym",
         "sequence_classification": "models.rewards.text:SequenceClassification",
         "vlm_judge": "models.rewards.vlm:VlmJudge",
+        "win_rate": "models.rewards.pairwise:WinRate",
     },
     like="models.rewards.base:Reward",
     functions=True,

@@ -35,6 +35,8 @@ class Needs:
     """It is called once per group, with all samples of one prompt, so that it can compare them."""
     accelerated: bool = False
     """It works on the accelerator: with several processes the ranks score with it, each its own shards."""
+    references: bool = False
+    """It is called with a fourth argument: of each prompt the images it starts from, see ``Reward.score``."""
     batch_size: int | None = None
     """Rows per call where ``rewards[].batch_size`` says nothing; None: a whole shard."""
 
@@ -57,6 +59,9 @@ class Reward(Protocol):
                 float32 latents, or (B,) strings (an array of objects), for a reward that needs those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
+
+        One that needs references is given them as a fourth argument: of B prompts the images they start from, in order,
+        (H, W, 3) uint8 of any size, which cannot be written to.
         """
         ...
 
@@ -73,6 +78,8 @@ class Batch:
     """B mappings."""
     groups: Sequence[str] = ()
     """B group ids; samples of one group belong together for a reward that is groupwise."""
+    references: Sequence[Sequence[np.ndarray]] = ()
+    """Of B prompts the images they start from, (H, W, 3) uint8; empty where no reward asks for them."""
     origin: Origin | None = None
     """Where the samples come from, for messages."""
 
@@ -87,6 +94,7 @@ class Batch:
             prompts=[self.prompts[row] for row in rows],
             metadata=[self.metadata[row] for row in rows],
             groups=[self.groups[row] for row in rows] if self.groups else (),
+            references=[self.references[row] for row in rows] if self.references else (),
             origin=None if self.origin is None else self.origin.take(rows),
         )
 

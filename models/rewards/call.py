@@ -127,7 +127,7 @@ def _failed(error: Exception) -> str:
 def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
     """Return what one call of a reward gives, of the right shape and finite; ``blame``: tell which sample fails."""
     try:
-        result = reward.score(*_handed(batch))
+        result = _asked(reward, batch)
         scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
         values = np.asarray(scores.values, np.float32)
     except FlowmillError:
@@ -151,9 +151,15 @@ def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
     return Scores(values, scores.notes)
 
 
-def _handed(batch: Batch) -> tuple[np.ndarray, list[str], list[dict[str, Any]]]:
-    """Return a reward's own copy of a batch: what it writes there nobody else gets, and is not stored."""
-    return batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
+def _asked(reward: Any, batch: Batch) -> Any:
+    """Return what a reward says of its own copy of a batch: what it writes there nobody else gets, and is not stored.
+
+    The images that prompts start from are shared, and cannot be written to.
+    """
+    given = batch.media.copy(), list(batch.prompts), [copy.deepcopy(dict(row)) for row in batch.metadata]
+    if not needs_of_made(reward).references:
+        return reward.score(*given)
+    return reward.score(*given, [list(images) for images in batch.references])
 
 
 def _check_shape(values: np.ndarray, name: str, batch: Batch) -> None:
@@ -193,7 +199,7 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
     for row in range(len(batch)):
         alone = batch.take([row])
         try:
-            reward.score(*_handed(alone))
+            _asked(reward, alone)
         except Exception:  # noqa: BLE001 - which error it is was said already; this finds the sample
             return row
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
+from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from models.rewards.weights import WeightsFile
 
 if TYPE_CHECKING:
@@ -158,7 +159,12 @@ class ClipScore(PromptLikeness):
 
 @dataclass(kw_only=True)
 class ImageSimilarity(ClipEmbeddings):
-    """Cosine of an image and the one that the prompt's metadata name, as Flow-GRPO's ``image_similarity`` has it."""
+    """How like an image is to another one: to what the prompt's metadata name, or to the source it was made of.
+
+    ``embedding``: cosine of CLIP's embeddings, as Flow-GRPO's ``image_similarity`` has it; ``pixels``: 1 - root mean
+    square difference over 255; ``ssim``: structural similarity of luma (Wang et al. 2004). The last two load no model,
+    and scale the other image to the size of what is scored. Of several sources it is the mean.
+    """
 
     name: ClassVar[str] = "image_similarity"
 
@@ -167,16 +173,68 @@ class ImageSimilarity(ClipEmbeddings):
     """Column of the prompt source with paths of images."""
     folder: str = "."
     """Where relative paths begin."""
+    to: Literal["column", "source"] = "column"
+    """The image that a column names, or those that the prompt starts from."""
+    by: Literal["embedding", "pixels", "ssim"] = "embedding"
+    """What is compared, as above."""
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def __post_init__(self) -> None:
+        """Load the model where one is needed.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+            ValueError: an option is out of range.
+        """
+        for option, value, known in (("to", self.to, ("column", "source")), ("by", self.by, ("embedding", *_BY))):
+            if value not in known:
+                raise ValueError(f"{option} is {value!r}; it must be one of {', '.join(known)}.")
+        if self.by == "embedding":
+            super().__post_init__()
+
+    @staticmethod
+    def needs_for(options: Mapping[str, Any]) -> Needs:
+        """Return what is needed by options: the accelerator for a model, references to compare with a source."""
+        references = options.get("to", "column") == "source"
+        if options.get("by", "embedding") != "embedding":
+            return Needs(references=references)
+        return replace(ClipEmbeddings.needs, references=references)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """The accelerator for a model, references to compare with a source."""
+        return self.needs_for({"to": self.to, "by": self.by})
+
+    def score(
+        self,
+        media: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        references: Sequence[Sequence[np.ndarray]] = (),
+    ) -> Scores:
         """Return one score per (H, W, 3) uint8 image.
 
         Raises:
             ValueError: a prompt names no image.
             OSError: an image cannot be read.
         """
-        wanted = [self._wanted(row, prompt) for row, prompt in zip(metadata, prompts, strict=True)]
-        return Scores(_array((self.of_images(media) * self.of_images(wanted)).sum(-1)))
+        if self.to == "column":
+            wanted = [[self._wanted(row, prompt)] for row, prompt in zip(metadata, prompts, strict=True)]
+        else:
+            wanted = [list(images) for images in references]
+        # One row per pair: of each image with each that it is compared with.
+        rows = [row for row, images in enumerate(wanted) for _ in images]
+        found = self._likeness(media, rows, [image for images in wanted for image in images])
+        sums = np.zeros(len(media), np.float64)
+        np.add.at(sums, rows, found)
+        return Scores((sums / np.bincount(rows, minlength=len(media))).astype(np.float32))
+
+    def _likeness(self, media: np.ndarray, rows: Sequence[int], others: Sequence[np.ndarray]) -> np.ndarray:
+        """Return how like the images at (P,) rows are to (P,) others."""
+        if self.by == "embedding":
+            return _array((self.of_images(media)[list(rows)] * self.of_images(others)).sum(-1))
+        compare = _BY[self.by]
+        pairs = ((media[row], sized_as(other, media[row])) for row, other in zip(rows, others, strict=True))
+        return np.array([compare(one, other) for one, other in pairs])
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return one score per (3, H, W) image."""
@@ -188,6 +246,10 @@ class ImageSimilarity(ClipEmbeddings):
         if not isinstance(path, str):
             raise ValueError(f"prompt {prompt!r} has no path of an image in column '{self.column}', but {path!r}")
         return open_picture(Path(self.folder) / path)
+
+
+#: What compares two (H, W, 3) uint8 images without a model.
+_BY = {"pixels": pixel_similarity, "ssim": structural_similarity}
 
 
 @dataclass(kw_only=True)

@@ -31,10 +31,10 @@ class FunctionReward:
     """What it declares."""
 
     def score(
-        self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+        self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *references: Any
     ) -> Scores | Sequence[float] | np.ndarray:
         """Return what the function does."""
-        return self.function(media, prompts, metadata, **self.options)
+        return self.function(media, prompts, metadata, *references, **self.options)
 
 
 def make_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> Reward:
@@ -145,12 +145,13 @@ def _function_options(name: str, function: Callable[..., Any], options: Mapping[
     """
     parameters = list(inspect.signature(function).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(positional) < GIVEN and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    given = (*GIVEN, "references") if needs_of(name, options).references else GIVEN
+    if len(positional) < len(given) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise ConfigError(
-            f"reward '{name}' takes ({', '.join(p.name for p in parameters)}), but is called with (media, prompts, "
-            "metadata). Give it these three parameters first; options follow."
+            f"reward '{name}' takes ({', '.join(p.name for p in parameters)}), but is called with "
+            f"({', '.join(given)}). Give it these {len(given)} parameters first; options follow."
         )
-    rest = [p for p in parameters if p not in positional[:GIVEN]]
+    rest = [p for p in parameters if p not in positional[: len(given)]]
     missing = [p.name for p in rest if p.default is p.empty and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in missing:
         if option not in options:

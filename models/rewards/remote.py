@@ -103,14 +103,20 @@ class RemoteReward:
         """The score that counts as an exact match."""
         return self._info.perfect
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(
+        self,
+        media: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        references: Sequence[Sequence[np.ndarray]] = (),
+    ) -> Scores:
         """Return what the server gives; in several requests where one would be larger than it takes.
 
         Raises:
             ConfigError: it refuses to answer.
             RewardError: the reward fails there, or the server stays away.
         """
-        batch = Batch(media=media, prompts=prompts, metadata=metadata)
+        batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         parts = [self._ask(part) for part in self._parts(batch)]
         if len(parts) == 1:
             return parts[0]
@@ -123,7 +129,9 @@ class RemoteReward:
         if not self.needs.groupwise:
             # Four bytes hold any character of UTF-8.
             said = 4 * len(canonical_json([list(batch.prompts), *(dict(row) for row in batch.metadata)]))
-            rows = max(1, (self._info.max_bytes - _ROOM) * len(batch) // (batch.media.nbytes + said))
+            # An image that several rows start from goes along once, or with every part.
+            shared = sum(image.nbytes for image in wire.distinct(batch.references))
+            rows = max(1, (self._info.max_bytes - _ROOM - shared) * len(batch) // (batch.media.nbytes + said))
         for start in range(0, len(batch), rows):
             yield batch.take(range(start, min(start + rows, len(batch))))
 

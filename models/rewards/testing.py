@@ -10,6 +10,7 @@ Each check raises AssertionError with what it found.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def samples(
     texts: Sequence[str] | None = None,
     prompts: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    references: int = 0,
 ) -> Batch:
     """Return made-up samples.
 
@@ -42,6 +44,7 @@ def samples(
         texts: texts, repeated as needed, instead of media.
         prompts: prompts, repeated as needed.
         metadata: other columns of every prompt.
+        references: images that every prompt starts from.
     """
     draw, full = np.random.default_rng(0), (count, *shape)
     media = draw.standard_normal(full, np.float32) if latents else draw.integers(0, 256, full, np.uint8)
@@ -53,7 +56,17 @@ def samples(
         prompts=[asked[row % len(asked)] for row in range(count)],
         metadata=[dict(metadata or {})] * count,
         groups=[str(row // 2) for row in range(count)],
+        references=made_up_references(count, references),
     )
+
+
+def made_up_references(count: int, images: int) -> list[list[np.ndarray]]:
+    """Return so many images of each of so many prompts; empty where there are none."""
+    draw = np.random.default_rng(1)
+    made = [[draw.integers(0, 256, (48 + 8 * n, 64, 3), np.uint8) for n in range(images)] for _ in range(count)]
+    for image in (image for row in made for image in row):
+        image.setflags(write=False)
+    return made if images else []
 
 
 def declares_what_it_needs(reward: Reward, batch: Batch) -> None:
@@ -107,7 +120,7 @@ def leaves_its_samples_alone(reward: Reward, batch: Batch) -> None:
 def scores_what_a_server_hands_over(reward: Reward, batch: Batch) -> None:
     """Samples that went over the wire score the same; their media cannot be written to."""
     sent = wire.unpack_request(wire.pack_request(batch))
-    received = Batch(media=sent.media, prompts=sent.prompts, metadata=sent.metadata, groups=batch.groups)
+    received = replace(sent, groups=batch.groups)
     scores = _score(reward, received)
     answered = wire.unpack_answer(wire.pack_answer(scores), len(batch))
     np.testing.assert_array_equal(answered.values, _score(reward, batch).values)

@@ -18,7 +18,7 @@ from PIL import Image
 from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.proxies import by_proxy
-from models.rewards.base import Scores
+from models.rewards.base import Needs, Scores
 from models.rewards.bounded import bounded_client
 
 T = TypeVar("T")
@@ -27,7 +27,24 @@ _ASK_SCORE = (
     "Rate how well this image shows what the text says, and how good it looks, from 1 (nothing is right) to 5 (all is "
     "right). Text: {prompt}\nEnd with one line: Final Score: N"
 )
+_ASK_EDIT = (
+    "The last image was made from the images before it, by this instruction: {prompt}\nRate from 1 to 5 how well it "
+    "carries the instruction out and keeps everything else as it was: 1 if it does not follow the instruction or is "
+    "another picture altogether, 3 if it follows in part or changes what it should not, 5 if it does exactly what is "
+    "asked and nothing more, without flaws.\nEnd with one line: Final Score: N"
+)
+_ASK_EDIT_YES = (
+    "The last image was made from the images before it, by this instruction: {prompt}\nDoes it do exactly what is "
+    "asked, and keep everything else as it was? Answer with one word, yes or no."
+)
 _ASK_YES = "Does this image show exactly what the text says? Text: {prompt}\nAnswer with one word, yes or no."
+#: By what is asked for, and whether the images that the prompt starts from are shown.
+_QUESTIONS = {
+    ("score", False): _ASK_SCORE,
+    ("score", True): _ASK_EDIT,
+    ("yes", False): _ASK_YES,
+    ("yes", True): _ASK_EDIT_YES,
+}
 #: Asks for one token and the likeliest 20 in its place, which is OpenAI's limit.
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
 #: Seconds a failing request is tried again for, roughly: the client waits up to 8 s between tries.
@@ -84,7 +101,16 @@ class Asking:
             return list(pool.map(work, *rows))
 
     def answer(self, image: np.ndarray, question: str, **more: Any) -> Any:
-        """Return the model's answer about an (H, W, 3) uint8 image, a choice of OpenAI's protocol.
+        """Return the model's answer about an (H, W, 3) uint8 image; see ``answer_about``."""
+        return self.answer_about([("", image)], question, **more)
+
+    def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Any:
+        """Return the model's answer about several images, a choice of OpenAI's protocol.
+
+        Args:
+            images: what is said before each, if anything, and the image, (H, W, 3) uint8.
+            question: asked after them.
+            more: of the request.
 
         Raises:
             RewardError: the endpoint refuses the request.
@@ -92,10 +118,12 @@ class Asking:
         """
         import openai
 
-        content = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(image, self.size)}"}},
-            {"type": "text", "text": question},
-        ]
+        content: list[dict[str, Any]] = []
+        for said, image in images:
+            content += [{"type": "text", "text": said}] if said else []
+            url = f"data:image/png;base64,{_png(image, self.size)}"
+            content += [{"type": "image_url", "image_url": {"url": url}}]
+        content += [{"type": "text", "text": question}]
         messages = [{"role": "user", "content": content}]
         try:
             choice = self._client.chat.completions.create(
@@ -137,6 +165,18 @@ class VlmJudge(Asking):
     """The largest score there is."""
     max_tokens: int = 512
     """Of an answer, with ``score``."""
+    references: bool = False
+    """Show the images that the prompt starts from first, and ask how well the edit was done."""
+
+    @staticmethod
+    def needs_for(options: Mapping[str, Any]) -> Needs:
+        """Return that references are needed where they are to be shown."""
+        return Needs(references=bool(options.get("references", False)))
+
+    @property
+    def needs(self) -> Needs:
+        """That references are needed where they are to be shown."""
+        return Needs(references=self.references)
 
     def __post_init__(self) -> None:
         """Make the client; nothing is asked yet.
@@ -153,20 +193,27 @@ class VlmJudge(Asking):
         if re.compile(self.pattern).groups < 1:
             raise ValueError("pattern has no group; put the score in parentheses.")
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(
+        self,
+        media: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        references: Sequence[Sequence[np.ndarray]] = (),
+    ) -> Scores:
         """Return one score per (H, W, 3) uint8 image, 0 to 1, with what was answered.
 
         Raises:
             RewardError: an answer holds no score, or the endpoint refuses the request.
             ConnectionError: the endpoint cannot be reached or is overloaded, after several tries.
         """
-        found = self.map(self._judge, media, prompts)
+        found = self.map(self._judge, media, prompts, references or [()] * len(prompts))
         return Scores(np.array([value for value, _ in found], np.float32), [text for _, text in found])
 
-    def _judge(self, image: np.ndarray, prompt: str) -> tuple[float, str]:
-        question = (self.question or (_ASK_SCORE if self.ask == "score" else _ASK_YES)).replace("{prompt}", prompt)
+    def _judge(self, image: np.ndarray, prompt: str, started: Sequence[np.ndarray]) -> tuple[float, str]:
+        question = (self.question or _QUESTIONS[self.ask, self.references]).replace("{prompt}", prompt)
         more: dict[str, Any] = {"max_tokens": self.max_tokens} if self.ask == "score" else ONE_TOKEN
-        choice = self.answer(image, question, **more)
+        shown = edited(started, image) if self.references else [("", image)]
+        choice = self.answer_about(shown, question, **more)
         text = choice.message.content or ""
         value = self._read(text) if self.ask == "score" else _probability_of_yes(choice)
         if value is None:
@@ -185,6 +232,13 @@ class VlmJudge(Asking):
         last = found[-1] if isinstance(found[-1], str) else found[-1][0]
         value = float(last) / self.scale
         return value if 0 <= value <= 1 else None
+
+
+def edited(started: Sequence[np.ndarray], image: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return the images a prompt starts from, numbered where they are several, and what was made of them."""
+    several = len(started) > 1
+    named = [(f"Source image {n}:" if several else "Source image:", each) for n, each in enumerate(started, 1)]
+    return [*named, ("Edited image:", image)]
 
 
 def first_token(choice: Any) -> dict[str, float]:

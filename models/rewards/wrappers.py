@@ -57,9 +57,15 @@ class Rank:
         """What the other needs, of a whole group."""
         return self.needs_for({"reward": self.reward, "options": self.options})
 
-    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    def score(
+        self,
+        media: np.ndarray,
+        prompts: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+        references: Sequence[Sequence[np.ndarray]] = (),
+    ) -> Scores:
         """Return (K,) ranks of the samples of one group over K, with what the other said."""
-        batch = Batch(media=media, prompts=prompts, metadata=metadata)
+        batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         found = score(self._inner, self.reward, batch, Handling(frames="clip"))
         return Scores(mean_ranks(found.values) / np.float32(len(batch)), found.notes)
 

@@ -97,8 +97,9 @@ def images_of(row: Mapping[str, Any], column: str, place: Place, folder: Path) -
         PromptError: there is none, or one cannot be used.
     """
     named = row.get(column)
-    names = list(named) if isinstance(named, list | tuple) else [named]
-    if not names or not all(isinstance(name, str) and name for name in names):
+    listed = list(named) if isinstance(named, list | tuple) else [named]
+    names = [name for name in listed if isinstance(name, str) and name]
+    if not names or len(names) < len(listed):
         raise PromptError(
             f"{place} has no '{column}', the path of an image or a list of such paths. Add it, or leave prompts.image "
             "out."

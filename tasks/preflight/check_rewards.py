@@ -167,6 +167,11 @@ def _check_needs(
             f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "
             f"it draws. {remedy}."
         )
+    if needs.references and config.prompts.image is None:
+        raise ConfigError(
+            f"rewards: '{section.slot}' compares with the images that prompts start from, but prompts.image is not "
+            "set. Name the column with their paths, with a model.policy that takes images, or choose another reward."
+        )
     for split in ("train", "heldout"):
         for prompt in asked_of(section, prompts[split]):
             for column in needs.columns:

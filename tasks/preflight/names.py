@@ -123,7 +123,7 @@ def _missing_part(module: str) -> str:
 def _options(
     setting: str, name: str, import_string: str, options: Mapping[str, object], *, what: str
 ) -> Iterator[tuple[str, FlowmillError]]:
-    valid = peek.options(import_string, given=GIVEN if what == "reward" else 0) if options else None
+    valid = peek.options(import_string, given=len(GIVEN) if what == "reward" else 0) if options else None
     if valid is None:
         return
     for option in options:

@@ -15,6 +15,7 @@ from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
+from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
 from tasks.inputs.renderer import reads_images, renderer_config
 from tasks.kinds.kind import make_kind
@@ -63,8 +64,8 @@ def loads_model(section: RewardSection) -> bool:
     return section.server is None and needs_of(section.name, section.options).accelerated
 
 
-def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig) -> Batch:
-    """Return a made-up sample of each prompt."""
+def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, *, started: bool) -> Batch:
+    """Return a made-up sample of each prompt; ``started``: with the images it starts from."""
     seen = renderer_config(config) if reads_images(config, section) else config
     shard = "none yet: rewards are tried before sampling"
     return Batch(
@@ -72,6 +73,7 @@ def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig)
         prompts=[prompt.text for prompt in prompts],
         metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
         groups=[prompt.id for prompt in prompts],
+        references=[[read_picture(path) for path in prompt.images] for prompt in prompts] if started else (),
         origin=Origin(samples=("made up for the trial",) * len(prompts), shard=shard),
     )
 
@@ -86,11 +88,8 @@ def _try(
         # Their shape is the model's affair, which is not loaded yet.
         return
     delay = config.execution.retry_delay_s
-    batch = _trial(
-        [prompt for prompt in asked for _ in range(_TRIED if needs.groupwise or len(asked) == 1 else 1)],
-        section,
-        config,
-    )
+    each = _TRIED if needs.groupwise or len(asked) == 1 else 1
+    batch = _trial([prompt for prompt in asked for _ in range(each)], section, config, started=needs.references)
     for left in reversed(range(config.execution.retries + 1)):
         try:
             score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))

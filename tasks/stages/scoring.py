@@ -146,10 +146,12 @@ class Scoring(Stage):
         table, ref = opened.table, self.inputs()[0]
         recent = self.context.recent.find(ref, shard.name, table.num_rows)
         samples = table.column("sample_id").to_pylist()
+        metadata = [json.loads(text) for text in table.column("metadata").to_pylist()]
         return Batch(
             media=self.scored_kind.scored(opened, needs, recent),
             prompts=table.column("prompt").to_pylist(),
-            metadata=[json.loads(text) for text in table.column("metadata").to_pylist()],
+            metadata=metadata,
+            references=self.context.references(metadata) if needs.references else (),
             groups=table.column("group_id").to_pylist(),
             origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
         )

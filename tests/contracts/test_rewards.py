@@ -19,7 +19,7 @@ from models.rewards.base import Batch, Scores, perfect_score, quoted_text
 from models.rewards.call import needs_of_made
 from models.rewards.make import FunctionReward, check_reward, make_reward, works_on_accelerator
 from models.rewards.ocr import edit_distance, text_score
-from models.rewards.testing import CONTRACT, Check, samples
+from models.rewards.testing import CONTRACT, Check, made_up_references, samples
 from tests.support.chat import Endpoint, says, serving
 from tests.support.clip import write_clip, write_head, write_latent_head
 from tests.support.published_rewards import write_detector, write_dina, write_hpsv3, write_image_reward, write_open_clip
@@ -47,6 +47,10 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: What every judge finds its verdict in.
+ANSWER = 'Final Score: 4. Image 1 is better. "score": [20, 15]'
+
+
 @pytest.fixture(scope="module")
 def dina(clip: Path, tiny_base: Path) -> dict[str, str]:
     return write_dina(clip / "dina", tiny_base)
@@ -55,7 +59,7 @@ def dina(clip: Path, tiny_base: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     with serving() as server:
-        server.answer = lambda request: says("Final Score: 4", yes=0.5, no=0.25)
+        server.answer = lambda request: says(ANSWER, yes=0.5, no=0.25)
         yield server
 
 
@@ -84,13 +88,13 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
         "pickscore": {**model, "processor": str(clip)},
         "reasoning_gym": {"pattern": "(.+)"},
         "sequence_classification": {"model": str(clip / "sentiment"), "label": "POSITIVE"},
-        "vlm_judge": {"model": "judge", "endpoint": endpoint.url},
+        **{judge: {"model": "judge", "endpoint": endpoint.url} for judge in ("edit_reward", "vlm_judge", "win_rate")},
     }
 
     def make(name: str, **options: Any) -> Any:
         if name == "ocr":
             pytest.importorskip("rapidocr_onnxruntime", reason="flowmill[ocr] is not installed")
-        if name in ("vlm_judge", "geneval2"):
+        if name in ("edit_reward", "geneval2", "vlm_judge", "win_rate"):
             pytest.importorskip("openai", reason="flowmill[vlm] is not installed")
         if name == "lexicon":
             pytest.importorskip("vaderSentiment", reason="flowmill[text] is not installed")
@@ -116,6 +120,23 @@ METADATA = [{"image": "wanted.png", **ABOUT}] * 6
 PROMPTS = [f'"{n}{n}"' for n in range(6)]
 
 
+#: Options with which a reward looks at the images that prompts start from.
+SEES_SOURCES = {
+    "image_similarity": {"to": "source"},
+    "rank": {"reward": "image_similarity", "options": {"to": "source", "by": "ssim"}},
+    "vlm_judge": {"references": True},
+    "win_rate": {"references": True},
+}
+
+
+@pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", sorted(SEES_SOURCES))
+def test_the_contract_with_sources(build: Build, name: str, holds: Check) -> None:
+    reward = build(name, **SEES_SOURCES[name])
+    assert needs_of_made(reward).references
+    holds(reward, samples(references=2))
+
+
 @pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
 def test_the_contract(build: Build, name: str, holds: Check) -> None:
     reward = build(name)
@@ -127,6 +148,7 @@ def test_the_contract(build: Build, name: str, holds: Check) -> None:
         ),
     }
     made = Batch(media=images(), prompts=PROMPTS, metadata=METADATA, groups=["a", "b", "a", "b", "c", "c"])
+    made = replace(made, references=made_up_references(6, 1) if needs_of_made(reward).references else ())
     holds(reward, others.get(needs_of_made(reward).media, made))
 
 

@@ -122,7 +122,7 @@ def make_app(served: Served) -> FastAPI:
             needs=wire.NeedsFields(**wire.needs_fields(needs_of_made(served.reward))),
             perfect=perfect_score(served.reward),
             max_bytes=served.max_bytes,
-        ).model_dump()
+        ).model_dump(exclude_defaults=True)
 
     @app.post(wire.SCORE, dependencies=[Depends(authorized)])
     async def score(request: Request) -> Response:

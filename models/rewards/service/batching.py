@@ -150,10 +150,11 @@ def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> as
 
 
 def _alike(jobs: Sequence[_Job]) -> list[list[_Job]]:
-    """Return requests by the shape and dtype of their samples, in order."""
+    """Return requests by the shape and dtype of their samples and whether they have references, in order."""
     found: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
-        found.setdefault((job.batch.media.shape[1:], job.batch.media.dtype), []).append(job)
+        about = (job.batch.media.shape[1:], job.batch.media.dtype, bool(job.batch.references))
+        found.setdefault(about, []).append(job)
     return list(found.values())
 
 
@@ -165,4 +166,5 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         prompts=[prompt for batch in batches for prompt in batch.prompts],
         metadata=[row for batch in batches for row in batch.metadata],
         groups=[group for batch in batches for group in batch.groups],
+        references=[images for batch in batches for images in batch.references],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -38,6 +38,15 @@ class _Message(BaseModel):
 _Texts = Annotated[list[str], Field(max_length=_MOST_ROWS)]
 
 
+class ReferenceImage(_Message):
+    """An image that prompts start from."""
+
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(min_length=3, max_length=3)]
+    """(H, W, 3)."""
+    data: bytes
+    """Uint8, row after row."""
+
+
 class ScoreRequest(_Message):
     """Samples to score."""
 
@@ -51,6 +60,10 @@ class ScoreRequest(_Message):
     """One per row."""
     metadata: Annotated[list[dict[str, Any]], Field(max_length=_MOST_ROWS)]
     """One per row."""
+    images: Annotated[list[ReferenceImage], Field(max_length=_MOST_ROWS)] = []
+    """Each of those that prompts start from, once."""
+    references: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(max_length=_MOST_ROWS)] = []
+    """Of every row which of these, in order; nothing where the reward does not ask for them."""
 
 
 class ScoreAnswer(_Message):
@@ -68,6 +81,7 @@ class NeedsFields(_Message):
     media: Literal["images", "clips", "latents", "texts"]
     columns: _Texts
     groupwise: bool
+    references: bool = False
     accelerated: bool
     batch_size: int | None = Field(ge=1)
 
@@ -97,8 +111,38 @@ def pack_request(batch: Batch) -> bytes:
             "media": batch.media.tolist() if texts else np.ascontiguousarray(batch.media).tobytes(),
             "prompts": list(batch.prompts),
             "metadata": [dict(row) for row in batch.metadata],
+            **_packed_references(batch.references),
         }
     )
+
+
+def distinct(references: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Return the images that rows start from, each once: rows of one prompt have the very same."""
+    return list({id(image): image for images in references for image in images}.values())
+
+
+def _packed_references(references: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
+    if not references:
+        return {}
+    images = distinct(references)
+    places = {id(image): place for place, image in enumerate(images)}
+    return {
+        "images": [{"shape": list(image.shape), "data": np.ascontiguousarray(image).tobytes()} for image in images],
+        "references": [[places[id(image)] for image in row] for row in references],
+    }
+
+
+def _unpacked_references(request: ScoreRequest) -> list[list[np.ndarray]]:
+    images = []
+    for image in request.images:
+        if image.shape[-1] != 3 or len(image.data) != math.prod(image.shape):
+            raise WireError(f"an image to start from has {len(image.data)} bytes and the shape {image.shape}")
+        images.append(np.frombuffer(image.data, np.uint8).reshape(image.shape))
+    if request.references and len(request.references) != len(request.prompts):
+        raise WireError(f"{len(request.references)} references of {len(request.prompts)} prompts")
+    if any(place >= len(images) for row in request.references for place in row):
+        raise WireError(f"references to more than the {len(images)} images there are")
+    return [[images[place] for place in row] for row in request.references]
 
 
 def unpack_request(body: bytes) -> Batch:
@@ -121,7 +165,12 @@ def unpack_request(body: bytes) -> Batch:
     if request.dtype == "uint8" and (len(shape) not in (4, 5) or shape[-1] != 3):
         raise WireError(f"uint8 media must be (B, H, W, 3) or (B, F, H, W, 3), not {shape}")
     array = np.array(media, object) if isinstance(media, list) else np.frombuffer(media, request.dtype)
-    return Batch(media=array.reshape(shape), prompts=request.prompts, metadata=request.metadata)
+    return Batch(
+        media=array.reshape(shape),
+        prompts=request.prompts,
+        metadata=request.metadata,
+        references=_unpacked_references(request),
+    )
 
 
 def pack_answer(scores: Scores) -> bytes:

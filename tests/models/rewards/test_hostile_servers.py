@@ -155,10 +155,14 @@ def _fields(**changes: Any) -> bytes:
         _fields(prompts=[1] * 60_000),
         _fields(metadata=[{"a": [[]] * 60_000}] * 100),
         _fields(metadata=[{"a": [{}] * 60_000}] * 100),
+        _fields(images=[{"shape": [1, 1, 3], "data": b"."}]),
+        _fields(images=[{"shape": [1, 3, 1], "data": b"..."}]),
+        _fields(references=[[0]]),
+        _fields(references=[[], []]),
         b"\x91" * 12_000_000,
         b"\xdd\xff\xff\xff\xff" * 10,
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_what_explodes_is_refused_before_it_is_computed_with(body: bytes) -> None:
     begun = time.process_time()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,20 @@ def test_a_groupwise_reward_is_asked_group_by_group() -> None:
         reward = remote(server.url, name)
         assert reward.needs == Needs(groupwise=True, columns=("count",))
         np.testing.assert_array_equal(score(reward, "g", batch).values, score(OfGroups(), "g", batch).values)
+
+
+def test_images_that_prompts_start_from_go_along() -> None:
+    name, options = "image_similarity", {"to": "source", "by": "ssim"}
+    batch = samples(6, references=2)
+    # Samples of one prompt start from the very same image, which goes over the wire once.
+    shared = replace(batch, references=[batch.references[0]] * 6)
+    assert len(wire.pack_request(batch)) - len(wire.pack_request(shared)) > 9 * batch.references[0][0].nbytes
+    with served(name, "--set", "to=source", "--set", "by=ssim") as server:
+        reward = remote(server.url, name, options=options)
+        assert reward.needs == Needs(references=True)
+        for each in (batch, shared):
+            expected = score(make_reward(name, options), "s", each).values
+            np.testing.assert_array_equal(score(reward, "s", each).values, expected)
 
 
 def test_too_many_samples_are_told_to_come_later() -> None:
