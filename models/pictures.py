@@ -6,6 +6,7 @@ gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +31,17 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
     """
     with Image.open(file) as image:
         return np.array(_rgb(ImageOps.exif_transpose(image)))
+
+
+def within(image: Image.Image, area: int) -> Image.Image:
+    """Return an image of more pixels than ``area`` scaled down to it in its own shape, another as it is.
+
+    As diffusers' ``Flux2ImageProcessor._resize_to_target_area`` does.
+    """
+    if image.width * image.height <= area:
+        return image
+    scale = math.sqrt(area / (image.width * image.height))
+    return image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.LANCZOS)
 
 
 def is_plain(image: Image.Image) -> bool:

@@ -22,6 +22,7 @@ POLICIES = Table(
         "flux2_klein": "models.policies.flux2:Flux2Klein",
         "qwen_image": "models.policies.qwen_image:QwenImage",
         "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
+        "qwen_image_edit_plus": "models.policies.qwen_image_edit_plus:QwenImageEditPlus",
         "wan21": "models.policies.wan:Wan",
         "wan22": "models.policies.wan:Wan22",
         "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
@@ -39,10 +40,10 @@ FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 
 #: Families whose prompts come with an image (``prompts.image``).
-IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "wan21_i2v", "wan22_i2v"})
+IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "qwen_image_edit_plus", "wan21_i2v", "wan22_i2v"})
 
 #: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
-REFERENCES: Mapping[str, int] = {}
+REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
 #: Families that make clips, of 4 n + 1 frames.
 VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})

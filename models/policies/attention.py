@@ -68,7 +68,7 @@ FIXED = frozenset({"sd15", "sdxl", "sd3"})
 UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image"})
 
 #: Families whose text is padded and masked in every attention.
-MASKED = frozenset({"qwen_image", "qwen_image_edit"})
+MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus"})
 
 
 def attention_identity(name: str | None) -> str:

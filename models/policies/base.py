@@ -65,7 +65,7 @@ class Policy(ABC):
     blocks: ClassVar[tuple[str, ...]]
     """Attribute names of the trained modules' block lists, for sharding, compiling and checkpointing."""
     encoding_parts: ClassVar[frozenset[Part]] = frozenset({Part.TEXT})
-    """What encoding prompts needs."""
+    """What encoding prompts needs, whatever the options say; see ``parts_to_encode``."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Published LoRA targets of the family; each must match at least one module."""
 
@@ -119,6 +119,11 @@ class Policy(ABC):
             f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "
             "needs none, such as grpo."
         )
+
+    @classmethod
+    def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
+        """Return what encoding prompts needs, by ``model.options``."""
+        return cls.encoding_parts
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:

@@ -65,6 +65,8 @@ class PipelineCall:
     """Scheduler to set first; None: the pipeline's own."""
     image_size: tuple[int, int] | None = None
     """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
+    image_area: int | None = None
+    """Pixels that larger images to start from are scaled down to first, in their own shape; None: as they are."""
     vae_tiling: bool = False
     """Its autoencoder decodes in overlapping tiles."""
     differences: tuple[str, ...] = ()

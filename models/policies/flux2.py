@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 
 from configs.errors import ConfigError
+from models.pictures import within
+from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
 from models.policies.flux1 import Flux1
 from models.policies.folders import Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows, thousandths
 from models.policies.reading import Reader
+from models.policies.references import check_references, check_shape, grids_of, padded, room_of, row_by_row, tokens_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
+#: Pixels that the pipeline scales larger images down to, and the least its sides may have.
+_PIPELINE_AREA, _SMALLEST = 1024 * 1024, 64
 
 
 def _conversation(tokenizer: Any, text: str) -> Any:
@@ -33,11 +42,28 @@ def _question(tokenizer: Any, text: str) -> Any:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flux2Options:
+    """Options of both families."""
+
+    max_sequence_length: int = 512
+    """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
+    references: int = 0
+    """The most images a prompt comes with, which the model edits or joins; 0: text to image."""
+    reference_area: int = _PIPELINE_AREA
+    """Images of more pixels are scaled down to it, in their own shape."""
+
+
 class Flux2(Flux1):
-    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128)."""
+    """Adapter for Flux2Pipeline; latents are packed, (B, tokens, 128).
+
+    With images to start from rows are computed one by one, as their images differ in size.
+    """
 
     pipeline_name = "Flux2Pipeline"
     family = "flux2"
+    options_type = Flux2Options
+    options: Flux2Options
     text_parts = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=_conversation),)
     unused_parts = ()
@@ -52,13 +78,26 @@ class Flux2(Flux1):
         "attn.to_qkv_mlp_proj",
     )
 
+    @classmethod
+    def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
+        """Return the autoencoder too where prompts come with images."""
+        return cls.encoding_parts | {Part.VAE} if options.get("references") else cls.encoding_parts
+
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``text_ids`` (B, L, 4) int64."""
+        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and what ``padded`` gives of images.
+
+        Raises:
+            ConfigError: a prompt comes with more images than ``references``, or one is too small or narrow.
+        """
         embeds, ids = self.pipeline.encode_prompt(
             list(prompts), device=self.settings.device, max_sequence_length=self.options.max_sequence_length
         )
-        return {"prompt_embeds": embeds, "text_ids": ids.long()}
+        found = {"prompt_embeds": embeds, "text_ids": ids.long()}
+        if not self.options.references:
+            return found
+        rows = [self._encode_images(prompt, started) for prompt, started in zip(prompts, images or (), strict=True)]
+        return {**found, **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}}
 
     def shift_mu(self, steps: int) -> float:
         """Return FLUX.2's empirical shift, which depends on the number of steps too."""
@@ -67,16 +106,31 @@ class Flux2(Flux1):
         return float(compute_empirical_mu(image_seq_len=self.image_tokens(), num_steps=steps))
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; its time argument runs from 0 to 1."""
-        return modules["transformer"](  # type: ignore[no-any-return]
-            hidden_states=latents,
+        """Call the transformer, with images for each row; its time argument runs from 0 to 1."""
+        one = partial(self._call, modules)
+        return row_by_row(one, latents, sigma, rows) if self.options.references else one(latents, sigma, rows)
+
+    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        tokens, ids = self.tokens(latents, rows)
+        predicted: Tensor = modules["transformer"](
+            hidden_states=tokens,
             timestep=thousandths(sigma),
             guidance=self.embedded_guidance(latents),
             encoder_hidden_states=rows["prompt_embeds"],
             txt_ids=rows["text_ids"],
-            img_ids=self._ids(len(latents)).to(latents.device),
+            img_ids=ids,
             return_dict=False,
         )[0]
+        return predicted[:, : latents.shape[1]]
+
+    def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Return the tokens (B, N, 128) of the image and of those one row starts from, and where each is, (B, N, 4)."""
+        ids = self._ids(len(latents)).to(latents.device)
+        if not self.options.references:
+            return latents, ids
+        shapes = [torch.empty(1, 1, height, width) for height, width in grids_of(rows)]
+        further = self.pipeline._prepare_image_ids(shapes).to(latents.device)
+        return torch.cat([latents, tokens_of(rows).to(latents.dtype)], dim=1), torch.cat([ids, further], dim=1)
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of latents."""
@@ -87,6 +141,28 @@ class Flux2(Flux1):
         patches = pipeline._unpatchify_latents(spatial * std + mean)
         images: Tensor = vae.decode(patches.to(vae.dtype), return_dict=False)[0]
         return images
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it scales images of more than a megapixel down to that."""
+        call, area = super().pipeline_call(steps, negative_prompt), self.options.reference_area
+        if not self.options.references or area == _PIPELINE_AREA:
+            return call
+        said = f"The run scaled images to start from down to {area} pixels where they had more; do so before the call."
+        return replace(call, image_area=area, differences=(*call.differences, said))
+
+    def _encode_images(self, prompt: str, started: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        pipeline, options, unit = self.pipeline, self.options, self.pipeline.vae_scale_factor * 2
+        check_references(len(started), options.references, prompt)
+        tokens, grids = [], []
+        for pixels in started:
+            picture = within(Image.fromarray(pixels), options.reference_area)
+            check_shape(picture, prompt, least=_SMALLEST)
+            width, height = picture.width // unit * unit, picture.height // unit * unit
+            image = pipeline.image_processor.preprocess(picture, height=height, width=width, resize_mode="crop")
+            latents = pipeline._encode_vae_image(image.to(self.settings.device, pipeline.vae.dtype), None)
+            tokens.append(pipeline._pack_latents(latents))
+            grids.append((height // unit, width // unit))
+        return padded(tokens, grids, most=options.references, room=room_of(options.reference_area, unit))
 
     def _ids(self, rows: int) -> Tensor:
         height, width = self._grid()
@@ -120,4 +196,4 @@ class Flux2Klein(Flux2):
         if not negative_prompt:
             return call
         said = f"The run used the negative prompt {negative_prompt!r}; {self.pipeline_name} always uses an empty one."
-        return replace(call, differences=(said,))
+        return replace(call, differences=(*call.differences, said))

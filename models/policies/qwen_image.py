@@ -78,7 +78,7 @@ class QwenImage(Flux1):
             timestep=thousandths(sigma),
             encoder_hidden_states=rows["prompt_embeds"],
             encoder_hidden_states_mask=rows["mask"],
-            img_shapes=[self.shapes()] * len(latents),
+            img_shapes=[self.shapes(rows)] * len(latents),
             return_dict=False,
         )[0]
         return predicted[:, : latents.shape[1]]
@@ -87,7 +87,7 @@ class QwenImage(Flux1):
         """Return tokens (B, N, 64) that stand beside the generated ones, None without any."""
         return None
 
-    def shapes(self) -> list[tuple[int, int, int]]:
+    def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
         """Return frames, height and width in tokens of every image the model sees."""
         return [(1, *self._grid())]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class QwenImageEdit(QwenImage):
 
     pipeline_name = "QwenImageEditPipeline"
     family = "qwen_image_edit"
-    options_type = QwenImageEditOptions
+    options_type: ClassVar[type[Any]] = QwenImageEditOptions
     options: QwenImageEditOptions
     text_parts = ("text_encoder", "tokenizer", "processor")
     # Prompts that are too long are refused.
@@ -72,11 +72,11 @@ class QwenImageEdit(QwenImage):
         """Return the tokens of the image to edit."""
         return rows["image_latents"]
 
-    def shapes(self) -> list[tuple[int, int, int]]:
+    def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
         """Return the grids of the generated image and of the one to edit."""
         unit = self.pipeline.vae_scale_factor * 2
         width, height = self._condition_size()
-        return [*super().shapes(), (1, height // unit, width // unit)]
+        return [*super().shapes(rows), (1, height // unit, width // unit)]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
         """Return the pipeline's arguments; it pads text as it needs, and scales the image to a megapixel."""

@@ -6,6 +6,7 @@ a component that is there and says nothing needs no telling.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ def silent_t5(width: int) -> tuple[Any, Any]:
     return encoder, transformers.TokenizersBackend(tokenizer_object=raw, pad_token="<pad>", model_max_length=512)
 
 
+#: Where an image goes in a text.
+_PAD = "<|image_pad|>"
+
+
 class TextImageProcessor(transformers.ProcessorMixin):
     """Qwen's processor for text and images, from the same files."""
 
@@ -57,10 +62,12 @@ class TextImageProcessor(transformers.ProcessorMixin):
         return cls(images, transformers.AutoTokenizer.from_pretrained(folder))
 
     def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
-        """Return tokens, with as many image tokens as the image has patches, and the patches."""
+        """Return tokens, with as many image tokens as each image has patches, and the patches.
+
+        The images are those of all texts, in order of their places in these.
+        """
         pictures = self.image_processor(images=images, return_tensors=return_tensors)
-        counts = (pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist()
-        pad = "<|image_pad|>"
-        full = [prompt.replace(pad, pad * count, 1) for prompt, count in zip(text, counts, strict=True)]
+        counts = iter((pictures["image_grid_thw"].prod(1) // self.image_processor.merge_size**2).tolist())
+        full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
         tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
         return transformers.BatchFeature({**tokens, **pictures})

@@ -13,8 +13,8 @@ from models.quickstart.parts import frames_vae, shifting_scheduler
 from models.quickstart.text import qwen_tokenizer
 
 
-def qwen_image() -> Any:
-    """Return text to image."""
+def qwen_image(*, zero_condition: bool = False) -> Any:
+    """Return text to image, or with a transformer for editing."""
     tokenizer, width = qwen_tokenizer(), 32
     number = tokenizer.convert_tokens_to_ids
     config = t.Qwen2_5_VLConfig(
@@ -52,6 +52,7 @@ def qwen_image() -> Any:
         num_attention_heads=2,
         joint_attention_dim=width,
         axes_dims_rope=(4, 6, 6),
+        zero_cond_t=zero_condition,
     )
     scheduler = shifting_scheduler(
         max_shift=0.9, max_image_seq_len=8192, shift=1.0, shift_terminal=0.02, time_shift_type="exponential"
@@ -68,16 +69,16 @@ def qwen_image() -> Any:
 class EditPipeline:
     """Image editing: the parts of text to image, and a processor."""
 
-    def __init__(self) -> None:
-        """Make the parts."""
-        self._parts = qwen_image()
+    def __init__(self, pipeline: str = "QwenImageEditPipeline", *, zero_condition: bool = False) -> None:
+        """Make the parts; ``zero_condition``: tokens of the images to edit are modulated as of noise level 0 (2511)."""
+        self._parts, self._class = qwen_image(zero_condition=zero_condition), getattr(d, pipeline)
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a QwenImageEditPipeline folder.
+        """Write a pipeline's folder.
 
         transformers makes the processor only where torchvision is, so its two files are written without it.
         """
-        d.QwenImageEditPipeline(**self._parts.components, processor=None).save_pretrained(folder)
+        self._class(**self._parts.components, processor=None).save_pretrained(folder)
         processor = Path(folder) / "processor"
         t.Qwen2VLImageProcessorPil().save_pretrained(processor)
         self._parts.tokenizer.save_pretrained(processor)

@@ -303,6 +303,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "flux2_klein": _flux2_klein,
     "qwen_image": qwen_image,
     "qwen_image_edit": EditPipeline,
+    "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),
     "wan21": wan,
     "wan22": lambda: wan(two=True),
     "flux1_kontext": _kontext,

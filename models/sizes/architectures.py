@@ -121,12 +121,12 @@ class Architecture:
     vae: Mapping[str, Any] | None = None
     """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
 
-    def tokens(self, *, height: int, width: int, frames: int) -> int:
-        """Return the tokens of one row, text aside."""
+    def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
+        """Return the tokens of one row, text aside; ``references``: pixels of the images that stand beside it."""
         _, pixels, times = self.latents
         unit = pixels * self.patch
         made = ((frames - 1) // times + 1) * (height // unit) * (width // unit)
-        return made * (2 if self.image_tokens else 1)
+        return made * (2 if self.image_tokens else 1) + references // unit**2
 
 
 PUBLISHED: Mapping[str, Architecture] = {
@@ -196,6 +196,17 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="QwenImageTransformer2DModel",
         text_tokens=1024,
         image_tokens=True,
+        text_parameters=_QWEN25_VL_7B,
+    ),
+    "Qwen/Qwen-Image-Edit-2509": Architecture(
+        denoiser="QwenImageTransformer2DModel",
+        text_tokens=1024,
+        text_parameters=_QWEN25_VL_7B,
+    ),
+    "Qwen/Qwen-Image-Edit-2511": Architecture(
+        denoiser="QwenImageTransformer2DModel",
+        config={"zero_cond_t": True},
+        text_tokens=1024,
         text_parameters=_QWEN25_VL_7B,
     ),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(

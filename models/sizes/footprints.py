@@ -267,7 +267,9 @@ def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str
     if not row.is_floating_point():
         return row
     if "latents" in name:
-        return row.to(dtype)
+        # Tokens of images have the width of those that are generated.
+        width = large["in_channels"] if row.shape[-1] == small.get("in_channels") else row.shape[-1]
+        return torch.empty((*row.shape[:-1], width), dtype=dtype)
     known = _vectors if row.ndim == 2 else _sequences
     widths = [there for here, there in zip(known(small), known(large), strict=True) if here == row.shape[-1] and there]
     return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)

@@ -210,7 +210,7 @@ class ModelHost:
         """Return the base model's text encoders, and what else encodes prompts: a policy of the run's kind."""
         with self._lock:
             if self._encoder is None:
-                self._encoder = self.load(self._family.encoding_parts)
+                self._encoder = self.load(self._family.parts_to_encode(self.config.model.options))
             return self._encoder
 
     def decoding(self) -> Policy:

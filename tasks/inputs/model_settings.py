@@ -62,6 +62,16 @@ def text_tokens(config: RunConfig, architecture: Architecture) -> int:
     return architecture.text_tokens if length is None else int(length) + architecture.further_text
 
 
+def image_tokens(config: RunConfig, architecture: Architecture) -> int:
+    """Return the most tokens of a row, text aside: of what is generated, and of the images it starts from."""
+    model, references = config.model, 0
+    if model.policy in REFERENCES:
+        family = resolve(POLICIES, model.policy, what="model.policy")
+        options = make_options(family.options_type, model.policy, model.options, what="model.options of")
+        references = options.references * options.reference_area
+    return architecture.tokens(height=model.height, width=model.width, frames=model.frames, references=references)
+
+
 def _check_source(config: RunConfig) -> None:
     build, path = config.model.build, config.model.path
     if build is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.devices import chosen_device
+from models.policies import REFERENCES, most_images
 from models.policies.attention import UNSPLIT
 from models.sizes.architectures import architecture_of, meta_denoiser
 from models.weights.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
-from tasks.inputs.model_settings import text_tokens
+from tasks.inputs.model_settings import image_tokens, text_tokens
 
 
 def check_execution(config: RunConfig) -> None:
@@ -95,8 +96,13 @@ def _check_tokens(config: RunConfig) -> None:
         return
     model, degree = config.model, config.execution.context_parallel
     where = f"execution.context_parallel is {degree}"
+    if model.policy in REFERENCES and most_images(model.policy, model.options):
+        raise ConfigError(
+            f"{where}, but the images that prompts of model.policy '{model.policy}' start from have numbers of tokens "
+            "of their own, which cannot be shared out evenly. Set it to 1."
+        )
     token_plan(meta_denoiser(architecture), degree)
-    image = architecture.tokens(height=model.height, width=model.width, frames=model.frames)
+    image = image_tokens(config, architecture)
     if image % degree:
         raise ConfigError(
             f"{where}, but a row has {image} tokens, which that does not divide. Change model.height or model.width."

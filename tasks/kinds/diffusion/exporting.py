@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from PIL import Image
 
 from models.libraries import read_json
+from models.pictures import within
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from tasks.export.card import About, model_card
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
@@ -76,7 +77,7 @@ class PipelineExport:
 
     def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
         lora, config, prompt = self._identity.format == "lora", self._config, self._example
-        inputs = self._copy_images(prompt, target) if config.prompts.image is not None else ()
+        inputs = self._copy_images(prompt, target, call.image_area) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
         return Usage(
             pipeline=str(read_json(folder / INDEX)["_class_name"]),
@@ -115,13 +116,14 @@ class PipelineExport:
     def _example(self) -> StoredPrompt:
         return self._context.prompts[self._split][0]
 
-    def _copy_images(self, prompt: StoredPrompt, target: Path) -> tuple[str, ...]:
-        """Write the images that a prompt starts from; return their names."""
+    def _copy_images(self, prompt: StoredPrompt, target: Path, area: int | None) -> tuple[str, ...]:
+        """Write the images that a prompt starts from, as large as the pipeline wants them; return their names."""
         prompts = self._context.source_prompts[self._split]
         found = next(one.images for one in prompts if one.id == prompt.id)
         names = input_names(len(found))
         for name, path in zip(names, found, strict=True):
-            Image.fromarray(read_picture(path)).save(target / name)
+            picture = Image.fromarray(read_picture(path))
+            (picture if area is None else within(picture, area)).save(target / name)
         return names
 
     def _base(self) -> BaseModel:

@@ -28,7 +28,7 @@ from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import decode_rows, lora_spec
-from tasks.inputs.model_settings import text_tokens
+from tasks.inputs.model_settings import image_tokens, text_tokens
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.memory import (
     BYTES,
@@ -213,8 +213,7 @@ def denoiser_memory(
     return DenoiserMemory(
         parameters=total,
         trained=trained,
-        tokens=architecture.tokens(height=model.height, width=model.width, frames=model.frames)
-        + text_tokens(config, architecture),
+        tokens=image_tokens(config, architecture) + text_tokens(config, architecture),
         text=architecture.text_parameters * number,
         sampling_weights=training if execution.sampling == "spread" else whole,
         decoder=parameters(meta_decoder(architecture)) * MASTER,

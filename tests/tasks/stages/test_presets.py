@@ -23,8 +23,11 @@ from storage.lineage import RunFolder
 from storage.verify import verify_store
 from tasks.identities.nodes import Node
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import read_prompts
 from tasks.inputs.sources import exported_folder
+from tasks.review.reading import artifact_table, references_of
+from tasks.review.report.content import read_run
 from tasks.runs.context import RunContext
 from tasks.runs.seeds import generator
 from tasks.stages.stage_run import StageRun
@@ -35,7 +38,9 @@ from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(family, marks=pytest.mark.xdist_group(f"preset {family}")) for family in PIPELINES],
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(f"preset {name}")) for name in (*PIPELINES, "flux2_klein_edit")
+    ],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """One trained, evaluated and exported epoch of a family's tiny preset, which tests only look at."""
@@ -82,6 +87,23 @@ def test_a_whole_run(finished: RunContext) -> None:
             assert len(list(clip.decode(video=0))) == model.frames
 
 
+def test_a_store_gives_back_what_prompts_start_from(finished: RunContext) -> None:
+    started = [prompt for prompt in finished.source_prompts["train"] if prompt.images]
+    assert bool(started) == finished.holds_references == (finished.config.prompts.image is not None)
+    found = finished.references([prompt.metadata for prompt in started])
+    for prompt, images in zip(started, found, strict=True):
+        assert len(images) == len(prompt.images)
+        for path, image in zip(prompt.images, images, strict=True):
+            np.testing.assert_array_equal(image, read_picture(path))
+            assert not image.flags.writeable
+    rollout = finished.chain.require(1, "rollout").ref
+    samples = artifact_table(finished.store, rollout).column("sample_id").to_pylist()
+    counts = {len(images) for images in references_of(finished, rollout, samples).values()}
+    assert counts == {len(prompt.images) for prompt in finished.source_prompts["train"]}
+    shots = read_run(finished).best
+    assert all(shot.references for shot in shots) == bool(started)
+
+
 def test_other_frames_of_a_clip_are_other_scores(tmp_path: Path) -> None:
     store, found = ArtifactStore(str(tmp_path / "store")), []
     for choice in ("frames: first", "frames: clip", "frames: 1", "over_frames: min"):
@@ -98,6 +120,8 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     # The pipeline scales the image to edit to a megapixel; the preset takes it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
+    plus = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
+    monkeypatch.setattr(f"{plus}.VAE_IMAGE_SIZE", 64 * 64)
     model = finished.config.model
     folder = exported_folder(finished.store, finished.chain.target(Node(1, "export")))
     usage = json.loads((folder / "generation.json").read_text())
@@ -106,7 +130,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     # As the card says of a base that is no repository: it is linked beside it, under its name.
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
-    if model.policy == "qwen_image_edit":
+    if model.policy.startswith("qwen_image_edit"):
         given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
         load = DiffusionPipeline.from_pretrained
         # transformers loads the processor where torchvision is, which the tests do without.
@@ -118,7 +142,7 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
 
     def run() -> np.ndarray:
         # The pipelines take one image for all prompts.
-        size = 1 if model.policy in IMAGE_CONDITIONED else len(samples)
+        size = 1 if model.policy in IMAGE_CONDITIONED or samples[0]["images"] else len(samples)
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         made = [draw(pipe, found["call"], usage, batch) for batch in batches]
         return (np.concatenate(made) * 255).round()
