@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -48,3 +49,36 @@ def chosen_device(name: str, number: int = 0, *, what: str = "execution.device")
             f"{count}. Set execution.processes to {count} or less."
         )
     return torch.device(wanted.type, number if wanted.index is None else wanted.index)
+
+
+def device_name(device: torch.device) -> str | None:
+    """Return what the maker calls a device, None where torch does not say."""
+    ask = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_name", None)
+    return None if ask is None else str(ask(device))
+
+
+def make_current(device: torch.device) -> None:
+    """Let a device be the one the calling thread works on: each thread begins on the first of a machine."""
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+
+
+def as_here() -> Callable[[], None]:
+    """Return what lets another thread work as the calling one does: on its device, with as many CPU threads."""
+    threads = torch.get_num_threads()
+    index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
+
+    def begin() -> None:
+        torch.set_num_threads(threads)
+        # Threads begin on the first; to choose it would make room for kernels on it, where only the CPU works too.
+        if index != 0:
+            torch.accelerator.set_device_index(index)
+
+    return begin
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a CPU tensor on a device; to an accelerator it is copied from pinned memory, and nothing waits for it."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,24 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from models.devices import device_name
+
 if TYPE_CHECKING:
     from torch import nn
 
-#: Dense peak of matrix products in half precision by the name of a device, FLOP/s, as their makers state it. The first
-#: that is part of the name counts.
+#: Dense peak of matrix products in half precision by words of a device's name, FLOP/s, as their makers state it. The
+#: first whose words are all in the name counts.
 _PEAKS: Mapping[str, float] = {
+    "GB300": 2.5e15,
+    "GB200": 2.5e15,
+    "B300": 2.25e15,
     "B200": 2.25e15,
+    "GH200": 989.4e12,
+    "H200 NVL": 835.5e12,
     "H200": 989.4e12,
+    "H100 NVL": 835.5e12,
     "H100 PCIe": 756e12,
     "H100": 989.4e12,
     "H800": 989.4e12,
+    "H20": 148e12,
     "A100": 312e12,
     "A800": 312e12,
+    "A10": 125e12,
     "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
     "RTX 4090": 165.2e12,
+    "MI300X": 1307.4e12,
+    "MI325X": 1307.4e12,
 }
 
 
+_CPU = torch.device("cpu")
 #: A module by identity, and the shapes of what it is called with, without the number of rows.
 _Call = tuple[int, Any, Any]
 #: FLOPs by class, config and shapes: other runs of this process have models of the same kinds.
@@ -49,11 +65,12 @@ class Computed:
 class Meter:
     """Counts what some modules compute from now on."""
 
-    def __init__(self, *, adapters: bool, share: float = 1.0) -> None:
+    def __init__(self, *, adapters: bool, device: torch.device = _CPU, share: float = 1.0) -> None:
         """Start with nothing.
 
         Args:
             adapters: denoisers are frozen but for adapters.
+            device: where they work.
             share: what of a forward this process computes, where several share its tokens.
         """
         self._backward, self._share = 1 if adapters else 2, share
@@ -65,7 +82,7 @@ class Meter:
         """Of a row."""
         self._started: list[Any] = []
         self._events: list[tuple[Any, Any]] = []
-        self._cuda = torch.cuda.is_available()
+        self._device = device
 
     def watch(self, modules: Mapping[str, nn.Module]) -> None:
         """Hook into denoisers."""
@@ -76,7 +93,7 @@ class Meter:
     def take(self) -> Computed:
         """Return what was computed since this was asked for last; what shapes cost is found out here, not at work."""
         if self._events:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize(self._device)
             self._seconds += sum(first.elapsed_time(last) for first, last in self._events) / 1000
             self._events.clear()
         for call, (rows, *seen) in self._seen.items():
@@ -120,15 +137,15 @@ class Meter:
 
     def _end(self, *_: Any) -> None:
         start, end = self._started.pop(), self._now()
-        if self._cuda:
-            self._events.append((start, end))
-        else:
+        if self._device.type == "cpu":
             self._seconds += end - start
+        else:
+            self._events.append((start, end))
 
     def _now(self) -> Any:
-        if not self._cuda:
+        if self._device.type == "cpu":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.Event(self._device, enable_timing=True)
         event.record()
         return event
 
@@ -167,7 +184,7 @@ def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
 
     from models.weights.stored_weights import on_meta
 
-    twin = on_meta(lambda: kind.from_config(config))
+    twin = on_meta(lambda: kind.from_config(config)).float()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
             twin(*args, **kwargs)
@@ -181,16 +198,21 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
     There is none for float32, which depends on settings of torch.
     """
-    if device.type != "cuda" or dtype == torch.float32:
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in _PEAKS.items() if known in name), None)
+    words = set(re.split(r"[^A-Za-z0-9]+", device_name(device) or ""))
+    found = (peak for known, peak in _PEAKS.items() if words.issuperset(known.split()))
+    return None if dtype == torch.float32 else next(found, None)
 
 
 def _shapes_only(values: Any) -> Any:
     from torch.utils._pytree import tree_map
 
-    return tree_map(lambda leaf: leaf.detach().to("meta") if isinstance(leaf, torch.Tensor) else leaf, values)
+    def shape_of(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        # One dtype for all: nothing brings a twin's weights and what it is called with together, as autocast does.
+        return torch.empty(leaf.shape, dtype=torch.float32 if leaf.is_floating_point() else leaf.dtype, device="meta")
+
+    return tree_map(shape_of, values)
 
 
 def _rows(values: Any) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.sampling import Sampler, grid_at
 from models.maths.schedules import Steps
@@ -92,7 +93,7 @@ def branch(
             if step in plan.trained:
                 distribution = kernel.step(trunks, velocity[:size], grid[slice(0, size)])
                 for number in range(plan.branches):
-                    drawn = distribution.sample(noise(step, number).to(latents.device)).to(storage_dtype)
+                    drawn = distribution.sample(moved(noise(step, number), latents.device)).to(storage_dtype)
                     values = (
                         *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
                         *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
@@ -118,7 +119,7 @@ def _forwards(
     """Return what forwards give of rows at (sigma, trunk index), each of exactly ``max_rows`` rows."""
     sigma, index = at
     missing = -len(latents) % max_rows
-    pad = torch.cat([torch.arange(len(latents)), torch.full((missing,), len(latents) - 1)]).to(latents.device)
+    pad = torch.arange(len(latents) + missing, device=latents.device).clamp(max=len(latents) - 1)
     parts = [forward(latents[rows], sigma[rows], conditioning.rows(index[rows])) for rows in pad.split(max_rows)]
     columns = zip(*parts, strict=True) if isinstance(parts[0], tuple) else [parts]
     return [torch.cat(tuple(column))[: len(latents)] for column in columns]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from models.devices import moved
 from models.maths.tokens import draw
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def generate(
         device: where the model is.
     """
     pads = [width - len(prompt) for prompt in prompts]
-    ids = torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)], device=device)
-    mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=device)
+    ids = moved(torch.tensor([[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]), device)
+    mask = moved(torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads]), device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     found, running, cache = [Completion() for _ in prompts], [True] * len(prompts), None
     for position in range(sampling.max_new):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -11,6 +13,11 @@ if TYPE_CHECKING:
 _WIDE = ("cpu", "cuda", "xpu")
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 of a device without."""
+    return torch.float64 if device.type in _WIDE else torch.float32
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, or in float32 on a device without."""
-    return tensor.double() if tensor.device.type in _WIDE else tensor.float()
+    return tensor.to(wide_dtype(tensor.device))

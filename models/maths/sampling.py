@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.devices import moved
 from models.maths.conditioning import Conditioning, GivesVelocity
 from models.maths.schedules import Steps
 from models.maths.solvers import Solver
-from models.maths.transitions import Gaussian, Grid, Kernel, expand, gaussian_kl
+from models.maths.transitions import Gaussian, Grid, Kernel, gaussian_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,26 +85,27 @@ def sample(
     """
     with torch.no_grad():
         steps, storage_dtype, noted = len(sigmas) - 1, sampler.storage_dtype, _Noted()
+        stores = _flags([plan.states for plan in plans], steps, latents)
+        moves = _flags([plan.stochastic for plan in plans], steps, latents)
         for step in range(steps + 1):
-            stored = [step in plan.states for plan in plans]
-            if any(stored):
-                latents = torch.where(_rows_where(latents, stored), latents.to(storage_dtype).float(), latents)
+            if any(step in plan.states for plan in plans):
+                latents = torch.where(stores[step], latents.to(storage_dtype).float(), latents)
                 noted.states[step] = latents.to(storage_dtype)
             if step == steps:
                 break
             grid = grid_at(sigmas, torch.full((len(latents),), step, device=latents.device))
-            moving = [step in plan.stochastic for plan in plans]
-            if sampler.unconditional and any(moving):
+            moving = any(step in plan.stochastic for plan in plans)
+            if sampler.unconditional and moving:
                 velocity, known = policy.guided_velocity(latents, grid.sigma, conditioning)
                 assert known is not None, "the model is called without guidance"
                 noted.unconditional[step] = known
             else:
                 velocity = policy.velocity(latents, grid.sigma, conditioning)
             following = sampler.solver.advance(latents, velocity, grid)
-            if any(moving):
+            if moving:
                 distribution = sampler.kernel.step(latents, velocity, grid)
-                drawn = distribution.sample(noise(step).to(latents.device)).to(storage_dtype).float()
-                following = torch.where(_rows_where(latents, moving), drawn, following)
+                drawn = distribution.sample(moved(noise(step), latents.device)).to(storage_dtype).float()
+                following = torch.where(moves[step], drawn, following)
                 sampler.solver.forget()
                 noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
                 if sampler.reference is not None:
@@ -136,8 +138,10 @@ class _Noted:
         )
 
 
-def _rows_where(like: Tensor, flags: Sequence[bool]) -> Tensor:
-    return expand(torch.tensor(flags, device=like.device), like)
+def _flags(wanted: Sequence[Sequence[int]], steps: int, like: Tensor) -> Tensor:
+    """Return which steps each row has, (T + 1, B, 1, ...) bool beside ``like`` (B, ...): moved once for all steps."""
+    flags = torch.tensor([[step in row for row in wanted] for step in range(steps + 1)])
+    return moved(flags.view(steps + 1, len(wanted), *[1] * (like.ndim - 1)), like.device)
 
 
 def _gather(wanted: Sequence[Sequence[int]], by_step: Mapping[int, Tensor]) -> Tensor:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.devices import moved
+from models.maths.precision import widened
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -52,7 +55,7 @@ def token_entropy(logits: Tensor, temperature: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return a token of each row, (B,) int64, and its log-prob, (B,) float32: by inverse CDF in float64.
+    """Return a token of each row, (B,) int64, and its log-prob, (B,) float32: by inverse CDF, see ``widened``.
 
     Args:
         logits: (B, V).
@@ -63,8 +66,8 @@ def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[T
     if uniforms is None:
         chosen = log_p.argmax(-1)
     else:
-        bounds = log_p.double().exp().cumsum(-1)
-        points = (uniforms.to(bounds.device) * bounds[:, -1])[:, None]
+        bounds = widened(log_p).exp().cumsum(-1)
+        points = (moved(uniforms.to(bounds.dtype), bounds.device) * bounds[:, -1])[:, None]
         chosen = torch.searchsorted(bounds, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     return chosen, log_p.gather(-1, chosen[:, None])[:, 0]
 

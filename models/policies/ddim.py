@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
+from models.devices import moved
 from models.libraries import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
+from models.maths.precision import wide_dtype
 from models.maths.preserving import PREDICTIONS, Preserving, flow_length, flow_sigma
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.folders import DISCRETE, Fields, read_index, scheduler_of, whole
@@ -118,7 +120,7 @@ class DDIMPolicy(PipelinePolicy):
         Raises:
             ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
         """
-        return _levels(self.pipeline.scheduler, steps).to(self.settings.device).float()
+        return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the UNet at the timestep each sigma belongs to; return eps - x0."""
@@ -159,9 +161,17 @@ class DDIMPolicy(PipelinePolicy):
 
     def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
         """Return the (B,) timesteps that sigmas belong to, and what latents are there."""
-        table = self.pipeline.scheduler.alphas_cumprod.to(sigma.device)
-        timestep = (flow_sigma(table)[None, :] - sigma[:, None]).abs().argmin(1)
-        return timestep, Preserving.of(latents, table[timestep])
+        known = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
+        timestep = (known[None, :] - sigma[:, None]).abs().argmin(1)
+        return timestep, Preserving.of(latents, self.table(sigma.device, self._alphas)[timestep])
+
+    def _alphas(self) -> Tensor:
+        alphas: Tensor = self.pipeline.scheduler.alphas_cumprod
+        return alphas
+
+    def _trained_levels(self, dtype: torch.dtype) -> Tensor:
+        """Return the noise level of every timestep the model was trained with."""
+        return flow_sigma(self._alphas()).to(dtype)
 
 
 def _ddim(scheduler: Any) -> Any:

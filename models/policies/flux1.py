@@ -68,8 +68,11 @@ class Flux1(PipelinePolicy):
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the image tokens (B, N, 64) and where each is, (N, 3)."""
-        ids = self.pipeline._prepare_latent_image_ids(1, *self._grid(), latents.device, rows["prompt_embeds"].dtype)
-        return latents, ids
+        return latents, self.table(latents.device, self._image_ids, *self._grid(), rows["prompt_embeds"].dtype)
+
+    def _image_ids(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
+        ids: Tensor = self.pipeline._prepare_latent_image_ids(1, height, width, torch.device("cpu"), dtype)
+        return ids
 
     def embedded_guidance(self, latents: Tensor) -> Tensor | None:
         """Return the guidance scale as an input of the model, (B,), where it takes one."""

@@ -125,7 +125,7 @@ class Flux2(Flux1):
 
     def tokens(self, latents: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the tokens (B, N, 128) of the image and of those one row starts from, and where each is, (B, N, 4)."""
-        ids = self._ids(len(latents)).to(latents.device)
+        ids = self.table(latents.device, self._ids, *self._grid()).expand(len(latents), -1, -1)
         if not self.options.references:
             return latents, ids
         shapes = [torch.empty(1, 1, height, width) for height, width in grids_of(rows)]
@@ -135,7 +135,8 @@ class Flux2(Flux1):
     def decoded(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of latents."""
         pipeline, vae = self.pipeline, self.pipeline.vae
-        spatial = pipeline._unpack_latents_with_ids(latents, self._ids(len(latents)).to(latents.device))
+        # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without asking the device for each.
+        spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2).contiguous()
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
         patches = pipeline._unpatchify_latents(spatial * std + mean)
@@ -164,10 +165,9 @@ class Flux2(Flux1):
             grids.append((height // unit, width // unit))
         return padded(tokens, grids, most=options.references, room=room_of(options.reference_area, unit))
 
-    def _ids(self, rows: int) -> Tensor:
-        height, width = self._grid()
+    def _ids(self, height: int, width: int) -> Tensor:
         ids: Tensor = self.pipeline._prepare_latent_ids(torch.zeros(1, 1, height, width))
-        return ids.expand(rows, -1, -1)
+        return ids
 
 
 class Flux2Klein(Flux2):

@@ -8,7 +8,7 @@ can do should not wait seconds for it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,7 @@ class PipelinePolicy(DiffusionPolicy):
         super().__init__(settings)
         self.pipeline = pipeline
         self.options = options
+        self._tables: dict[tuple[Any, ...], Tensor] = {}
         for module in self.modules().values():
             module.requires_grad_(False).eval()
         for module in self.denoisers.values():
@@ -124,7 +125,9 @@ class PipelinePolicy(DiffusionPolicy):
         check_safetensors(folder, [name for name in index if name not in given])
         if settings.device_map is not None:
             given["device_map"] = settings.device_map
-        loading = {"dtype": settings.dtype, "local_files_only": True, "use_safetensors": True}
+        # Decoding is a small part of the work, and rewards see its rounding.
+        kinds = {"default": settings.dtype, "vae": torch.float32}
+        loading = {"dtype": kinds, "local_files_only": True, "use_safetensors": True}
         pipeline = pipeline_class.from_pretrained(folder, **loading, **given)
         pipeline.set_progress_bar_config(disable=True)
         if shape is not None:
@@ -133,11 +136,8 @@ class PipelinePolicy(DiffusionPolicy):
             pipeline.to(settings.device)
         if shape is not None:
             pipeline.vae = shape
-        elif pipeline.vae is not None:
-            # Decoding is a small part of the work, and rewards see its rounding.
-            pipeline.vae.to(torch.float32)
-            if settings.vae_tiling:
-                pipeline.vae.enable_tiling()
+        elif pipeline.vae is not None and settings.vae_tiling:
+            pipeline.vae.enable_tiling()
         for name in cls.denoiser_names:
             if name in has and getattr(pipeline, name) is None:
                 module_class, config = diffusers_class(index[name][1]), read_json(folder / name / "config.json")
@@ -353,6 +353,30 @@ class PipelinePolicy(DiffusionPolicy):
         unit = found / 2 + 0.5
         return unit.transpose(1, 2) if unit.ndim == 5 else unit
 
+    def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
+        """Return what is made in host memory and the same for every forward; it is made and moved to a device once.
+
+        Args:
+            device: where it goes.
+            make: makes it of ``about``; one function makes one kind of table.
+            about: all that decides what it is.
+        """
+        key = (device, make.__qualname__, *about)
+        if key not in self._tables:
+            self._tables[key] = make(*about).to(device)
+        return self._tables[key]
+
+    def forget_tables(self) -> None:
+        """Make tables anew where they are asked for next."""
+        self._tables.clear()
+
+    def decode_standardized(self, latents: Tensor) -> Tensor:
+        """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
+        vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
+        mean, inverse = self.table(latents.device, _scales, *vae.config.latents_mean, *vae.config.latents_std)
+        frames: Tensor = vae.decode(latents / inverse.to(latents) + mean.to(latents), return_dict=False)[0]
+        return frames
+
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of (B, C, h, w) latents that its config scales and shifts."""
         vae = self.pipeline.vae
@@ -380,3 +404,9 @@ class PipelinePolicy(DiffusionPolicy):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         check_scheduler(folder, cls.family, index, cls.schedulers)
+
+
+def _scales(*values: float) -> Tensor:
+    """Return the means of C channels and 1 / their stds, (2, 1, C, 1, 1, 1) float32, of C means and C stds."""
+    means, stds = torch.tensor(values).view(2, 1, -1, 1, 1, 1)
+    return torch.stack([means, 1.0 / stds])

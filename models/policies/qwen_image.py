@@ -99,13 +99,4 @@ class QwenImage(Flux1):
         """Return what the autoencoder makes of latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
-        return decode_standardized(self.pipeline.vae, spatial)[:, :, 0]
-
-
-def decode_standardized(vae: Any, latents: Tensor) -> Tensor:
-    """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
-    config, latents = vae.config, latents.to(vae.dtype)
-    mean = torch.tensor(config.latents_mean).view(1, -1, 1, 1, 1).to(latents)
-    inverse = 1.0 / torch.tensor(config.latents_std).view(1, -1, 1, 1, 1).to(latents)
-    frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
-    return frames
+        return self.decode_standardized(spatial)[:, :, 0]

@@ -67,14 +67,16 @@ class SDXL(DDIMPolicy):
         return replace(call, arguments={key: each for key, each in call.arguments.items() if key != "negative_prompt"})
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return the images of (B, C, h, w) latents; some autoencoders have a mean and a std for each channel."""
+        """Return what the autoencoder makes of (B, C, h, w) latents; some have a mean and a std for each channel."""
         vae = self.pipeline.vae
         mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
         if mean is None or std is None:
             return super().decode_scaled(latents)
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1).to(latents) for each in (mean, std))
+        given = (self.table(latents.device, torch.tensor, tuple(each)) for each in (mean, std))
+        mean, std = (each.view(1, -1, 1, 1).to(latents) for each in given)
         spread = latents * std / vae.config.scaling_factor + mean
-        return self.images(vae.decode(spread.to(vae.dtype), return_dict=False)[0])
+        images: Tensor = vae.decode(spread.to(vae.dtype), return_dict=False)[0]
+        return images
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:

@@ -19,7 +19,6 @@ from models.maths.transitions import expand
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall, SchedulerChoice, pixels
 from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
-from models.policies.qwen_image import decode_standardized
 from models.policies.reading import Reader
 from models.weights.lora_files import save_lora
 
@@ -116,9 +115,11 @@ class Wan(PipelinePolicy):
         early = self._early(sigma)
         if self.lockstep:
             return self._both(modules, latents, sigma, rows)
-        if bool(early.all()):
+        # Asked once: whoever asks waits for the device.
+        known = early.tolist()
+        if all(known):
             return self._one(modules["transformer"], latents, sigma, rows)
-        if not bool(early.any()):
+        if not any(known):
             return self._one(modules["transformer_2"], latents, sigma, rows)
         result = torch.empty_like(latents)
         for name, chosen in (("transformer", early), ("transformer_2", ~early)):
@@ -147,7 +148,7 @@ class Wan(PipelinePolicy):
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
-        return decode_standardized(self.pipeline.vae, latents)
+        return self.decode_standardized(latents)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips."""

@@ -66,7 +66,7 @@ class ZImage(PipelinePolicy):
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 (noise) to 1, and it predicts x0 - eps."""
-        texts = [row[: int(length)] for row, length in zip(rows["prompt_embeds"], rows["length"], strict=True)]
+        texts = [row[:length] for row, length in zip(rows["prompt_embeds"], rows["length"].tolist(), strict=True)]
         images = list(latents.unsqueeze(2).unbind(0))
         predicted = modules["transformer"](images, (1000 - sigma * 1000) / 1000, texts, return_dict=False)[0]
         return -torch.stack([image.float() for image in predicted]).squeeze(2)

@@ -8,7 +8,8 @@ all of a kind, so the whole is told from a few.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
 from models.sizes.architectures import Architecture, meta_decoder, meta_denoiser
+from models.sizes.casts import CudaCasts
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
@@ -89,6 +91,13 @@ class PeakMemory(TorchDispatchMode):
         self.now -= size
 
 
+@contextmanager
+def traced(fakes: FakeTensorMode) -> Iterator[PeakMemory]:
+    """Count what is made inside, on tensors without content, with autocast as it is on CUDA."""
+    with fakes, CudaCasts(), PeakMemory() as memory:
+        yield memory
+
+
 class Footprints:
     """Measures the model of one architecture in the hands of its family."""
 
@@ -141,7 +150,7 @@ class Footprints:
             vae.enable_tiling()
         channels, pixels, times = self._architecture.latents
         frames = ((settings.frames - 1) // times + 1,) if "z_dim" in vae.config else ()
-        with fakes, PeakMemory() as memory, torch.no_grad():
+        with traced(fakes) as memory, torch.no_grad():
             latents = torch.empty((1, channels, *frames, settings.height // pixels, settings.width // pixels))
             decoded = vae.decode(latents, return_dict=False)[0]
             (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -177,7 +186,7 @@ class Footprints:
     def _sample(self, kept: Kept) -> int:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._take(kept, fakes)
-        with fakes, PeakMemory() as memory, torch.no_grad():
+        with traced(fakes) as memory, torch.no_grad():
             self._policy.velocity(*self._inputs(fakes))
         return int(memory.peak)
 
@@ -185,7 +194,7 @@ class Footprints:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
-        with fakes, PeakMemory() as memory:
+        with traced(fakes) as memory:
             latents, sigma, conditioning = self._inputs(fakes)
             # Gradients go through blocks without adapters too.
             velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
@@ -194,6 +203,8 @@ class Footprints:
 
     def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
         """Give the policy denoisers with some of the blocks, and return what of them would be trained."""
+        # What another measure made has no place among what this one makes.
+        self._policy.forget_tables()
         for name in self._policy.denoisers:
             setattr(self._policy.pipeline, name, self._shortened(kept))
         for module in self._policy.denoisers.values():

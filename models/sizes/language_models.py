@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.maths.tokens import draw
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
-from models.sizes.footprints import PeakMemory, fake_module, forget_gradient
+from models.sizes.footprints import fake_module, forget_gradient, traced
 from models.weights.stored_weights import empty_model, on_meta
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class TextFootprints:
 
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
-            with fakes, PeakMemory() as memory, torch.no_grad():
+            with traced(fakes) as memory, torch.no_grad():
                 policy.log_probs(*_rows(rows, width), 1.0)
             return int(memory.peak)
 
@@ -159,7 +159,7 @@ class TextFootprints:
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
-            with fakes, PeakMemory() as memory, torch.no_grad():
+            with traced(fakes) as memory, torch.no_grad():
                 ids, lengths = _rows(rows, width)
                 if critic is not None:
                     hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)[2] if critic.reads_policy else None
@@ -182,7 +182,7 @@ class TextFootprints:
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
-            with fakes, PeakMemory() as memory:
+            with traced(fakes) as memory:
                 ids, lengths = _rows(rows, width)
                 hidden = None
                 if critic is not None and critic.reads_policy:
@@ -211,14 +211,14 @@ class TextFootprints:
     def _begin(self, layers: int, rows: int, width: int) -> int:
         """Return what the first forward takes, with the cache it makes."""
         policy, fakes = self._policy(layers)
-        with fakes, PeakMemory() as memory, torch.no_grad():
+        with traced(fakes) as memory, torch.no_grad():
             _forward(policy, rows, width, None)
         return int(memory.peak)
 
     def _go_on(self, layers: int, rows: int, width: int) -> int:
         """Return what one more token takes with a cache of so many, the cache that is made of it included."""
         policy, cache, fakes = self._filled(layers, rows, width - 1)
-        with fakes, PeakMemory() as memory, torch.no_grad():
+        with traced(fakes) as memory, torch.no_grad():
             logits, _ = _forward(policy, rows, width, cache)
             draw(logits, torch.zeros(rows, dtype=torch.float64), 1.0)
         return int(memory.peak)

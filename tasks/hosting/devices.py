@@ -18,13 +18,6 @@ def free_cached_memory(device: torch.device) -> None:
         torch.accelerator.memory.empty_cache()
 
 
-def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CPU tensor on a device; to an accelerator it is copied from pinned memory, and nothing waits for it."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def use_deterministic_kernels() -> None:
     """Choose kernels that give the same bits every time; an operation that has none is an error that names it."""
     # Read by cuBLAS when it first works; see torch.use_deterministic_algorithms.

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.devices import chosen_device, local_rank
+from models.devices import chosen_device, local_rank, make_current
 from models.libraries import quiet_libraries
 from models.meter import Meter, peak_flops
 from models.policies import POLICIES
@@ -85,7 +85,8 @@ class ModelHost:
         return dtype
 
     def use_threads(self) -> None:
-        """Set torch's CPU threads for the calling thread, which OpenMP keeps per thread, and choose its kernels."""
+        """Set torch's CPU threads and device for the calling thread, which are kept per thread, and choose kernels."""
+        make_current(self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(self.config.execution.threads)
         elif self.config.execution.deterministic:
@@ -319,7 +320,8 @@ class ModelHost:
         )
         if sharding is not None:
             made.shard(sharding)
-        made.measure(Meter(adapters=made.lora is not None, share=1 / self.config.execution.context_parallel))
+        share = 1 / self.config.execution.context_parallel
+        made.measure(Meter(adapters=made.lora is not None, device=self.device, share=share))
         return made
 
     def _place_decoder(self, policy: Policy) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
+from models.devices import make_current
 from tasks.hosting.board import Board
 from tasks.hosting.pulse import Beat, Pulse
 
@@ -135,7 +136,7 @@ def torchrun_ranks(
     if device.type == "cpu":
         dist.init_process_group("gloo", **joined)
     else:
-        torch.accelerator.set_device_index(device.index)
+        make_current(device)
         backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
         dist.init_process_group(backend, device_id=device, **joined)
     try:

@@ -17,9 +17,9 @@ import torch
 
 from configs.errors import CorruptError
 from configs.learning import ReplaySection
+from models.devices import moved
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Batch, Requirements
-from tasks.hosting.devices import moved
 from tasks.kinds.proximal import Proximal
 from tasks.kinds.reader import SampleReader
 from tasks.kinds.rows import Units, joint_rows, single_rows

@@ -17,6 +17,7 @@ import torch
 
 from configs.errors import FlowmillError
 from configs.schema import OptimizeSection
+from models.devices import as_here
 from models.meter import backward
 from models.policies.trainable import Trainable
 from models.weights.averages import Ema
@@ -178,9 +179,8 @@ def _with_idle(batches: Callable[[], Iterable[Batch]], count: int) -> Iterator[B
 
 def read_ahead(batches: Callable[[Units], Batch], chunks: Sequence[Units]) -> Iterator[Batch]:
     """Yield the batch of every chunk in order, while a thread reads the next ones from the store."""
-    threads = torch.get_num_threads()
-    # OpenMP keeps its number of threads per thread.
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+    # Device and OpenMP's number of threads are kept per thread.
+    with ThreadPoolExecutor(1, initializer=as_here()) as pool:
         waiting = deque(pool.submit(batches, chunk) for chunk in chunks[:_AHEAD])
         for chunk in [*chunks[_AHEAD:], *[None] * _AHEAD]:
             if not waiting:

@@ -20,6 +20,7 @@ import torch
 from diffusers import DiffusionPipeline, PNDMScheduler
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
+from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.registry import resolve
@@ -674,6 +675,14 @@ def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load,
     settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
     with pytest.raises(ConfigError, match="has the scheduler HeunDiscreteScheduler, whose schedule"):
         resolve(POLICIES, family, what="policy").load(tmp_path / "model", settings, ALL, tiny.options)
+
+
+def test_an_autoencoder_is_loaded_in_the_dtype_it_computes_in(load: Load, family: str, folder: Path) -> None:
+    vae = load(dtype=torch.bfloat16).pipeline.vae
+    stored = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    held = {name: tensor for name, tensor in vae.state_dict().items() if name in stored}
+    assert set(held) == set(stored)
+    assert all(torch.equal(held[name], stored[name]) for name in stored), "rounded on the way"
 
 
 def test_a_process_that_only_trains_frees_the_decoder(load: Load) -> None:

@@ -84,6 +84,38 @@ def test_a_model_that_cannot_be_counted_is_not() -> None:
     assert found.seconds > 0
 
 
+def test_a_model_in_half_precision_is_counted_as_in_single() -> None:
+    rows = torch.ones(5, 8, dtype=torch.bfloat16)
+    assert forward_flops(Perceptron(8).bfloat16(), (rows,), {}) == 2 * 5 * (8 * 32 + 32 * 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA GH200 480GB", 989.4e12),
+        ("NVIDIA B200", 2.25e15),
+        ("NVIDIA B300 SXM6 AC", 2.25e15),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("AMD Instinct MI300X", 1307.4e12),
+        (None, None),
+    ],
+)
+def test_peaks_are_those_of_the_device_s_own_name(
+    name: str | None, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "device_name", lambda device: name)
+    assert meter.peak_flops(torch.device("cuda:0"), torch.bfloat16) == peak
+    assert meter.peak_flops(torch.device("cuda:0"), torch.float32) is None
+
+
 def test_models_of_one_kind_are_counted_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     make = Perceptron.from_config

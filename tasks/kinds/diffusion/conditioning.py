@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.devices import moved
 from models.maths.conditioning import Conditioning
 from storage.embeddings import EmbeddingCache
-from tasks.hosting.devices import moved
 from tasks.inputs.prompts import StoredPrompt, condition_key, uses_guidance
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     places = {condition: place for place, condition in enumerate(dict.fromkeys(conditions))}
     loaded = cache.load(list(places))
-    index = torch.tensor([places[condition] for condition in conditions], device=device)
+    index = moved(torch.tensor([places[condition] for condition in conditions]), device)
     tensors = {}
     for name, array in loaded.arrays.items():
         rows = torch.from_numpy(array)

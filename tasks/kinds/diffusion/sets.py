@@ -13,12 +13,12 @@ import pyarrow as pa
 import torch
 
 from configs.learning import ReplaySection
+from models.devices import moved
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import Grid, Kernel, grid_of, rectifiers, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
-from tasks.hosting.devices import moved
 from tasks.inputs.components import make_kernel
 from tasks.inputs.prompts import SOURCE
 from tasks.kinds.diffusion.conditioning import conditioning_of

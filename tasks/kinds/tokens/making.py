@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from configs.errors import EngineError
+from models.devices import moved
 from models.engines import make_engine
 from models.engines.base import Asked, Engine
 from models.engines.local import Local
@@ -26,7 +27,6 @@ from models.maths.generation import Completion, Sampling
 from models.maths.tokens import padded_width
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
-from tasks.hosting.devices import moved
 from tasks.inputs.components import tokens_of
 from tasks.inputs.sources import Weights
 from tasks.kinds.kind import Job, Making

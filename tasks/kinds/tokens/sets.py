@@ -13,10 +13,10 @@ import pyarrow as pa
 import torch
 
 from configs.learning import ReplaySection
+from models.devices import moved
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Requirements, expect
 from tasks.algorithms.tokens import TokenBatch, TokenModels
-from tasks.hosting.devices import moved
 from tasks.kinds.proximal import Proximal, importance_weights
 from tasks.kinds.reader import Ragged
 from tasks.kinds.rows import Units, micro_batches, padded, single_rows
