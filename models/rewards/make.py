@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
+from models.rewards.placing import Placed
 
 _DEVICE = "device"
 
@@ -63,6 +65,7 @@ class MadeRewards:
     def __init__(self) -> None:
         """Start with none."""
         self._made: dict[str, Reward] = {}
+        self._placed: dict[int, Placed] = {}
 
     def __len__(self) -> int:
         """Return how many were made."""
@@ -78,7 +81,16 @@ class MadeRewards:
         key = canonical_json({"name": section.name, "options": section.options, "at": [section.device, url]})
         if key not in self._made:
             self._made[key] = _make(section)
+            self._placed[id(self._made[key])] = Placed(self._made[key])
         return self._made[key]
+
+    def at_work(self, reward: Reward) -> AbstractContextManager[None]:
+        """Have the models of a reward made here on their device inside."""
+        return self._placed[id(reward)].at_work()
+
+    def rest(self) -> bool:
+        """Move the models of rewards that nobody scores with to host memory; return whether any were elsewhere."""
+        return any([placed.rest() for placed in self._placed.values()])
 
 
 def _make(section: RewardSection) -> Reward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class ModelHost:
         self.trainer: Any = None
         """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
+        self._work = ""
         self._rewards = MadeRewards()
         self._lock = threading.RLock()
 
@@ -158,9 +160,18 @@ class ModelHost:
 
     # Loading and releasing
 
-    def prepare(self, parts: frozenset[Part]) -> None:
-        """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others."""
+    def prepare(self, parts: frozenset[Part], work: str = "") -> None:
+        """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others.
+
+        Args:
+            parts: what of the policy it works with.
+            work: what is made, which tells where one stage ends and the next begins; models of rewards leave then.
+        """
         with self._lock:
+            if self._work != work:
+                self._work = work
+                if self._rewards.rest():
+                    free_cached_memory(self.device)
             if self._prepared == parts:
                 return
             self._prepared = parts
@@ -354,6 +365,10 @@ class ModelHost:
         """Return a reward, made once per process."""
         with self._lock:
             return self._rewards.of(section)
+
+    def scoring(self, reward: Reward) -> AbstractContextManager[None]:
+        """Have the models of a reward on its device inside; they stay until a stage of the policy begins."""
+        return self._rewards.at_work(reward)
 
     def use_rewards(self, made: MadeRewards) -> None:
         """Take rewards that were made already."""

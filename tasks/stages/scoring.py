@@ -66,7 +66,8 @@ class Scoring(Stage):
         reward = self.host.reward(self.section)
         opened = self.opened_shard(shard, self.inputs()[0])
         batch = self.read(shard, opened, needs_of_made(reward))
-        scores = self._score(reward, batch)
+        with self.host.scoring(reward):
+            scores = self._score(reward, batch)
         self.scored(shard, opened, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, opened, batch, scores)
         columns = {

@@ -229,7 +229,7 @@ class StageRun:
 
     def _work(self, shard: Shard, folder: Path) -> Output:
         if self.stage.parts:
-            self.stage.host.prepare(self.stage.parts)
+            self.stage.host.prepare(self.stage.parts, str(self.ref))
         with self.stage.context.ledger.work(self.stage.name), self._enough_memory():
             return self.stage.run(shard, folder)
 

@@ -51,7 +51,8 @@ def follow(following: Following, batch: Batch) -> Followed:
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
         given = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
-        found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
+        with host.scoring(reward):
+            found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
         parts.append(Followed(values=found.values[: len(rows)], gradients=found.gradients[: len(rows)]))
     return Followed(
         values=np.concatenate([part.values for part in parts]),

@@ -1,0 +1,73 @@
+"""Where models of rewards are while nobody scores with them: an accelerator's memory is for who works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOST = torch.device("cpu")
+
+
+class Placed:
+    """The modules of one reward, on its device while it scores and until it is sent to rest."""
+
+    def __init__(self, reward: object) -> None:
+        """Note where the modules of a freshly made reward are; those in host memory stay there."""
+        found = ((module, device_of(module)) for module in modules_of(reward))
+        self._homes = [(module, device) for module, device in found if device != _HOST]
+        self._resting = False
+        self._users = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Have the modules on their device inside; several threads may score at a time."""
+        with self._lock:
+            self._users += 1
+            if self._resting:
+                for module, device in self._homes:
+                    module.to(device)
+                self._resting = False
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def rest(self) -> bool:
+        """Move the modules to host memory unless somebody scores; return whether any moved."""
+        with self._lock:
+            if self._users or self._resting or not self._homes:
+                return False
+            for module, _ in self._homes:
+                module.to(_HOST)
+            self._resting = True
+            return True
+
+
+def modules_of(reward: object) -> list[nn.Module]:
+    """Return the modules a reward holds as attributes, its own and those of rewards it asks."""
+    found: list[nn.Module] = []
+    for held in _attributes(reward).values():
+        if isinstance(held, nn.Module):
+            found.append(held)
+        elif hasattr(held, "score"):
+            found += modules_of(held)
+    return found
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module's first tensor is; one without any is in host memory."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return _HOST
+
+
+def _attributes(reward: object) -> dict[str, Any]:
+    # Functions and what has slots hold no modules.
+    return vars(reward) if hasattr(reward, "__dict__") else {}
