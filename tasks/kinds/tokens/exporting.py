@@ -86,7 +86,7 @@ class LanguageModelExport:
             "base": in_code(base.name),
             "algorithm": in_code(config.optimize.algorithm.name),
             "load": _ADAPTER.format(base=in_python(base.name)) if lora else _MODEL,
-            "inputs": _inputs(Prompts(policy.tokenizer, section, None)),
+            "inputs": call_of(Prompts(policy.tokenizer, section, None)),
             "max_new": section.max_new,
             "temperature": section.temperature,
             "figures": "\n".join(self._figures()),
@@ -105,7 +105,7 @@ class LanguageModelExport:
         return found
 
 
-def _inputs(prompts: Prompts) -> str:
+def call_of(prompts: Prompts) -> str:
     """Return the code that makes inputs of a prompt as training made them."""
     asked = prompts.section.asked("...")
     if not prompts.chat:
