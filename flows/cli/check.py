@@ -78,6 +78,7 @@ def _print_cost(cost: Cost, epochs: int) -> None:
         *([("model rows, values", cost.value_forwards)] if cost.value_forwards else []),
         ("model rows with gradient, at most", cost.optimize_forwards),
         ("model rows, reference", cost.reference_forwards),
+        *([("image model rows, drawing texts", cost.drawing_forwards)] if cost.drawing_forwards else []),
         ("trajectory shards", cost.shards_per_epoch),
     ]
     for label, count in rows:
@@ -87,6 +88,9 @@ def _print_cost(cost: Cost, epochs: int) -> None:
         f"{cost.evaluate_forwards:,} each",
         f"{cost.evaluate_forwards * cost.evaluations:,}",
     )
+    if cost.depicting_forwards:
+        each = cost.depicting_forwards
+        table.add_row("image model rows, evaluation", f"{each:,} each", f"{each * cost.evaluations:,}")
     table.add_row("optimizer updates", "", f"{cost.updates:,}")
     if cost.stores_latents:
         table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))

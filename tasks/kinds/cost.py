@@ -41,6 +41,10 @@ class Cost:
     """Evaluations in the whole run."""
     reference: bool
     """Whether the base model's velocities are needed."""
+    drawing_forwards: int = 0
+    """Rows through the model that draws texts per epoch (twice as many with guidance)."""
+    depicting_forwards: int = 0
+    """Rows through it per evaluation."""
 
     @property
     def latent_bytes_per_million(self) -> int | None:

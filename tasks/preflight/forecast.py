@@ -91,6 +91,8 @@ def _stage(chain: Chain, name: str, found: Sequence[Standing], cost: Cost) -> St
     spent = [_seconds(chain, each) for each in found if each.state is State.FRESH]
     per_artifact = {
         "rollout": cost.rollout_forwards,
+        "render": cost.drawing_forwards,
+        "depict": cost.depicting_forwards,
         "optimize": cost.optimize_forwards + cost.reference_forwards,
         "value": cost.value_forwards,
         "evaluate": cost.evaluate_forwards,

@@ -10,6 +10,7 @@ from typing import Any
 from configs.errors import ConfigError, RunConflictError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, flatten, override_config, parse_config
+from configs.model import ModelSection
 from configs.quoting import text_override
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
@@ -208,8 +209,8 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
 
     A hub id without a revision may stand for another model by now, so such runs are never short-cut.
     """
-    model, run = context.config.model, context.run
-    if model.path is not None and model.revision is None and not Path(model.path).is_dir():
+    run = context.run
+    if any(model.path is not None and model.revision is None and not _is_local(model) for model in _models(context)):
         return None
     stored = run.config()
     if stored is None:
@@ -256,10 +257,20 @@ def _finished_once(context: RunContext, stored: Mapping[str, Any]) -> str:
 def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
     # Where shards are cut was part of the name before anybody could leave it open.
     wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
-    path = context.config.model.path
-    if path is not None and Path(path).is_dir():
-        wanted["model.path"] = model_identity(path, None)
+    for name, model in zip(("model.path", "render.model.path"), _models(context), strict=False):
+        if _is_local(model):
+            wanted[name] = model_identity(str(model.path), None)
     return f"finished-{fingerprint(wanted)[:16]}"
+
+
+def _models(context: RunContext) -> list[ModelSection]:
+    """Return the models of a run: that which is trained, and that which draws."""
+    render = context.config.render
+    return [context.config.model, *([] if render is None else [render.model])]
+
+
+def _is_local(model: ModelSection) -> bool:
+    return model.path is not None and Path(model.path).is_dir()
 
 
 def _wanted(config: Mapping[str, Any]) -> dict[str, Any]:

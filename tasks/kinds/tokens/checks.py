@@ -22,6 +22,8 @@ from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
+from tasks.inputs.prompts import uses_guidance
+from tasks.inputs.renderer import renderer_config
 from tasks.kinds.cost import Cost
 from tasks.runs.cuts import rollout_cuts
 
@@ -199,4 +201,13 @@ def cost_of_tokens(config: RunConfig, requires: Requirements, prompts: Mapping[s
         stores_latents=False,
         evaluations=1 + sum(1 for epoch in range(1, config.run.epochs + 1) if is_evaluated(config, epoch)),
         reference=requires.reference,
+        drawing_forwards=samples * _forwards_of_a_text(config),
+        depicting_forwards=splits * config.evaluate.samples * _forwards_of_a_text(config),
     )
+
+
+def _forwards_of_a_text(config: RunConfig) -> int:
+    """Return the rows through the model that draws it, if there is one."""
+    if config.render is None:
+        return 0
+    return config.render.images * config.render.steps * (2 if uses_guidance(renderer_config(config)) else 1)
