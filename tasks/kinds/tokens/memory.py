@@ -24,8 +24,6 @@ from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.prompts import source_prompts
-from tasks.inputs.renderer import renderer_config
-from tasks.kinds.kind import make_kind
 from tasks.kinds.memory import (
     BYTES,
     MASTER,
@@ -35,6 +33,7 @@ from tasks.kinds.memory import (
     less_to_sample,
     step_bytes,
 )
+from tasks.kinds.tokens.drawing import drawing_of
 from tasks.kinds.tokens.prompts import Prompts
 
 #: What the template of a chat adds to a prompt at most, where no tokenizer says how much.
@@ -216,7 +215,7 @@ def language_memory(
     width, new = padded_width(prompt + tokens_of(config).max_new), tokens_of(config).max_new
     sampled = measured.sampling(execution.rollout_batch_size, prompt=padded_width(prompt), new=new)
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
-    drawing, told = _drawing(config)
+    drawing, told = drawing_of(config)
     rows = execution.micro_batch_size
     frozen = _frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
     return LanguageMemory(
@@ -324,20 +323,6 @@ def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[s
         f"memory: prompts were taken to have up to {found} tokens, as the tokenizer is not here yet. "
         "rollout.tokens.max_prompt says how many there are at most.",
     )
-
-
-def _drawing(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
-    """Return what the model that draws takes of this device, and what is to be said of it otherwise."""
-    if config.render is None:
-        return None, ()
-    drawer, model = renderer_config(config), config.render.model
-    found = make_kind(drawer).drawing_memory(drawer)
-    if found is None:
-        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, as it is not known here.",)
-    if config.execution.render_device is None:
-        return found, ()
-    together = (found.weights + found.work) / 1e9
-    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)
 
 
 def _of_rewards(config: RunConfig) -> list[str]:

@@ -1,0 +1,22 @@
+"""What the image model takes that draws a run's texts."""
+
+from __future__ import annotations
+
+from configs.schema import RunConfig
+from tasks.inputs.renderer import renderer_config
+from tasks.kinds.kind import make_kind
+from tasks.kinds.memory import DrawingMemory
+
+
+def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
+    """Return what the model that draws takes of this device, and what is to be said of it otherwise."""
+    if config.render is None:
+        return None, ()
+    drawer, model = renderer_config(config), config.render.model
+    found = make_kind(drawer).drawing_memory(drawer)
+    if found is None:
+        return None, (f"memory: render.model '{model.path or model.policy}' is not counted, as it is not known here.",)
+    if config.execution.render_device is None:
+        return found, ()
+    together = (found.weights + found.work) / 1e9
+    return None, (f"memory: the image model takes {together:.1f} GB of execution.render_device.",)
