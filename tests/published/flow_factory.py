@@ -10,6 +10,7 @@ from tests.published.common import (
     EMA,
     JOINT,
     KL,
+    QWEN_IMAGE,
     WAN_ATTENTION,
     about,
     groups,
@@ -52,6 +53,21 @@ _ONE_SUBSET = (
     "is 1 here, and its moving average every four epochs is one every eight updates."
 )
 
+_EDITS = "dataset/sharegpt4o_image_mini"
+#: What the example for FLUX.2 klein says, whether images are edited or made of text.
+_KLEIN = {
+    **_FACTORY_ALL,
+    **about("black-forest-labs/FLUX.2-klein-9B", _EDITS, "1 pickscore", 1.0),
+    **size(384),
+    **groups(48, 16, 4),
+    **plan("subset", count=1, candidates=[1, 2]),
+    **noise("flow_sde", noise_level=0.5),
+    "prompts.image": "image",
+    "evaluate.steps": 10,
+    "evaluate.height": 1024,
+    **lora(64, 128, [*_FLUX2, "attn.to_qkv_mlp_proj"]),
+}
+
 PUBLISHED: Mapping[str, Publication] = {
     "flux2_dev": Publication(
         title="Flow-Factory on FLUX.2 dev",
@@ -79,18 +95,38 @@ PUBLISHED: Mapping[str, Publication] = {
         remark=_ONE_SUBSET,
         settings={
             "code": _FACTORY_CODE,
+            "example": _KLEIN,
+        },
+    ),
+    "flux2_klein_edit": Publication(
+        title="Flow-Factory on FLUX.2 klein 9B, editing",
+        paper=None,
+        files=_factory_files("flux2_klein/default.yaml", "flux/flux2_klein.py"),
+        remark=_ONE_SUBSET,
+        settings={
+            "code": _FACTORY_CODE,
+            "example": {**_KLEIN, "model.options.reference_area": 384 * 384},
+        },
+    ),
+    "qwen_image_edit_plus": Publication(
+        title="Flow-Factory on Qwen-Image-Edit-2509",
+        paper=None,
+        files=_factory_files("qwen_image_edit_plus/default.yaml", "qwen_image/qwen_image_edit_plus.py"),
+        remark=f"{_ONE_SUBSET} What it generates has the shape of the image to edit; here it is square.",
+        settings={
+            "code": {**_FACTORY_CODE, **BOTH},
             "example": {
                 **_FACTORY_ALL,
-                **about("black-forest-labs/FLUX.2-klein-9B", "dataset/sharegpt4o_image_mini", "1 pickscore", 1.0),
+                **about("Qwen/Qwen-Image-Edit-2509", _EDITS, "1 pickscore", 4.0),
                 **size(384),
-                **groups(48, 16, 4),
-                **plan("subset", count=1, candidates=[1, 2]),
-                **noise("flow_sde", noise_level=0.5),
+                **groups(48, 16, 10),
+                **noise("flow_sde", noise_level=1.0),
                 "prompts.image": "image",
-                "evaluate.steps": 10,
+                "model.options.reference_area": 384 * 384,
+                "evaluate.steps": 40,
                 "evaluate.height": 1024,
-                **lora(64, 128, [*_FLUX2, "attn.to_qkv_mlp_proj"]),
             },
+            "model": lora(64, 128, QWEN_IMAGE),
         },
     ),
     "z_image_turbo": Publication(

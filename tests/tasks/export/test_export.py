@@ -255,6 +255,7 @@ CALLS: Mapping[str, dict[str, Any]] = {
         "max_sequence_length": 64,
     },
     "qwen_image_edit": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
+    "qwen_image_edit_plus": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
     "wan22": {
         "num_inference_steps": 4,
         "guidance_scale": 3.0,
@@ -283,7 +284,11 @@ def test_how_each_family_is_called(family: str, tmp_path: Path) -> None:
     policy = cls.load(tmp_path, settings, frozenset({Part.DENOISER, Part.VAE}), options)
     call = policy.pipeline_call(4, "blurred")
     assert call.arguments == {"height": tiny.size, "width": tiny.size, **CALLS[family]}
-    differences = {"flux2_klein": "always uses an empty one", "qwen_image_edit": "always scales it to 1048576"}
+    differences = {
+        "flux2_klein": "always uses an empty one",
+        "qwen_image_edit": "always scales it to 1048576",
+        "qwen_image_edit_plus": "always scales them to 1048576",
+    }
     assert differences.get(family, "") in " ".join(call.differences)
     assert bool(call.differences) == (family in differences)
 

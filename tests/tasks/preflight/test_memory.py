@@ -47,6 +47,8 @@ STATED = {
     "black-forest-labs/FLUX.2-klein-9B": 9.1,
     "Qwen/Qwen-Image": 20.4,
     "Qwen/Qwen-Image-Edit": 20.4,
+    "Qwen/Qwen-Image-Edit-2509": 20.4,
+    "Qwen/Qwen-Image-Edit-2511": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 28.6,
     "Tongyi-MAI/Z-Image-Turbo": 6.15,

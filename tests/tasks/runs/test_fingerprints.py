@@ -21,7 +21,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
-from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES, VIDEO
+from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES, REFERENCES, VIDEO
 from models.policies.attention import BACKENDS, attention_identity
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
@@ -59,6 +59,11 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
     ],
     *[("encode", family, [], "model.frames=9") for family in ("wan21_i2v", "wan22_i2v")],
     ("encode", "qwen_image_edit", [], "model.options.condition_area=9216"),
+    *[
+        ("encode", family, [], f"model.options.{change}")
+        for family in sorted(REFERENCES)
+        for change in ("references=3", "reference_area=9216")
+    ],
     ("preprocess", "sd3", [], "model.guidance_scale=1"),
     ("preprocess", "sd3", [GUIDED], "model.negative_prompt=blurry"),
     *[("policy", "sd3", [LORA], change) for change in ("model.lora.rank=4", "run.seed=1")],
@@ -209,7 +214,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def load(folder: Path, family: str, options: dict[str, Any] | None = None, **settings: Any) -> DiffusionPolicy:
     given = {"height": 32, "width": 32, **settings}
-    lengths = {"qwen_image_edit": {"max_sequence_length": 128, "condition_area": 4096}, "sd15": {}}
+    lengths: dict[str, dict[str, Any]] = {
+        "qwen_image_edit": {"max_sequence_length": 128, "condition_area": 4096},
+        "qwen_image_edit_plus": {"max_sequence_length": 384, "reference_area": 4096},
+        "sd15": {},
+    }
     known = {**lengths.get(family, {"max_sequence_length": 16}), **(options or {})}
     policy: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(
         folder, DiffusionSettings(**given), frozenset(Part), known
@@ -268,6 +277,8 @@ def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
         ("flux1_kontext", {"height": 64}, False),
         ("flux1_kontext", {"width": 64}, False),
         ("qwen_image_edit", {"width": 64}, False),
+        ("qwen_image_edit_plus", {"options": {"references": 2}}, False),
+        ("qwen_image_edit_plus", {"options": {"reference_area": 9216}}, False),
         ("wan22_i2v", {"frames": 9}, False),
         ("wan22_i2v", {"height": 64}, False),
     ],
