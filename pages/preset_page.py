@@ -18,6 +18,7 @@ from configs.schema import RunConfig
 from models.maths.schedules import PLANS
 from models.maths.transitions import KERNELS
 from models.policies import POLICIES
+from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import algorithms_of
 from tasks.inputs.policy_kind import kind_name
 from tests.published.publication import Publication
@@ -88,8 +89,12 @@ def resolved(config: RunConfig, key: str) -> Any:
 
 def _effective(config: RunConfig) -> dict[str, Any]:
     data = config.model_dump(mode="json")
-    algorithms = algorithms_of(kind_name(config))
-    tables = (("optimize", "algorithm", algorithms), ("rollout", "sampler", KERNELS), ("rollout", "plan", PLANS))
+    tables = (
+        ("optimize", "algorithm", algorithms_of(kind_name(config))),
+        ("rollout", "sampler", KERNELS),
+        ("rollout", "plan", PLANS),
+        ("advantage", "estimator", ESTIMATORS),
+    )
     for section, name, table in tables:
         component = data[section][name]
         component["options"] = asdict(create(table, component["name"], component["options"], what=name))

@@ -83,6 +83,7 @@ class Estimator:
         raise TypeError(f"{type(self).__name__} knows no tokens")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Group(Estimator):
     """One advantage per sample, within its group: what all other settings of ``advantage`` are about."""
 

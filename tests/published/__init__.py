@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.published import enhancers, flow_factory, flow_grpo, further
+from tests.published import enhancers, flow_factory, flow_grpo, further, language
 from tests.published.publication import Publication
 
+_SOURCES = (flow_grpo, flow_factory, further, enhancers, language)
 PUBLISHED: Mapping[str, Publication] = dict(
-    sorted({**flow_grpo.PUBLISHED, **flow_factory.PUBLISHED, **further.PUBLISHED, **enhancers.PUBLISHED}.items())
+    sorted((name, found) for source in _SOURCES for name, found in source.PUBLISHED.items())
 )
