@@ -24,7 +24,7 @@ _FULL = {
 PRESETS = [name for name, kind in _FULL.items() if kind != "tokens"]
 LANGUAGE = [name for name, kind in _FULL.items() if kind == "tokens"]
 #: Phases of a run of a language model.
-LANGUAGE_PHASES = ("rollout", "re-score", "render", "optimize")
+LANGUAGE_PHASES = ("rollout", "re-score", "render", "value", "optimize")
 #: Memory of GPUs in use, GB.
 SIZES = (24, 48, 80, 141)
 #: Of a GPU's memory, what a run may take: the rest is for the driver, NCCL and fragments.

@@ -22,6 +22,7 @@ from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
+from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import downloaded
@@ -61,7 +62,7 @@ class DinaLrm:
     """Torch device, or auto."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of all weights."""
-    _policy: SD3 = field(init=False, repr=False)
+    _policy: PipelinePolicy = field(init=False, repr=False)
     _backbone: nn.Module = field(init=False, repr=False)
     _head: RewardHead = field(init=False, repr=False)
     _sigma: float = field(init=False, repr=False)
@@ -135,7 +136,8 @@ class DinaLrm:
         time = torch.full((len(latents),), self._timestep, device=settings.device)
         encoded = self._policy.encode(prompts)
         images, texts, embedded = self._states(noised, encoded["prompt_embeds"], encoded["pooled"], time)
-        return (self._head(images, texts, embedded) + 10) / 10
+        score: Tensor = self._head(images, texts, embedded)
+        return (score + 10) / 10
 
     def _adapted(self, transformer: Any) -> Any:
         """Return the transformer with the adapters.

@@ -274,7 +274,8 @@ def informative_groups(rewards: Tensor, groups: Tensor, counted: Tensor) -> Tens
         counted: (N,) bool: which rewards count; those of others may be NaN.
     """
     present, numbers = groups[counted].unique(return_inverse=True)
-    return present[~group_statistics(rewards[counted], numbers).constant]
+    saying: Tensor = present[~group_statistics(rewards[counted], numbers).constant]
+    return saying
 
 
 def diversity_weighted(advantages: Tensor, groups: Tensor, distances: Tensor) -> Tensor:

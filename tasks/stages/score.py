@@ -35,7 +35,7 @@ class ScoreStage(Scoring):
             return super().shards()
         return planned_shards(self.context.store, self.config, trajectories)
 
-    def scored(self, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are, by what is optimized."""
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:
