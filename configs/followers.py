@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Algorithms that noise final latents anew, and so need nothing else of a rollout; a test compares with what they say.
-FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram"})
+FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient"})
 #: Algorithms whose advantages are per token, and the estimator each is defined with; a test compares here too.
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
 #: Section and setting of what follows, and what it is where the algorithm does not care.

@@ -64,7 +64,7 @@ def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:
         if asked.request.advance is not None:
             remember_length(context.run, asked.config.run.epochs)
         with runtime.opened(context) as execution, _progress_noted(context):
-            execution.host.use_rewards(rewards)
+            execution.host.rewards = rewards
             # How long the run is to be is in its overrides by now.
             run_flow(pipeline, api, asked.request.model_copy(update={"advance": None}))
     print_summary(context, describe_result(context), quiet=quiet)

@@ -8,7 +8,7 @@ can do should not wait seconds for it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ from models.maths.guidance import guided
 from models.policies.attention import set_attention
 from models.policies.base import Part
 from models.policies.compilation import compile_blocks
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, pixels
+from models.policies.decoding import DecodingPolicy
+from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.folders import FLOW, Fields, check_index, check_scheduler, described, read_index, whole
 from models.policies.reading import cut_notes
 from models.weights.lora_files import save_lora
@@ -40,9 +41,6 @@ class TextOptions:
     max_sequence_length: int = 512
     """Text tokens; prompts are padded to it, so that rows of different prompts can be joined."""
 
-
-#: What gradients pass through may be so many times larger than images are: a power of two, which rounds nothing.
-_HEADROOM = 16.0
 
 Modules = Mapping[str, nn.Module]
 Rows = Mapping[str, Tensor]
@@ -65,7 +63,7 @@ def thousandths(sigma: Tensor) -> Tensor:
     return sigma * 1000 / 1000
 
 
-class PipelinePolicy(DiffusionPolicy):
+class PipelinePolicy(DecodingPolicy):
     """Adapter for one diffusers pipeline class."""
 
     pipeline_name: ClassVar[str]
@@ -95,10 +93,8 @@ class PipelinePolicy(DiffusionPolicy):
 
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
-        super().__init__(settings)
-        self.pipeline = pipeline
+        super().__init__(pipeline, settings)
         self.options = options
-        self._tables: dict[tuple[Any, ...], Tensor] = {}
         for module in self.modules().values():
             module.requires_grad_(False).eval()
         for module in self.denoisers.values():
@@ -309,82 +305,6 @@ class PipelinePolicy(DiffusionPolicy):
         found = {name: getattr(self.pipeline, name, None) for name in (*self.text_parts, *self.denoiser_names, "vae")}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
-    def move_decoder(self, device: torch.device) -> None:
-        """Move the autoencoder; one that ``device_map`` placed stays where it is, and one without weights nowhere."""
-        vae = self.pipeline.vae
-        if vae is None or self.settings.device_map is not None:
-            return
-        first = next(vae.parameters())
-        # Asked for every stage: where nothing moves, hundreds of modules need not be walked through.
-        if not first.is_meta and first.device != device:
-            vae.to(device)
-
-    def images(self, decoded: Tensor) -> Tensor:
-        """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""
-        unit: Tensor = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return pixels(unit).permute(0, 2, 3, 1).contiguous()
-
-    @abstractmethod
-    def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, ...) final latents.
-
-        That is (B, 3, H, W) images or (B, 3, F, H, W) clips in the autoencoder's dtype, about -1 to 1.
-        """
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Return images or clips as the pipeline's post-processing rounds them."""
-        return self.images(self.decoded(latents))
-
-    def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return images, or frames of clips, as the autoencoder makes them.
-
-        Those of Wan and Qwen-Image cut what they made to [-1, 1], so it is made smaller before, and as large after.
-        """
-
-        def smaller(module: nn.Module, given: Any, made: Tensor) -> Tensor:
-            return made / _HEADROOM
-
-        hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
-        try:
-            found = self.decoded(latents).float() * _HEADROOM
-        finally:
-            hook.remove()
-        unit = found / 2 + 0.5
-        return unit.transpose(1, 2) if unit.ndim == 5 else unit
-
-    def table(self, device: torch.device, make: Callable[..., Tensor], *about: Any) -> Tensor:
-        """Return what is made in host memory and the same for every forward; it is made and moved to a device once.
-
-        Args:
-            device: where it goes.
-            make: makes it of ``about``; one function makes one kind of table.
-            about: all that decides what it is.
-        """
-        key = (device, make.__qualname__, *about)
-        if key not in self._tables:
-            self._tables[key] = make(*about).to(device)
-        return self._tables[key]
-
-    def forget_tables(self) -> None:
-        """Make tables anew where they are asked for next."""
-        self._tables.clear()
-
-    def decode_standardized(self, latents: Tensor) -> Tensor:
-        """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
-        vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
-        mean, inverse = self.table(latents.device, _scales, *vae.config.latents_mean, *vae.config.latents_std)
-        frames: Tensor = vae.decode(latents / inverse.to(latents) + mean.to(latents), return_dict=False)[0]
-        return frames
-
-    def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, C, h, w) latents that its config scales and shifts."""
-        vae = self.pipeline.vae
-        scaled = latents.to(vae.dtype) / vae.config.scaling_factor
-        shifted = scaled if vae.config.shift_factor is None else scaled + vae.config.shift_factor
-        images: Tensor = vae.decode(shifted, return_dict=False)[0]
-        return images
-
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype
         # Trained weights are float32 whatever the forward's dtype; autocast brings the two together.
@@ -404,9 +324,3 @@ class PipelinePolicy(DiffusionPolicy):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         check_scheduler(folder, cls.family, index, cls.schedulers)
-
-
-def _scales(*values: float) -> Tensor:
-    """Return the means of C channels and 1 / their stds, (2, 1, C, 1, 1, 1) float32, of C means and C stds."""
-    means, stds = torch.tensor(values).view(2, 1, -1, 1, 1, 1)
-    return torch.stack([means, 1.0 / stds])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class MadeRewards:
 
     def __init__(self) -> None:
         """Start with none."""
+        self._lock = threading.Lock()
         self._made: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
 
@@ -79,13 +81,14 @@ class MadeRewards:
         """
         url = None if section.server is None else section.server.url
         key = canonical_json({"name": section.name, "options": section.options, "at": [section.device, url]})
-        if key not in self._made:
-            self._made[key] = _make(section)
-            self._placed[id(self._made[key])] = Placed(self._made[key])
-        return self._made[key]
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = _make(section)
+                self._placed[id(self._made[key])] = Placed(self._made[key])
+            return self._made[key]
 
     def at_work(self, reward: Reward) -> AbstractContextManager[None]:
-        """Have the models of a reward made here on their device inside."""
+        """Have the models of a reward made here on their device inside; they stay until ``rest`` sends them away."""
         return self._placed[id(reward)].at_work()
 
     def rest(self) -> bool:

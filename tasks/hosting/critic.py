@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
+from models.libraries import quiet_libraries
+from models.policies.base import Policy
+from models.weights.sharding import Sharding
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
+from tasks.inputs.components import lora_spec
 from tasks.inputs.sources import critic_files
+from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
     from models.policies.trainable import Trainable
+    from tasks.runs.context import RunContext
 
 
 class HeldCritic:
@@ -54,3 +62,27 @@ class HeldCritic:
     def forget(self) -> None:
         """Drop it."""
         self.held = self._holds = None
+
+
+def fresh_critic(
+    context: RunContext, family: type[Policy], device: torch.device, sharding: Sharding | None
+) -> Trainable:
+    """Return a critic as the base model's files and the run's seed have it; spread over the ranks if they do so.
+
+    Raises:
+        ConfigError: the family has no critics.
+    """
+    config, section = context.config, context.config.critic
+    quiet_libraries()
+    dtype = getattr(torch, section.dtype or config.model.dtype)
+    settings = family.settings_for(config, dtype=dtype, device=device, empty=False)
+    made: Trainable = family.load_critic(
+        context.base_folder,
+        settings,
+        own=section.backbone == "own",
+        lora=lora_spec(config, family),
+        seed=derive(config.run.seed, "critic"),
+    )
+    if sharding is not None:
+        made.shard(sharding)
+    return made

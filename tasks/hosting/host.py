@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import resolve
-from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.devices import chosen_device, local_rank, make_current
 from models.libraries import quiet_libraries
@@ -22,12 +20,11 @@ from models.meter import Meter, peak_flops
 from models.policies import POLICIES
 from models.policies.base import Part, Policy
 from models.policies.trainable import Trainable
-from models.rewards.base import Reward
 from models.rewards.make import MadeRewards
 from models.weights.context_parallel import TokenSplit
 from models.weights.sharding import Sharding
 from storage.layout import ArtifactRef
-from tasks.hosting.critic import HeldCritic
+from tasks.hosting.critic import HeldCritic, fresh_critic
 from tasks.hosting.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
 from tasks.hosting.ranks import Ranks
 from tasks.hosting.renderer import Renderer
@@ -65,7 +62,8 @@ class ModelHost:
         """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
         self._work = ""
-        self._rewards = MadeRewards()
+        self.rewards = MadeRewards()
+        """Rewards, each made once per process."""
         self._lock = threading.RLock()
 
     @property
@@ -170,7 +168,7 @@ class ModelHost:
         with self._lock:
             if self._work != work:
                 self._work = work
-                if self._rewards.rest():
+                if self.rewards.rest():
                     free_cached_memory(self.device)
             if self._prepared == parts:
                 return
@@ -262,21 +260,8 @@ class ModelHost:
         self.critic.keep(ref)
 
     def _fresh_critic(self) -> Trainable:
-        family, section, folder = self._family, self.config.critic, self.context.base_folder
-        quiet_libraries()
-        dtype = self.dtype if section.dtype is None else getattr(torch, section.dtype)
-        settings = family.settings_for(self.config, dtype=dtype, device=self.device, empty=False)
         self.loads.update([Part.CRITIC.value])
-        made: Trainable = family.load_critic(
-            folder,
-            settings,
-            own=section.backbone == "own",
-            lora=lora_spec(self.config, family),
-            seed=derive(self.config.run.seed, "critic"),
-        )
-        if self.sharding is not None:
-            made.shard(self.sharding)
-        return made
+        return fresh_critic(self.context, self._family, self.device, self.sharding)
 
     def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
         """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
@@ -358,18 +343,3 @@ class ModelHost:
         """Which ranks share the tokens of each row while training, None where none do."""
         degree = self.config.execution.context_parallel
         return None if degree == 1 else TokenSplit.of(self.device, world=self.ranks.world, degree=degree)
-
-    # Rewards
-
-    def reward(self, section: RewardSection) -> Reward:
-        """Return a reward, made once per process."""
-        with self._lock:
-            return self._rewards.of(section)
-
-    def scoring(self, reward: Reward) -> AbstractContextManager[None]:
-        """Have the models of a reward on its device inside; they stay until a stage of the policy begins."""
-        return self._rewards.at_work(reward)
-
-    def use_rewards(self, made: MadeRewards) -> None:
-        """Take rewards that were made already."""
-        self._rewards = made

@@ -1,13 +1,19 @@
-"""Stored gradients of several rewards, summed as training wants them."""
+"""Gradients of rewards: what they are computed with, and stored ones, summed as training wants them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
 from storage.gradients import StoredGradients
+
+if TYPE_CHECKING:
+    from tasks.hosting.host import ModelHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +33,25 @@ class RewardGradients:
         terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
         total: np.ndarray = np.asarray(sum(terms), np.float32)
         return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """What a reward is followed back with."""
+
+    config: RunConfig
+    """The run's."""
+    host: ModelHost
+    """Holds the models of the process."""
+    section: RewardSection
+    """The reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Where a reward of B samples leads back to."""
+
+    values: np.ndarray
+    """(B,) float32 scores."""
+    gradients: np.ndarray
+    """(B, ...) float32 gradients with respect to what the sampling ended in."""

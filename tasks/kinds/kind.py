@@ -26,7 +26,7 @@ from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
-from tasks.kinds.gradients import RewardGradients
+from tasks.kinds.gradients import Followed, Following, RewardGradients
 from tasks.kinds.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
@@ -104,28 +104,6 @@ class Valuing:
         self.host.assemble(self.policy, Weights.TRAINED)
         if self.values:
             self.host.critic.of(self.policy).gather()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
-    """What a reward is followed back with."""
-
-    config: RunConfig
-    """The run's."""
-    host: ModelHost
-    """Holds the models of the process."""
-    section: RewardSection
-    """The reward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """Where a reward of B samples leads back to."""
-
-    values: np.ndarray
-    """(B,) float32 scores."""
-    gradients: np.ndarray
-    """(B, ...) float32 gradients with respect to what the sampling ended in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

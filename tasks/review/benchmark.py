@@ -204,7 +204,7 @@ def measure(
         evaluation = _bound(execution.stage("evaluate", 0, slot), (policy, prompts))
         if context.store.manifest(evaluation.ref) is None:
             # What a reward lacks is said before anything is sampled.
-            execution.host.use_rewards(try_rewards(context.config))
+            execution.host.rewards = try_rewards(context.config)
         images = _made(execution, evaluation)
         scored = {
             section.slot: _made(execution, _bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))

@@ -14,7 +14,6 @@ from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
-from storage.references import ReferenceFiles
 from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from storage.embeddings import EmbeddingCache
+    from storage.references import ReferenceFiles
 
 
 class RunContext(RunFacts):
@@ -115,6 +115,9 @@ class RunContext(RunFacts):
 
     @cached_property
     def _reference_files(self) -> ReferenceFiles:
+        # Most runs have none, and what is read here takes Arrow.
+        from storage.references import ReferenceFiles
+
         return ReferenceFiles(self.store, self.chain.require(0, "preprocess").ref)
 
     @cached_property

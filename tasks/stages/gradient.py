@@ -19,7 +19,7 @@ from storage.contents import Contents
 from storage.gradients import write_gradients
 from storage.records import ShardRecord
 from tasks.inputs.components import decode_rows
-from tasks.kinds.kind import Followed, Following
+from tasks.kinds.gradients import Followed, Following
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 

@@ -96,7 +96,7 @@ class JudgeStage(Scoring):
         return (
             needs_of(section.name, section.options)
             if section.server is None
-            else needs_of_made(self.host.reward(section))
+            else needs_of_made(self.host.rewards.of(section))
         )
 
 

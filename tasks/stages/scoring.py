@@ -63,10 +63,10 @@ class Scoring(Stage):
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
-        reward = self.host.reward(self.section)
+        reward = self.host.rewards.of(self.section)
         opened = self.opened_shard(shard, self.inputs()[0])
         batch = self.read(shard, opened, needs_of_made(reward))
-        with self.host.scoring(reward):
+        with self.host.rewards.at_work(reward):
             scores = self._score(reward, batch)
         self.scored(shard, opened, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, opened, batch, scores)

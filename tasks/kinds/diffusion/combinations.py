@@ -103,7 +103,7 @@ def check_combination(found: Combination) -> None:
         _densities_need_normalized_log_probs,
         _kl_rewards_need_a_chain,
         _average_needs_ema,
-        _units_fit_a_micro_batch,
+        lambda found: check_units(found.config, found.requires, found.group),
         _solver_fits_the_plan,
         _groups_are_large_enough,
         _levels_lie_on_the_schedule,
@@ -227,10 +227,6 @@ def _average_needs_ema(found: Combination) -> None:
             f"{found.algorithm} is compared with the moving average of the weights, but optimize.ema is not set. "
             "Set optimize.ema, or kl_reference to 'base' or ema_kl_coef to 0."
         )
-
-
-def _units_fit_a_micro_batch(found: Combination) -> None:
-    check_units(found.config, found.requires, found.group)
 
 
 def _solver_fits_the_plan(found: Combination) -> None:

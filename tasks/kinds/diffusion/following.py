@@ -19,7 +19,7 @@ from models.rewards.call import needs_of_made
 from models.rewards.differentiable import Differentiable, followed
 from models.rewards.failures import describe
 from tasks.inputs.components import decode_rows
-from tasks.kinds.kind import Followed, Following
+from tasks.kinds.gradients import Followed, Following
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ def follow(following: Following, batch: Batch) -> Followed:
         RewardError: the reward failed, or a gradient is not finite.
     """
     host, section = following.host, following.section
-    reward = host.reward(section)
+    reward = host.rewards.of(section)
     needs = needs_of_made(reward)
     asked = section.batch_size or needs.batch_size
     decode: Callable[[Tensor], Tensor] | None = None
@@ -51,7 +51,7 @@ def follow(following: Following, batch: Batch) -> Followed:
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
         given = batch.take([*rows, *[rows[-1]] * (size - len(rows))])
-        with host.scoring(reward):
+        with host.rewards.at_work(reward):
             found = _follow(cast(Differentiable, reward), section, decode, given, host.device)
         parts.append(Followed(values=found.values[: len(rows)], gradients=found.gradients[: len(rows)]))
     return Followed(

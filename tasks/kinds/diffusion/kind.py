@@ -35,7 +35,8 @@ from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory, drawin
 from tasks.kinds.diffusion.rolling import RolloutMaker
 from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set
-from tasks.kinds.kind import Exporting, Followed, Following, Kind, Maker, Making, Training
+from tasks.kinds.gradients import Followed, Following
+from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
 from tasks.kinds.memory import DrawingMemory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 

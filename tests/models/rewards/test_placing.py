@@ -84,11 +84,11 @@ def test_models_of_rewards_leave_when_a_stage_of_the_policy_begins(
 ) -> None:
     host, made = execution_of(prepare(make_config())).host, MadeRewards()
     monkeypatch.setattr("models.rewards.make._make", lambda section: Scorer())
-    host.use_rewards(made)
-    reward: Any = host.reward(RewardSection(name="jpeg_compressibility"))
+    host.rewards = made
+    reward: Any = host.rewards.of(RewardSection(name="jpeg_compressibility"))
     parts = frozenset({Part.DENOISER})
     for work in ("rollout 1", "rollout 1", "optimize 1"):
         host.prepare(parts, work)
-        with host.scoring(reward):
+        with host.rewards.at_work(reward):
             pass
     assert reward._model.moves == ["cpu", "meta", "cpu", "meta"], "its shards move nothing"

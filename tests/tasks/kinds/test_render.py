@@ -142,7 +142,7 @@ def test_images_depend_on_no_shard_and_several_of_a_text_count_as_one(tiny_base:
     assert len(set(drawn.column("seed").to_pylist())) == len(drawn)
     found = read_rows(store, context.chain.require(1, "score", REWARD).ref)
     assert found.column("sample_id").to_pylist() == ids
-    reward = make_stage(context, "score", 1, REWARD).host.reward(context.config.rewards[0])
+    reward = make_stage(context, "score", 1, REWARD).host.rewards.of(context.config.rewards[0])
     media = np.stack([*media_of(store, context.chain.require(1, "render").ref).values()])
     each: Any = reward.score(media, [""] * len(media), [{}] * len(media))
     np.testing.assert_allclose(
