@@ -17,7 +17,6 @@ from storage.lineage import RunFolder
 from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
-from tasks.inputs.prompt_rows import picture_of
 from tasks.inputs.prompts import StoredPrompt, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import PIPELINE, local_model
@@ -103,6 +102,8 @@ class RunContext(RunFacts):
             NotCommittedError: the run's prompts artifact holds no such image.
             CorruptError: one is damaged.
         """
+        from tasks.inputs.prompt_rows import picture_of
+
         listed = [image_keys(one) for one in metadata]
         files = self._reference_files.read(dict.fromkeys(key for keys in listed for key in keys))
         seen = {key: picture_of(data, key, self._reference_files.where) for key, data in files.items()}
