@@ -52,10 +52,7 @@ class ReferenceFiles:
         wanted: dict[int, dict[str, int]] = {}
         for key in keys:
             if key not in self._places:
-                raise NotCommittedError(
-                    f"{self._ref} holds no image {key}, as prompts made by an earlier version hold none. Make them "
-                    "again with 'flowmill stage preprocess --force'."
-                )
+                raise NotCommittedError(f"{self._ref} holds no image {key}, which none of its prompts starts from.")
             wanted.setdefault(self._places[key] // _TOGETHER, {})[key] = self._places[key] % _TOGETHER
         return {
             key: cells[place].as_py()

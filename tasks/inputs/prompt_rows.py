@@ -162,7 +162,7 @@ def picture_of(data: bytes, key: str, where: str) -> np.ndarray:
         CorruptError: it is not the image it is said to be.
     """
     if hash_data(data) != key.removesuffix(AS_SEEN):
-        raise CorruptError(f"{where}: image {key} has other content than that. Make the prompts again, with --force.")
+        raise CorruptError(f"{where}: image {key} has other content than that. Say 'flowmill store verify --deep'.")
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > _MOST_PIXELS:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import NotCommittedError
 from configs.load import asks_for, parse_config
 from configs.model import ModelSection
 from configs.schema import RunConfig
@@ -17,7 +18,7 @@ from storage.lineage import RunFolder
 from storage.tables import read_rows
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
-from tasks.inputs.prompts import StoredPrompt, image_keys
+from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import PIPELINE, local_model
 from tasks.runs.chain import Chain
@@ -98,16 +99,30 @@ class RunContext(RunFacts):
 
         Equal prompts have the very same arrays.
 
+        Prompts that were made by a version that kept no images have them where the prompt files are: what an image is
+        called says what it holds, so that it is the same one.
+
         Raises:
-            NotCommittedError: the run's prompts artifact holds no such image.
+            NotCommittedError: the run has no such image.
             CorruptError: one is damaged.
         """
         from tasks.inputs.prompt_rows import picture_of
 
         listed = [image_keys(one) for one in metadata]
-        files = self._reference_files.read(dict.fromkeys(key for keys in listed for key in keys))
+        keys = dict.fromkeys(key for keys in listed for key in keys)
+        files = self._source_images(keys) if self._reference_files.empty else self._reference_files.read(keys)
         seen = {key: picture_of(data, key, self._reference_files.where) for key, data in files.items()}
         return [[seen[key] for key in keys] for keys in listed]
+
+    def _source_images(self, keys: Iterable[str]) -> dict[str, bytes]:
+        paths = image_files(prompt for split in self.source_prompts.values() for prompt in split)
+        for key in keys:
+            if key not in paths:
+                raise NotCommittedError(
+                    f"Image {key}, which a prompt starts from, is neither in {self._reference_files.where} nor among "
+                    "the images of the prompt files, as they are now. Put it back below the prompt file."
+                )
+        return {key: paths[key].read_bytes() for key in keys}
 
     @property
     def holds_references(self) -> bool:

@@ -1,0 +1,114 @@
+"""The images that prompts start from, in a store: for rewards that compare with them, wherever the files are now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs.errors import ConfigError, CorruptError, NotCommittedError
+from configs.load import load_config
+from configs.schema import RunConfig
+from models.libraries import quiet_libraries
+from models.rewards.similarity import structural_similarity
+from storage.references import FILE
+from storage.tables import read_rows
+from tasks.inputs.prompt_rows import read_picture
+from tasks.inputs.prompts import image_keys
+from tasks.preflight.check import check_config
+from tasks.preflight.try_rewards import try_rewards
+from tasks.review.reading import media_of
+from tasks.runs.context import RunContext
+from tasks.stages import preprocess
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT
+from tests.support.inside import make_stage, prepare
+
+SOURCE = "rewards=[{name: image_similarity, options: {to: source, by: ssim}}]"
+
+
+def edits(folder: Path, *overrides: str) -> RunConfig:
+    """Return the config of a tiny edit run, with a prompt file and more images of its own than are read at a time."""
+    quiet_libraries()
+    rows = []
+    for number in range(20):
+        Image.new("RGB", (64, 64), (12 * number, 255 - number, 9)).save(folder / f"{number}.png")
+        images = [f"{number}.png", f"{19 - number}.png"][: 1 + number % 2]
+        rows.append(json.dumps({"prompt": f"edit {number}", "images": images}))
+    (folder / "edits.jsonl").write_text("\n".join(rows))
+    given = [f"prompts.train={folder / 'edits.jsonl'}", f"store.root={folder / 'store'}", "run.name=edits", SOURCE]
+    small = ["rollout.prompts_per_epoch=2", "rollout.group_size=2", "rollout.steps=2", "model.guidance_scale=1"]
+    return load_config(ROOT / "configs" / "tiny_flux2_klein_edit.yaml", [*given, *small, *overrides])
+
+
+def scored(context: RunContext) -> dict[str, float]:
+    for stage, slot in (("rollout", ""), ("score", "image_similarity")):
+        StageRun(make_stage(context, stage, 1, slot)).execute()
+    rows = read_rows(context.store, context.chain.require(1, "score", "image_similarity").ref).to_pylist()
+    return {row["sample_id"]: row["reward"] for row in rows}
+
+
+def test_a_reward_sees_what_every_sample_was_made_of_without_the_files(tmp_path: Path) -> None:
+    config = edits(tmp_path)
+    check_config(config)
+    try_rewards(config)
+    context = prepare(config)
+    images = {prompt.id: [read_picture(path) for path in prompt.images] for prompt in context.source_prompts["train"]}
+    for path in tmp_path.glob("*.png"):
+        path.rename(path.with_suffix(".gone"))
+    found = scored(context)
+    media = media_of(context.store, context.chain.require(1, "rollout").ref)
+    assert len(found) == 4
+    for sample, reward in found.items():
+        likeness = [structural_similarity(media[sample], image) for image in images[sample.split("-")[1]]]
+        assert reward == pytest.approx(np.mean(likeness), rel=1e-5)
+
+
+def test_every_image_is_read_and_only_as_it_was(tmp_path: Path) -> None:
+    context = prepare(edits(tmp_path))
+    prompts = context.source_prompts["train"]
+    found = context.references([prompt.metadata for prompt in prompts])
+    for prompt, images in zip(prompts, found, strict=True):
+        assert [image.shape for image in images] == [(64, 64, 3)] * len(prompt.images)
+        for path, image in zip(prompt.images, images, strict=True):
+            np.testing.assert_array_equal(image, read_picture(path))
+    # Equal prompts have the same arrays: what is sent to a server goes along once.
+    again = context.references([prompts[1].metadata] * 2)
+    assert again[0][0] is again[1][0]
+    with pytest.raises(NotCommittedError, match=r"holds no image 0+, which none of its prompts"):
+        context.references([{"image_xxh3": "0" * 32}])
+    assert context.references([{}]) == [[]]
+    key = image_keys(prompts[0].metadata)[0]
+    context._reference_files._places[key] += 1
+    with pytest.raises(CorruptError, match=f"image {key} has other content"):
+        context.references([prompts[0].metadata])
+
+
+def test_prompts_of_an_earlier_version_have_their_images_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(preprocess, "write_references", lambda folder, images: None)
+        context = prepare(edits(tmp_path))
+    ref = context.chain.require(0, "preprocess").ref
+    assert FILE not in [file.name for file in context.store.shards(ref)[0].files]
+    assert not context.holds_references
+    found = scored(context)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    assert scored(prepare(edits(kept))) == found
+    # Another image of the same name is another one.
+    with pytest.raises(NotCommittedError, match=r"Image \w+, which a prompt starts from, is neither in .* nor among"):
+        context.references([{"image_xxh3": "0" * 32}])
+
+
+def test_a_reward_that_compares_with_sources_wants_some(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"compares with the images that prompts start from, but prompts\.image"):
+        check_config(load_config(ROOT / "configs" / "tiny_flux2_klein.yaml", [SOURCE]))
+    with pytest.raises(ConfigError, match=r"model\.options\.references of model\.policy 'flux2_klein' is 0"):
+        check_config(edits(tmp_path, "model.options.references=0"))
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
