@@ -22,7 +22,7 @@ _WIDTH = 1280
 #: Longest side of one that is sent along.
 _SHOWN = 900
 _FONT = 15
-_CAPTION = 2 * _FONT + 8
+_LINE = _FONT + 4
 _GAP = 8
 #: Of a text; more of them are never as narrow as a grid.
 _CHARACTERS = 1_000
@@ -30,24 +30,23 @@ _CHARACTERS = 1_000
 _FLAT = 0.45
 
 
-def grid(
-    images: Sequence[np.ndarray], captions: Sequence[tuple[str, str]], *, columns: int | None = None
-) -> Image.Image:
-    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with two lines.
+def grid(images: Sequence[np.ndarray], captions: Sequence[Sequence[str]], *, columns: int | None = None) -> Image.Image:
+    """Return a grid of (H, W, 3) uint8 images, each scaled to fit and captioned with as many lines as the others.
 
     Of a clip (F, H, W, 3) the first, the middle and the last frame stand side by side. Without ``columns`` the grid is
     as narrow as a flat one can be.
     """
     images = [strip(image) if image.ndim == 4 else image for image in images]
     shape = images[0].shape[0] / images[0].shape[1]
-    columns = columns or _columns(len(images), shape)
+    caption = _LINE * len(captions[0])
+    columns = columns or _columns(len(images), shape, caption)
     width = (_WIDTH - _GAP) // columns - _GAP
     height, rows = max(1, round(width * shape)), -(-len(images) // columns)
-    sheet = Image.new("RGB", (_WIDTH, rows * (height + _CAPTION + _GAP) + _GAP), "white")
+    sheet = Image.new("RGB", (_WIDTH, rows * (height + caption + _GAP) + _GAP), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=_FONT)
     for number, (image, lines) in enumerate(zip(images, captions, strict=True)):
         x = _GAP + number % columns * (width + _GAP)
-        y = _GAP + number // columns * (height + _CAPTION + _GAP)
+        y = _GAP + number // columns * (height + caption + _GAP)
         enlarged = image.shape[1] < width
         resampling = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
         sheet.paste(Image.fromarray(image).resize((width, height), resampling), (x, y))
@@ -74,12 +73,12 @@ def squared(image: Image.Image) -> Image.Image:
     return square
 
 
-def _columns(count: int, shape: float) -> int:
-    """Return the fewest columns with which ``count`` images of height / width ``shape`` make a flat grid."""
+def _columns(count: int, shape: float, caption: int) -> int:
+    """Return the fewest columns with which ``count`` captioned images of height / width ``shape`` make a flat grid."""
     for columns in range(2, count + 1):
         width = (_WIDTH - _GAP) // columns - _GAP
         rows = -(-count // columns)
-        if rows * (width * shape + _CAPTION + _GAP) + _GAP <= _FLAT * _WIDTH:
+        if rows * (width * shape + caption + _GAP) + _GAP <= _FLAT * _WIDTH:
             return columns
     return max(1, count)
 

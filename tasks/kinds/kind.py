@@ -250,13 +250,14 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
         """Write what a person looks at of the first samples of an evaluation, one verdict each, if there is something.
 
         Args:
             folder: where files go.
             batch: what a reward was given.
             verdicts: what it read and gave, of as many samples as are shown.
+            texts: what was drawn, where it is another than the prompts.
         """
 
     def texts(self, shard: TrajectoryShard) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,7 @@ class JudgeStage(Scoring):
         if not self.reads_images:
             self.policy_kind.show(folder, batch, verdicts)
             return
-        prompts = [f"{prompt} → {text}" for prompt, text in zip(batch.prompts, written, strict=False)]
-        self.scored_kind.show(folder, replace(batch, prompts=[*prompts, *batch.prompts[len(written) :]]), verdicts)
+        self.scored_kind.show(folder, batch, verdicts, written)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, written, verdicts, strict=False)])
 
     def _written(self, opened: TrajectoryShard, count: int) -> list[str]:

@@ -119,11 +119,12 @@ class Diffusion(Kind):
             return np.stack([shard.final_latents(row) for row in rows])
         return np.stack(recent or [shard.media(row) for row in rows])
 
-    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
-        """Draw the first images with prompt and verdict."""
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Draw the first images with prompt, what was drawn where it is another, and verdict."""
         if not verdicts or batch.media.dtype != np.uint8:
             return
-        captions = list(zip(batch.prompts, verdicts, strict=False))
+        lines = (batch.prompts, verdicts) if texts is None else (batch.prompts, texts, verdicts)
+        captions = list(zip(*lines, strict=False))
         grid(list(batch.media[: len(verdicts)]), captions).save(folder / GRID)
 
     def draw(self, renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:

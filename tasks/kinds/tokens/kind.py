@@ -95,7 +95,7 @@ class Tokens(Kind):
         """Return completions."""
         return [stored_text(shard, row) for row in range(shard.table.num_rows)]
 
-    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str]) -> None:
+    def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
         """Write the first texts with prompt and verdict."""
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, batch.media, verdicts, strict=False)])
 
