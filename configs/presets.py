@@ -34,6 +34,7 @@ _GPUS = {
     "wan21_1_3b": "24 GB",
     "wan22_a14b": "141 GB",
     "wan22_first_frame": "141 GB",
+    "wan22_ti2v_5b": "48 GB",
     "z_image_turbo": "24 GB",
 }
 _PROMPTS = re.compile(r"prompts/[\w.-]+")

@@ -25,6 +25,7 @@ POLICIES = Table(
         "qwen_image_edit_plus": "models.policies.qwen_image_edit_plus:QwenImageEditPlus",
         "wan21": "models.policies.wan:Wan",
         "wan22": "models.policies.wan:Wan22",
+        "wan22_ti2v": "models.policies.wan_ti2v:Wan22TI2V",
         "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
         "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
         "z_image": "models.policies.z_image:ZImage",
@@ -46,7 +47,7 @@ IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "qwen_image_e
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
 #: Families that make clips, of 4 n + 1 frames.
-VIDEO = frozenset({"wan21", "wan22", "wan21_i2v", "wan22_i2v"})
+VIDEO = frozenset({"wan21", "wan22", "wan22_ti2v", "wan21_i2v", "wan22_i2v"})
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {

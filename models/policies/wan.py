@@ -74,7 +74,8 @@ class Wan(PipelinePolicy):
         "UniPCMultistepScheduler": UNIPC_FLOW,
         "FlowMatchEulerDiscreteScheduler": SHIFT_ALONE,
     }
-    # A TI2V model is refused by name.
+    expands_timesteps: ClassVar[bool] = False
+    """Time is an input of each token, as Wan 2.2 TI2V wants it."""
     settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
@@ -182,10 +183,17 @@ class Wan(PipelinePolicy):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         super()._check_scheduler(folder, index)
-        if index.get("expand_timesteps"):
+        expands = bool(index.get("expand_timesteps"))
+        if expands and not cls.expands_timesteps:
             raise ConfigError(
-                f"model.path '{folder}' is a Wan 2.2 TI2V model, whose noise level differs from token to token; "
-                f"'{cls.family}' needs one level per sample. Use a Wan 2.1 or Wan 2.2 A14B model."
+                f"model.path '{folder}' is a Wan 2.2 TI2V model, which takes a time for each token "
+                f"(expand_timesteps); model.policy '{cls.family}' gives it one. Set model.policy to 'wan22_ti2v', "
+                "which makes clips of text."
+            )
+        if cls.expands_timesteps and not expands:
+            raise ConfigError(
+                f"model.path '{folder}' is no Wan 2.2 TI2V model (its model_index.json has no expand_timesteps), which "
+                f"model.policy '{cls.family}' is for. Choose the policy of that Wan."
             )
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

@@ -9,13 +9,13 @@ import diffusers as d
 _LEVELS = (8, 8, 16, 16)
 
 
-def wan_transformer(**options: Any) -> Any:
+def wan_transformer(*, out_channels: int = 16, **options: Any) -> Any:
     """Return one Wan transformer."""
     return d.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
         in_channels=options.pop("in_channels", 16),
-        out_channels=16,
+        out_channels=out_channels,
         text_dim=32,
         freq_dim=32,
         ffn_dim=48,

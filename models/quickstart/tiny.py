@@ -34,7 +34,7 @@ from models.quickstart.text import (
     t5_encoder,
     t5_tokenizer,
 )
-from models.quickstart.wan import wan, wan_image_to_video
+from models.quickstart.wan import wan, wan_image_to_video, wan_ti2v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +306,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),
     "wan21": wan,
     "wan22": lambda: wan(two=True),
+    "wan22_ti2v": wan_ti2v,
     "flux1_kontext": _kontext,
     "wan21_i2v": lambda: wan_image_to_video(two=False),
     "wan22_i2v": lambda: wan_image_to_video(two=True),

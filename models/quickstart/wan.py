@@ -26,6 +26,34 @@ def wan(*, two: bool = False) -> Any:
     )
 
 
+def wan_ti2v() -> Any:
+    """Return text to video of 2.2 TI2V: times for each token, an autoencoder of sixteen pixels per latent."""
+    text = wan()
+    vae = d.AutoencoderKLWan(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=48,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.0] * 48,
+        latents_std=[1.0] * 48,
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+    )
+    return d.WanPipeline(
+        tokenizer=text.tokenizer,
+        text_encoder=text.text_encoder,
+        vae=vae.eval(),
+        scheduler=text.scheduler,
+        transformer=wan_transformer(in_channels=48, out_channels=48),
+        expand_timesteps=True,
+    )
+
+
 def wan_image_to_video(*, two: bool) -> Any:
     """Return image to video, of 2.2 with ``two`` transformers."""
     text = wan()

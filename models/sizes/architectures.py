@@ -56,6 +56,26 @@ _SD35_LARGE = {
     "dual_attention_layers": (),
 }
 _WAN_SMALL = {"num_layers": 30, "num_attention_heads": 12, "ffn_dim": 8960}
+_WAN_TI2V = {
+    "num_layers": 30,
+    "num_attention_heads": 24,
+    "ffn_dim": 14336,
+    "in_channels": 48,
+    "out_channels": 48,
+}
+_WAN22_VAE = {
+    "class": "AutoencoderKLWan",
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "latents_mean": (0.0,) * 48,
+    "latents_std": (1.0,) * 48,
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+}
 _KLEIN_4B = {
     "num_layers": 5,
     "num_single_layers": 20,
@@ -223,6 +243,14 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         text_parameters=_UMT5_XXL,
     ),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": Architecture(
+        denoiser="WanTransformer3DModel",
+        config=_WAN_TI2V,
+        latents=(48, 16, 4),
+        text_tokens=0,
+        text_parameters=_UMT5_XXL,
+        vae=_WAN22_VAE,
+    ),
     "Tongyi-MAI/Z-Image-Turbo": Architecture(
         denoiser="ZImageTransformer2DModel",
         text_parameters=_QWEN3_4B,
@@ -301,5 +329,6 @@ def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return latent channels, and how many pixels and frames a latent is wide, from an autoencoder's config."""
     if "z_dim" in about:
         halvings = about.get("temperal_downsample", (False, True, True))
-        return about["z_dim"], 2 ** len(halvings), 2 ** sum(halvings)
+        patch = about.get("patch_size") or 1
+        return about["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
     return about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1), 1

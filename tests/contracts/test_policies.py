@@ -99,11 +99,16 @@ TINY: Mapping[str, Tiny] = {
     ),
     "wan21": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22": Tiny(32, **of_length(16, num_frames=5), frames=5),
+    "wan22_ti2v": Tiny(64, **of_length(16, num_frames=5), frames=5),
     "wan21_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     # The pipeline runs both halves of guidance in one forward of other padding.
     "z_image": Tiny(**of_length(64), guidance_offset=-1.0, tolerance=2e-6),
 }
+
+
+#: Families of two denoisers.
+TWO = {"wan22", "wan22_i2v"}
 
 
 def test_every_family_of_pipelines_has_a_tiny_one() -> None:
@@ -240,7 +245,7 @@ def test_ode_equals_the_pipeline(
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
     small_references(monkeypatch)
     steps, tiny = 4, TINY[family]
-    second = {"guidance_scale_2": 3.0} if family.startswith("wan22") else {}
+    second = {"guidance_scale_2": 3.0} if family in TWO else {}
     policy = load(guidance_scale, options=second)
     ours = ode(policy, steps, guidance_scale > 1)
     given = resolve(POLICIES, family, what="policy").components(folder, ALL)
@@ -599,7 +604,7 @@ def test_a_training_step_lowers_the_loss_and_reaches_every_parameter(family: str
     assert losses[2] < losses[1] < losses[0]
     without = [name for name, parameter in trainable.named_parameters() if parameter.grad is None]
     # The last joint block's text stream ends unused in every MMDiT; of Wan 2.2 one transformer sees these rows.
-    unused = ("transformer_blocks.1.", "transformer_2." if family.startswith("wan22") else "transformer_blocks.1.")
+    unused = ("transformer_blocks.1.", "transformer_2." if family in TWO else "transformer_blocks.1.")
     assert all(any(part in name for part in unused) for name in without), without
 
 
@@ -627,7 +632,7 @@ def test_gradient_checkpointing_gives_equal_gradients(load: Load) -> None:
 
 
 def test_sizes_the_model_cannot_take(family: str, load: Load) -> None:
-    unit = 8 if issubclass(resolve(POLICIES, family, what="policy"), DDIMPolicy) else 16
+    unit = resolve(POLICIES, family, what="policy").size_unit
     with pytest.raises(ConfigError, match=f"The nearest are {2 * unit} and {3 * unit}"):
         load(height=2 * unit + 3)
     with pytest.raises(ConfigError, match=f"The nearest are {unit} and {2 * unit}"):
@@ -657,7 +662,7 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     fresh = load()
     before = fresh.velocity(latents, sigma, cond)
     fresh.pipeline.load_lora_weights(tmp_path)
-    if family.startswith("wan22"):
+    if family in TWO:
         fresh.pipeline.load_lora_weights(tmp_path / "transformer_2", load_into_transformer_2=True)
         low = torch.full((4,), 0.3)
         torch.testing.assert_close(policy.velocity(latents, low, cond), fresh.velocity(latents, low, cond))
@@ -760,13 +765,20 @@ def test_a_device_map_places_the_parts(load: Load) -> None:
     torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
 
 
-def test_wan_with_a_noise_level_per_token_is_refused(tmp_path: Path) -> None:
-    pipeline = build_tiny("wan21")
-    pipeline.register_to_config(expand_timesteps=True)
-    pipeline.save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "built", "expected"),
+    [
+        ("wan21", "wan22_ti2v", r"is a Wan 2\.2 TI2V model.*Set model\.policy to 'wan22_ti2v'"),
+        ("wan22_ti2v", "wan21", r"is no Wan 2\.2 TI2V model.*Choose the policy of that Wan"),
+    ],
+)
+def test_wan_with_a_time_per_token_is_a_family_of_its_own(
+    family: str, built: str, expected: str, tmp_path: Path
+) -> None:
+    build_tiny(built).save_pretrained(tmp_path)
     settings = DiffusionSettings(height=32, width=32, frames=5)
-    with pytest.raises(ConfigError, match=r"is a Wan 2\.2 TI2V model, whose noise level differs from token to token"):
-        resolve(POLICIES, "wan21", what="policy").load(tmp_path, settings, ALL, {})
+    with pytest.raises(ConfigError, match=expected):
+        resolve(POLICIES, family, what="policy").load(tmp_path, settings, ALL, {})
 
 
 def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_path: Path) -> None:

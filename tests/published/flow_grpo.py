@@ -48,6 +48,45 @@ _PER_RANK = (
     "drawn per group."
 )
 
+
+def _wan(title: str, remark: str = "") -> Publication:
+    return Publication(
+        title=title,
+        paper="2505.05470",
+        files={
+            **_grpo_files("train_wan2_1.py", f"{FLOW_GRPO}/32b48fd03cdff0c5bce7c3d285a469de8ebf72ef"),
+            "readme": "https://github.com/yifan123/flow_grpo/blob/main/README.md",
+        },
+        remark=f"The number of groups is that of the command in the README, on one GPU; more GPUs make more.{remark}",
+        settings={
+            "base": GRPO_BASE,
+            "config": {
+                **_GRPO_ALL,
+                **about("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "dataset/ocr", "1 ocr", 4.5),
+                **size(240, 416),
+                "model.frames": 33,
+                "rollout.group_size": 4,
+                "rollout.steps": 20,
+                **plan("all", last="sde"),
+                "advantage.std": "group",
+                KL: 0.004,
+                CLIP: 1e-3,
+                "optimize.learning_rate": 1e-4,
+                "evaluate.steps": 50,
+            },
+            "script": {
+                **lora(32, 64, WAN_ATTENTION),
+                **EMA,
+                **BOTH,
+                "rollout.sampler.name": "wan_sde",
+                "optimize.algorithm.options.kl": "gaussian",
+                "model.options.max_sequence_length": 512,
+            },
+            "readme": {"rollout.prompts_per_epoch": 4},
+        },
+    )
+
+
 PUBLISHED: Mapping[str, Publication] = {
     "sd35_medium": Publication(
         title="Flow-GRPO on Stable Diffusion 3.5 Medium",
@@ -160,39 +199,9 @@ PUBLISHED: Mapping[str, Publication] = {
             "script": {**lora(64, 128, QWEN_IMAGE), **BOTH, "model.negative_prompt": " "},
         },
     ),
-    "wan21_1_3b": Publication(
-        title="Flow-GRPO on Wan 2.1 1.3B",
-        paper="2505.05470",
-        files={
-            **_grpo_files("train_wan2_1.py", f"{FLOW_GRPO}/32b48fd03cdff0c5bce7c3d285a469de8ebf72ef"),
-            "readme": "https://github.com/yifan123/flow_grpo/blob/main/README.md",
-        },
-        remark="The number of groups is that of the command in the README, on one GPU; more GPUs make more.",
-        settings={
-            "base": GRPO_BASE,
-            "config": {
-                **_GRPO_ALL,
-                **about("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "dataset/ocr", "1 ocr", 4.5),
-                **size(240, 416),
-                "model.frames": 33,
-                "rollout.group_size": 4,
-                "rollout.steps": 20,
-                **plan("all", last="sde"),
-                "advantage.std": "group",
-                KL: 0.004,
-                CLIP: 1e-3,
-                "optimize.learning_rate": 1e-4,
-                "evaluate.steps": 50,
-            },
-            "script": {
-                **lora(32, 64, WAN_ATTENTION),
-                **EMA,
-                **BOTH,
-                "rollout.sampler.name": "wan_sde",
-                "optimize.algorithm.options.kl": "gaussian",
-                "model.options.max_sequence_length": 512,
-            },
-            "readme": {"rollout.prompts_per_epoch": 4},
-        },
+    "wan21_1_3b": _wan("Flow-GRPO on Wan 2.1 1.3B"),
+    "wan22_ti2v_5b": _wan(
+        "Flow-GRPO's settings for Wan 2.1 on Wan 2.2 TI2V-5B",
+        " For this model none are published; the settings are those of Wan 2.1 1.3B.",
     ),
 }

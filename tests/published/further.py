@@ -48,6 +48,9 @@ _SEEDS = (
 )
 
 
+_RANK = "Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there."
+
+
 def _ddpo(title: str, remark: str) -> Publication:
     return Publication(
         title=title,
@@ -58,8 +61,7 @@ def _ddpo(title: str, remark: str) -> Publication:
             "script": f"{_DDPO}/scripts/train.py",
             "statistics": f"{_DDPO}/ddpo_pytorch/stat_tracking.py",
         },
-        remark="Rank 4 is diffusers' default for the processors the script builds. Nothing is evaluated there."
-        + remark,
+        remark=f"{_RANK}{remark}",
         settings={
             "base": {
                 **ADAM,

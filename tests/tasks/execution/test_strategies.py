@@ -51,6 +51,7 @@ CHOSEN = {
 CASES = [
     *(("one machine", family, name) for name in STRATEGIES for family in FAMILIES),
     *(("one machine", family, "fsdp") for family in ("sd15", "z_image")),
+    *(("one machine", "wan22_ti2v", name) for name in ("ulysses", "fsdp, ulysses, fused")),
     *(("two agents", family, "fsdp") for family in FAMILIES),
 ]
 HEARD = Listener(on_commit=lambda shard: None, on_look=lambda: None)

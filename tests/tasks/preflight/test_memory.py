@@ -51,6 +51,7 @@ STATED = {
     "Qwen/Qwen-Image-Edit-2511": 20.4,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": 1.4,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 28.6,
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": 5.0,
     "Tongyi-MAI/Z-Image-Turbo": 6.15,
 }
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
@@ -215,7 +216,7 @@ def footprints(config: RunConfig) -> Footprints:
     return _footprints(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "sd15", "sdxl"])
+@pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl"])
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
     build_tiny(family).save_pretrained(tmp_path)
     extra = ["model.build=null", f"model.path={tmp_path}", "model.lora={rank: 2, alpha: 4}"]
