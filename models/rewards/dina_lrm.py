@@ -117,6 +117,10 @@ class DinaLrm:
         values: np.ndarray = self.rated(latents, prompts).float().cpu().numpy()
         return Scores(values)
 
+    def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return one score per (C, h, w) latents, see ``rated``."""
+        return self.rated(media.to(self._policy.settings.device), prompts).float()
+
     def rated(self, latents: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return (B,) scores of (B, C, h, w) float32 latents, with gradient where one is wanted.
 

@@ -16,13 +16,14 @@ from models.rewards import REWARDS
 from models.rewards.differentiable import is_differentiable, processed
 from models.rewards.make import make_reward
 from tests.support.clip import write_clip, write_head, write_latent_head
-from tests.support.published_rewards import write_image_reward, write_open_clip
+from tests.support.published_rewards import write_dina, write_image_reward, write_open_clip
 
 PROMPTS = ['"17"', '"40"', '"93"']
 FOLLOWED = {
     "aesthetic",
     "clip_score",
     "digits_network",
+    "dina_lrm",
     "hpsv2",
     "image_similarity",
     "imagereward",
@@ -38,17 +39,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(path / "head.safetensors")
     write_latent_head(path / "latent.safetensors")
     write_open_clip(path, path / "HPS.safetensors")
-    (path / "blip").mkdir()
+    for name in ("blip", "dina"):
+        (path / name).mkdir()
     write_image_reward(path / "blip")
     Image.fromarray(pictures()[0]).save(path / "wanted.png")
     return path
 
 
-def options(folder: Path) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def options(folder: Path, tiny_base: Path) -> dict[str, dict[str, Any]]:
     model = {"model": str(folder)}
     return {
         "aesthetic": {**model, "head": str(folder / "head.safetensors")},
         "clip_score": {**model, "convention": "flow_grpo"},
+        "dina_lrm": {
+            **write_dina(folder / "dina", tiny_base),
+            "taps": (1,),
+            "dtype": "float32",
+            "max_sequence_length": 1,
+        },
         "hpsv2": {"weights": str(folder / "HPS.safetensors"), "convention": "percent", **model},
         "image_similarity": {**model, "folder": str(folder)},
         "imagereward": {"weights": str(folder / "blip" / "ImageReward.safetensors"), "tokenizer": str(folder / "blip")},
@@ -68,7 +77,7 @@ def smooth(images: np.ndarray) -> torch.Tensor:
 
 
 def given(name: str) -> tuple[np.ndarray, torch.Tensor]:
-    if name == "latent_head":
+    if name in ("latent_head", "dina_lrm"):
         latents = np.random.default_rng(0).standard_normal((3, 4, 8, 8), np.float32)
         return latents, torch.from_numpy(latents)
     # 30 pixels are what the tiny models look at, so nothing is resized and the two must agree to the last digits.
@@ -83,8 +92,8 @@ def test_those_that_declare_it() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FOLLOWED))
-def test_it_is_the_score_with_its_gradient(folder: Path, name: str) -> None:
-    reward = make_reward(name, options(folder).get(name, {}), device=None)
+def test_it_is_the_score_with_its_gradient(options: dict[str, dict[str, Any]], name: str) -> None:
+    reward = make_reward(name, options.get(name, {}))
     media, floats = given(name)
     metadata = [{"image": "wanted.png"}] * 3
     expected = reward.score(media, PROMPTS, metadata).values
