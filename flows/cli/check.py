@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from configs.amounts import size
+from configs.amounts import duration, size
 from configs.load import dump_yaml, load_config
 from flows.console import console, print_json, print_table
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tasks.kinds.cost import Cost
     from tasks.kinds.memory import Memory
     from tasks.preflight.idle import Idle
+    from tasks.preflight.try_rewards import ScoringTime
 
 
 def check_command(
@@ -32,10 +34,10 @@ def check_command(
     from tasks.preflight.idle import idle_notes, idle_shares
     from tasks.preflight.memory import estimate_memory
     from tasks.preflight.notes import cut_notes, padding_notes, training_notes
-    from tasks.preflight.try_rewards import loads_model, try_rewards
+    from tasks.preflight.try_rewards import loads_model, time_rewards, try_rewards
 
     cost = check_config(config, rewards=False)
-    try_rewards(config, load=False)
+    scoring = time_rewards(config, try_rewards(config, load=False), cost)
     idle = idle_shares(config, cost) if config.execution.ranks > 1 else []
     notes = [
         *training_notes(config, updates=cost.updates),
@@ -54,11 +56,13 @@ def check_command(
     if as_json:
         needs = None if memory is None else memory.as_dict()
         data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
+        data["scoring"] = [asdict(each) for each in scoring]
         data["idle"] = {each.stage: each.share for each in idle}
         print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config))
     _print_cost(cost, config.run.epochs)
+    _print_scoring(scoring)
     _print_idle(config, idle)
     if memory is not None:
         _print_memory(config, memory, gpu_memory)
@@ -95,6 +99,19 @@ def _print_cost(cost: Cost, epochs: int) -> None:
     if cost.stores_latents:
         table.add_row("latents stored", size(cost.latent_bytes_per_epoch), size(cost.latent_bytes))
         table.add_row("latents per million samples", "", size(cost.latent_bytes_per_million))
+    print_table(table)
+
+
+def _print_scoring(found: Sequence[ScoringTime]) -> None:
+    if not found:
+        return
+    table = Table(
+        "reward", "per sample", "per epoch", "at a time", title="Scoring, by a made-up sample", title_justify="left"
+    )
+    for each in found:
+        table.add_row(
+            each.reward, f"{each.seconds:.2g} s", f"{duration(each.seconds * each.samples)} of CPU", str(each.workers)
+        )
     print_table(table)
 
 

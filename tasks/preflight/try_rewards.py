@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from models.rewards.base import Batch, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
+from tasks.execution.runners import score_workers
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt, source_prompts, stored_metadata
 from tasks.inputs.renderer import reads_images, renderer_config
+from tasks.kinds.cost import Cost
 from tasks.kinds.kind import make_kind
 from tasks.preflight.check_rewards import asked_of
 
@@ -45,12 +47,8 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
         RewardError: a reward fails, or returns something that is no score.
         PromptError: a prompt source cannot be used.
     """
-    prompts = source_prompts(config)
-    heldout = prompts["heldout"] or prompts["train"]
     made = MadeRewards()
-    tried = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
-    for section, listed in tried:
-        asked = (asked_of(section, listed) or asked_of(section, prompts["train"]))[:_TRIED]
+    for section, asked in _tried(config):
         # The ranks' devices are theirs: the process that started them keeps off.
         if (config.execution.ranks > 1 and works_on_accelerator(section)) or (not load and loads_model(section)):
             check_section(section)
@@ -59,9 +57,64 @@ def try_rewards(config: RunConfig, *, load: bool = True, sleep: Callable[[float]
     return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringTime:
+    """How long a reward takes, estimated."""
+
+    reward: str
+    """Its label."""
+    seconds: float
+    """Of one process, for a made-up sample."""
+    samples: int
+    """That it scores per epoch."""
+    workers: int
+    """Of them scored at a time, on a machine with as many cores as this one."""
+
+
+def time_rewards(config: RunConfig, made: MadeRewards, cost: Cost) -> list[ScoringTime]:
+    """Return how long scoring an epoch takes with the rewards that take no accelerator, tried once more.
+
+    Args:
+        config: a config whose rewards were tried.
+        made: those.
+        cost: what an epoch takes.
+
+    Raises:
+        RewardError: a reward fails.
+    """
+    execution, sections = config.execution, {section.slot: section for section in config.scored}
+    several = execution.nodes > 1
+    workers = score_workers(execution, on_rank=several) * (execution.ranks if several else 1)
+    found = []
+    for slot, asked in ((section.slot, asked) for section, asked in _tried(config) if section.slot in sections):
+        section = sections[slot]
+        if section.server is None and not loads_model(section) and needs_of_made(made.of(section)).media != "latents":
+            batch = _trial_of(made.of(section), section, asked, config)
+            began = time.perf_counter()
+            score(made.of(section), slot, batch, Handling.of(section))
+            took = (time.perf_counter() - began) / len(batch)
+            found.append(ScoringTime(reward=slot, seconds=took, samples=cost.samples_per_epoch, workers=workers))
+    return found
+
+
+def _tried(config: RunConfig) -> list[tuple[RewardSection, Sequence[Prompt]]]:
+    """Return rewards, monitors and judges, each with prompts to try it with."""
+    prompts = source_prompts(config)
+    heldout = prompts["heldout"] or prompts["train"]
+    listed = [(s, prompts["train"]) for s in config.scored] + [(s, heldout) for s in config.evaluate.judges]
+    return [(s, (asked_of(s, given) or asked_of(s, prompts["train"]))[:_TRIED]) for s, given in listed]
+
+
 def loads_model(section: RewardSection) -> bool:
     """Return whether a reward loads a model of a size that works on an accelerator."""
     return section.server is None and needs_of(section.name, section.options).accelerated
+
+
+def _trial_of(reward: Reward, section: RewardSection, asked: Sequence[Prompt], config: RunConfig) -> Batch:
+    """Return made-up samples of prompts, with the images they start from where the reward looks at those."""
+    needs = needs_of_made(reward)
+    each = _TRIED if needs.groupwise or len(asked) == 1 else 1
+    return _trial([prompt for prompt in asked for _ in range(each)], section, config, started=needs.references)
 
 
 def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, *, started: bool) -> Batch:
@@ -88,8 +141,7 @@ def _try(
         # Their shape is the model's affair, which is not loaded yet.
         return
     delay = config.execution.retry_delay_s
-    each = _TRIED if needs.groupwise or len(asked) == 1 else 1
-    batch = _trial([prompt for prompt in asked for _ in range(each)], section, config, started=needs.references)
+    batch = _trial_of(reward, section, asked, config)
     for left in reversed(range(config.execution.retries + 1)):
         try:
             score(reward, section.slot, batch, replace(Handling.of(section), exclude=False))

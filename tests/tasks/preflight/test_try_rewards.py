@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +15,10 @@ from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.rewards.base import Batch, Origin
 from models.rewards.call import score
+from models.rewards.make import MadeRewards
 from tasks.kinds.diffusion.scored import trial_media
-from tasks.preflight.try_rewards import try_rewards
+from tasks.preflight.check import check_config
+from tasks.preflight.try_rewards import time_rewards, try_rewards
 
 Make = Callable[..., RunConfig]
 Prompts = Sequence[str]
@@ -225,3 +228,23 @@ def test_checking_a_config_loads_no_large_model(make_config: Make) -> None:
     assert len(try_rewards(make_config(nowhere), load=False)) == 0
     with pytest.raises(ConfigError, match="has no option 'modle'"):
         try_rewards(make_config("rewards=[{name: pickscore, options: {modle: x}}]"), load=False)
+
+
+class Slow:
+    """Takes a tenth of a second for each sample."""
+
+    def score(self, media: np.ndarray, prompts: Prompts, metadata: Metadata) -> list[float]:
+        time.sleep(0.1 * len(media))
+        return [1.0] * len(media)
+
+
+def test_how_long_scoring_takes_is_estimated(make_config: Make) -> None:
+    """16 samples an epoch; of rewards that a server gives, or that work on an accelerator, nothing is known."""
+    others = "{name: clip_score}, {name: jpeg_compressibility, label: far, server: 'http://127.0.0.1:9'}"
+    config = make_config(f"rewards=[{named(Slow)}]", "execution.score_workers=3")
+    (mine,) = time_rewards(config, try_rewards(config), check_config(config, rewards=False))
+    assert (mine.reward, mine.samples, mine.workers) == ("mine", 16, 3)
+    assert 0.1 <= mine.seconds < 0.2
+    config = make_config(f"rewards=[{named(Slow)}]", f"monitors=[{others}]")
+    found = time_rewards(config, MadeRewards(), check_config(config, rewards=False))
+    assert [each.reward for each in found] == ["mine"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.load import load_config
 from tasks.runs.cuts import costs, cover, idle_share, makespan, planned_cuts, rollout_cuts
@@ -74,3 +76,16 @@ def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) ->
 def test_rollouts_of_full_presets_leave_nobody_waiting(preset: str, ranks: int) -> None:
     config = load_config(ROOT / "configs" / f"{preset}.yaml", [f"execution.processes={ranks}"])
     assert idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) < 0.1
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.lists(st.tuples(st.integers(0, 39), st.integers(1, 5)), max_size=5))
+def test_ranges_cover_everything_once_whatever_is_committed(total: int, size: int, done: list) -> None:
+    committed, reach = [], 0
+    for start, length in sorted(done):
+        if start >= reach and start + length <= total:
+            committed.append((start, start + length))
+            reach = start + length
+    ends = planned_cuts(total, batch=1, ranks=size, units=(1,), largest=size)
+    ranges = cover(ends, committed)
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(total))
+    assert set(committed) <= set(ranges)
