@@ -1,7 +1,8 @@
-"""Addresses in a config: they are written down with the run, so they hold no password."""
+"""Addresses in a config: which are of this machine alone; none holds a password, as it is written down with the run."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,20 @@ _INSTEAD = {
     "endpoint": "the key is in the variable that 'key_variable' names, OPENAI_API_KEY by default",
 }
 _ELSEWHERE = "programs read it from the environment or a file of theirs, ~/.netrc for one"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, as a person writes it, is this machine alone."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host.partition("%")[0]).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is written as an address, not as a name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def check_passwords(name: str, value: Any) -> None:

@@ -55,9 +55,14 @@ def check_command(
     notes += [] if memory is None else memory.notes
     if as_json:
         needs = None if memory is None else memory.as_dict()
-        data = {"config": config.model_dump(mode="json"), "cost": cost.as_dict(), "memory": needs, "notes": notes}
-        data["scoring"] = [asdict(each) for each in scoring]
-        data["idle"] = {each.stage: each.share for each in idle}
+        data = {
+            "config": config.model_dump(mode="json"),
+            "cost": cost.as_dict(),
+            "scoring": [asdict(each) for each in scoring],
+            "idle": {each.stage: each.share for each in idle},
+            "memory": needs,
+            "notes": notes,
+        }
         print_json({**data, "changed_files": changed} if deep else data)
         return
     console.print(dump_yaml(config))

@@ -1,11 +1,12 @@
-"""torchrun, meeting the other agents on one address alone: ``python agent.py HOST TORCHRUN-ARGUMENTS``."""
+"""torchrun, meeting the other agents on one address alone: ``python agent.py HOST NODES TORCHRUN-ARGUMENTS``."""
 
 import sys
 from pathlib import Path
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 sys.path.insert(0, _ROOT)
-from tasks.execution.meeting import BACKEND, make_meeting, stay_on_interface  # noqa: E402
+from configs.errors import ConfigError  # noqa: E402
+from tasks.execution.meeting import BACKEND, make_meeting, reachable, stay_on_interface  # noqa: E402
 
 sys.path.remove(_ROOT)
 
@@ -13,6 +14,10 @@ if __name__ == "__main__":
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main
 
-    stay_on_interface(sys.argv[1])
+    host, nodes, *arguments = sys.argv[1:]
+    try:
+        stay_on_interface(reachable(host, int(nodes)))
+    except ConfigError as error:
+        sys.exit(str(error))
     rendezvous_handler_registry.register(BACKEND, make_meeting)
-    main([f"--rdzv-backend={BACKEND}", *sys.argv[2:]])
+    main([f"--rdzv-backend={BACKEND}", *arguments])

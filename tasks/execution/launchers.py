@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from configs.addresses import is_loopback
 from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.registry import Table, chosen
@@ -23,6 +24,8 @@ LAUNCHERS = Table(
     },
     like="tasks.execution.launchers:Launcher",
 )
+#: Words that start what follows on other machines.
+_AWAY = ("ssh", "srun", "kubectl")
 _AGENT, _RANK = (Path(__file__).with_name(name) for name in ("agent.py", "rank.py"))
 
 
@@ -115,6 +118,12 @@ class Agents:
 
     def commands(self, program: Program, logs: Path) -> list[list[str]]:
         """Return one command per prefix."""
+        host, away = self.endpoint.rpartition(":")[0], next((p[0] for p in self.prefixes if p and p[0] in _AWAY), None)
+        if away is not None and is_loopback(host):
+            raise ConfigError(
+                f"execution.launcher: the endpoint '{self.endpoint}' is a loopback address, which every machine has "
+                f"for itself, but '{away}' starts agents on others. Name one of them, as the others reach it."
+            )
         # Ranks of an earlier start that are still ending must not be met.
         start = uuid.uuid4().hex[:12]
         agents = enumerate(self.prefixes)
@@ -142,6 +151,6 @@ def _agent(program: Program, endpoint: str, logs: Path, start: str = "start", py
         "monitor-interval": 0.2,
         "log-dir": logs,
     }
-    torchrun = [python or sys.executable, "-u", str(_AGENT), endpoint.rpartition(":")[0]]
+    torchrun = [python or sys.executable, "-u", str(_AGENT), endpoint.rpartition(":")[0], str(program.nodes)]
     given = [f"--{name}={value}" for name, value in options.items()]
     return [*environment, *torchrun, *given, str(_RANK), program.module, *program.arguments]

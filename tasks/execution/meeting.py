@@ -7,6 +7,7 @@ the address it is given alone, and agents tell each other nothing but numbers; d
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from datetime import timedelta
@@ -20,6 +21,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+
+from configs.addresses import is_address, is_loopback
+from configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -117,7 +121,46 @@ class Meeting(RendezvousHandler):
 def make_meeting(parameters: RendezvousParameters) -> Meeting:
     """Return the rendezvous of torchrun's ``--rdzv-endpoint`` and ``--rdzv-id``."""
     host, _, port = parameters.endpoint.rpartition(":")
-    return Meeting(host, int(port), parameters.max_nodes, parameters.run_id)
+    nodes = parameters.max_nodes
+    return Meeting(reachable(host, nodes), int(port), nodes, parameters.run_id)
+
+
+def reachable(host: str, nodes: int) -> str:
+    """Return the address of a host that other machines reach too, where agents of several meet.
+
+    Debian writes a machine's own name into /etc/hosts as 127.0.1.1, where nobody else comes: this machine's address is
+    taken in its place, if it has a single one. Loopback that is named as such is meant: all agents are on one machine.
+
+    Raises:
+        ConfigError: this machine has several addresses, or none, and its name stands for loopback alone.
+        OSError: the host is not known.
+    """
+    if nodes == 1 or host == "localhost" or is_address(host):
+        return host
+    found = list(dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    others = [address for address in found if not is_loopback(address)]
+    if others:
+        return others[0]
+    own = own_addresses()
+    if len(own) == 1:
+        return own[0]
+    told = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
+    raise ConfigError(
+        f"execution.launcher: the endpoint's host '{host}' is {' and '.join(found)} on this machine (a line of "
+        f"/etc/hosts), which no other machine reaches. This machine {told}."
+    )
+
+
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine that others may reach: those of interfaces that are up."""
+    running = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        each.address
+        for name, addresses in sorted(psutil.net_if_addrs().items())
+        for each in addresses
+        if name in running and each.family == socket.AF_INET
+    ]
+    return [each for each in found if not (is_loopback(each) or ipaddress.ip_address(each).is_link_local)]
 
 
 def listening(host: str, port: int) -> socket.socket | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from configs.addresses import is_loopback
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.overrides import apply_overrides
@@ -51,7 +51,7 @@ def reward_app(request: ServeRequest) -> App:
     from models.rewards.service.wire import TOKEN
 
     token = os.environ.get(TOKEN) or None
-    if token is None and not _is_loopback(request.host):
+    if token is None and not is_loopback(request.host):
         raise ConfigError(
             f"--host {quoted(request.host)} lets other machines ask, and {TOKEN} is not set. Set it here and where "
             "runs are started, or listen on 127.0.0.1 and forward the port."
@@ -68,12 +68,3 @@ def reward_app(request: ServeRequest) -> App:
     app = make_app(served)
     # Who has no token is on this machine, and may be a page that somebody looks at.
     return app if token else OwnPagesOnly(app)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

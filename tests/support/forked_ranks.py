@@ -55,12 +55,12 @@ def be_agent(arguments: Sequence[str]) -> None:
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
-    from tasks.execution.meeting import BACKEND, make_meeting, stay_on_interface
+    from tasks.execution.meeting import BACKEND, make_meeting, reachable, stay_on_interface
 
     os.dup2(0, _INPUT)
-    stay_on_interface(arguments[0])
+    stay_on_interface(reachable(arguments[0], int(arguments[1])))
     rendezvous_handler_registry.register(BACKEND, make_meeting)
-    options = parse_args([f"--rdzv-backend={BACKEND}", *arguments[1:]])
+    options = parse_args([f"--rdzv-backend={BACKEND}", *arguments[2:]])
     config, _, _ = config_from_args(options)
     config.start_method = "fork"
     record(lambda: elastic_launch(config, _be_rank)(*options.training_script_args))()

@@ -10,14 +10,16 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from configs.errors import ConfigError
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Launcher, Local, Program
-from tasks.execution.meeting import Meeting, interface_to, listening
+from tasks.execution.meeting import Meeting, interface_to, listening, reachable
 from tests.tasks.execution.test_launch import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -120,3 +122,60 @@ def test_ranks_keep_to_the_interface_of_the_endpoint(monkeypatch: pytest.MonkeyP
     stay_on_interface("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == interface_to("127.0.0.1")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0", "the user's own stays"
+
+
+def known_as(monkeypatch: pytest.MonkeyPatch, **machines: list[str]) -> None:
+    """Let names stand for addresses, as /etc/hosts and DNS say."""
+
+    def found(host: str, port: int | None, **how: object) -> list[tuple[object, ...]]:
+        if host not in machines:
+            raise socket.gaierror(f"{host} is not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0)) for address in machines[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+
+
+def has(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let this machine have interfaces with addresses, and one that is down."""
+    own = {f"eth{n}": [SimpleNamespace(address=each, family=socket.AF_INET)] for n, each in enumerate(addresses)}
+    own |= {"lo": [SimpleNamespace(address="127.0.0.1", family=socket.AF_INET)]}
+    own |= {"ib0": [SimpleNamespace(address="10.9.9.9", family=socket.AF_INET)]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: own)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "ib0") for name in own})
+
+
+def test_a_name_that_stands_for_loopback_is_resolved_past_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's ``127.0.1.1 node1``: with what DNS says, else with the one address this machine has."""
+    known_as(monkeypatch, node1=["127.0.1.1"], node2=["10.0.0.2"], both=["127.0.1.1", "10.0.0.1"])
+    has(monkeypatch, "10.0.0.7", "169.254.3.3")
+    assert reachable("node2", 2) == "10.0.0.2"
+    assert reachable("both", 2) == "10.0.0.1"
+    assert reachable("node1", 2) == "10.0.0.7"
+    # One machine keeps to itself, and loopback that is written as such is meant.
+    assert reachable("node1", 1) == "node1"
+    assert reachable("127.0.0.1", 2) == "127.0.0.1"
+    assert reachable("localhost", 2) == "localhost"
+    assert reachable("10.1.2.3", 2) == "10.1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "told"),
+    [(["10.0.0.7", "192.168.1.7"], "has 10.0.0.7, 192.168.1.7: use the one"), ([], "has no other address")],
+)
+def test_a_name_that_stands_for_loopback_alone_is_refused(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], told: str
+) -> None:
+    known_as(monkeypatch, node1=["127.0.1.1"])
+    has(monkeypatch, *addresses)
+    with pytest.raises(ConfigError, match=r"the endpoint's host 'node1' is 127\.0\.1\.1 on this machine") as refused:
+        reachable("node1", 2)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.1.1"])
+@pytest.mark.parametrize("away", [("ssh", "node2"), ("srun", "--nodes=2"), ("kubectl", "exec")])
+def test_loopback_is_no_endpoint_of_other_machines(host: str, away: tuple[str, ...], tmp_path: Path) -> None:
+    program = Program(module="m", nodes=2)
+    with pytest.raises(ConfigError, match=f"but '{away[0]}' starts agents on others"):
+        Agents(endpoint=f"{host}:29500", prefixes=((), away)).commands(program, tmp_path)
+    assert Agents(endpoint=f"{host}:29500", prefixes=((), ("env", "A=b"))).commands(program, tmp_path)
