@@ -29,13 +29,13 @@ _GPUS = {
     "qwen_image_enhancer": "80 GB",
     "qwen_image_tempflow": "80 GB",
     "sd15_ddpo": "48 GB",
-    "sd35_medium": "48 GB",
+    "sd35_medium": "80 GB",
     "sdxl_ddpo": "24 GB",
     "wan21_1_3b": "24 GB",
     "wan22_a14b": "141 GB",
     "wan22_first_frame": "141 GB",
     "wan22_ti2v_5b": "48 GB",
-    "z_image_turbo": "24 GB",
+    "z_image_turbo": "48 GB",
 }
 _PROMPTS = re.compile(r"prompts/[\w.-]+")
 

@@ -10,8 +10,7 @@ from configs.schema import RunConfig
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
 from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, denoiser_memory, measure_activations
-from tasks.kinds.memory import Memory
-from tasks.preflight.memory import estimate_memory, optimizer_sizes
+from tasks.preflight.memory import SCORE, RunMemory, estimate_memory, optimizer_sizes, with_rewards
 from tests.benchmarks.traffic import expected
 
 ROOT = Path(__file__).parent.parent
@@ -24,9 +23,10 @@ _FULL = {
 PRESETS = [name for name, kind in _FULL.items() if kind != "tokens"]
 LANGUAGE = [name for name, kind in _FULL.items() if kind == "tokens"]
 #: Phases of a run of a language model.
-LANGUAGE_PHASES = ("rollout", "re-score", "render", "value", "optimize")
+LANGUAGE_PHASES = ("rollout", "re-score", "render", SCORE, "value", "optimize")
 #: Memory of GPUs in use, GB.
 SIZES = (24, 48, 80, 141)
+PHASES = ("encode", "rollout", "decode", SCORE, "optimize")
 #: Of a GPU's memory, what a run may take: the rest is for the driver, NCCL and fragments.
 USABLE = 0.9
 EIGHT = ("execution.processes=8", "execution.strategy=fsdp")
@@ -41,8 +41,13 @@ def gigabytes(number: float) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def memory_of(config: RunConfig, activations: Activations | None = None) -> DenoiserMemory:
-    """Return the memory of a config, whose activations may be known."""
+def memory_of(config: RunConfig, activations: Activations | None = None) -> RunMemory:
+    """Return the memory of a config with its rewards."""
+    return with_rewards(config, denoiser_of(config, activations))
+
+
+def denoiser_of(config: RunConfig, activations: Activations | None = None) -> DenoiserMemory:
+    """Return the memory of a config's denoisers, whose activations may be known."""
     requires, optimizer = make_algorithm(config).requires, optimizer_sizes(config)
     found = denoiser_memory(config, requires, optimizer, reference=False, activations=activations)
     assert found is not None
@@ -53,8 +58,8 @@ def memory_row(preset: str, activations: Activations) -> str:
     """Return a preset's row of the first table."""
     path = ROOT / "configs" / f"{preset}.yaml"
     one, eight = (memory_of(load_config(path, extra), activations) for extra in ((), EIGHT))
-    phases = [gigabytes(size) for size in one.phases.values()]
-    cells = [f"`{preset}`", f"{one.parameters / 1e9:.1f}", *phases, smallest(one), gigabytes(eight.optimize)]
+    phases = [gigabytes(one.phases[name]) if name in one.phases else "" for name in PHASES]
+    cells = [f"`{preset}`", f"{one.parameters / 1e9:.1f}", *phases, smallest(one), gigabytes(eight.phases["optimize"])]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -68,7 +73,7 @@ def language_row(preset: str) -> str:
     return "| " + " | ".join([f"`{preset}`", f"{found.parameters / 1e9:.1f}", *phases, smallest(found)]) + " |"
 
 
-def smallest(memory: Memory) -> str:
+def smallest(memory: RunMemory) -> str:
     """Return the smallest GPU every phase fits."""
     most = max(memory.phases.values())
     return next((f"{size} GB" for size in SIZES if most <= USABLE * size * 1e9), "none of them")
@@ -94,10 +99,7 @@ def tables(rows: Sequence[str]) -> dict[str, list[str]]:
     head = [
         "preset",
         "billion parameters",
-        "encode",
-        "rollout",
-        "decode",
-        "optimize",
+        *PHASES,
         "one GPU of",
         "optimize on 8, fsdp",
     ]

@@ -151,6 +151,9 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
         table.add_row(what, *(size(held[phase]) if phase in held else "" for phase in phases))
     table.add_row("together", *map(size, phases.values()))
     print_table(table)
+    if memory.host:
+        held = ", ".join(f"{what} {size(count)}" for what, count in memory.host.items())
+        console.print(f"host memory per rank, at most, beside what Python and the driver take: {held}")
     if gpu_memory is None:
         return
     changes = memory.advice(config, int(gpu_memory * 1e9))

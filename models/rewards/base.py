@@ -47,6 +47,8 @@ class Reward(Protocol):
     The class may set ``perfect``, the score that counts as an exact match, and ``needs``, a ``Needs``. One whose needs
     depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too. One
     whose scores have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``.
+    that works on the accelerator may have a static method ``takes(options)``, which returns what its models take there,
+    ``models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
     """
 
     def score(

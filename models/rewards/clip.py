@@ -17,6 +17,7 @@ from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
+from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weights import WeightsFile
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ class ClipEmbeddings:
         self._clip = self._load().to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
         path, revision = self._processor_source()
         self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what the model takes of a device, None where it is not known yet."""
+        known = encoder_of(str(options.get("model", getattr(cls, "model", ""))))
+        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     def _load(self) -> Any:
         return load_pretrained("CLIPModel", self.model, self.revision, reward=self.name)

@@ -17,6 +17,7 @@ from configs.errors import ConfigError
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
+from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weights import WeightsFile
 
 if TYPE_CHECKING:
@@ -89,6 +90,12 @@ class HpsV3:
         given.fill(self._head, head, lambda name, tensor: {name: tensor.float()})
         self._vlm = vlm.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
         self._head.to(self._device).eval().requires_grad_(False)
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what the model takes of a device, its head aside; None where it is not known yet."""
+        known = encoder_of(str(options.get("model", cls.model)))
+        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

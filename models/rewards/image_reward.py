@@ -14,6 +14,7 @@ from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
 from models.rewards.pretrained import load_pretrained
+from models.rewards.sizes import Encoder, Takes
 from models.rewards.weights import WeightsFile
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class ImageReward:
         side = sizes["image_size"]
         square = {"height": side, "width": side}
         self._images = CLIPImageProcessor(size={"shortest_edge": side}, crop_size=square)
+
+    @staticmethod
+    def takes(options: Mapping[str, Any]) -> Takes:
+        """Return what the published model takes of a device: BLIP's ViT-L/16 at 224 pixels, and its text encoder."""
+        return Encoder(parameters=445_278_720, tokens=197, width=1024, inner=4096).takes("float32")
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

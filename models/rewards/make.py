@@ -18,6 +18,7 @@ from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
 from models.rewards.placing import Placed
+from models.rewards.sizes import Takes
 
 _DEVICE = "device"
 
@@ -132,6 +133,17 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     if not isinstance(needs, Needs):
         raise ConfigError(f"reward '{name}' declares the needs {needs!r}; they must be a 'models.rewards.base.Needs'.")
     return needs
+
+
+def takes_of(name: str, options: Mapping[str, Any]) -> Takes | None:
+    """Return what the models of a reward take of a device, None where it does not say.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    what = resolve(REWARDS, name, what="reward")
+    found: Takes | None = what.takes(options) if hasattr(what, "takes") else None
+    return found
 
 
 def check_reward(name: str, options: Mapping[str, Any], *, device: str | None = None) -> None:

@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
+from models.rewards.sizes import Takes, encoder_of
 
 _NAME = "sequence_classification"
 _NO_LIMIT = 1 << 40
@@ -63,6 +64,12 @@ class SequenceClassification:
                 f"reward '{_NAME}': the tokenizer of '{self.model}' has no chat template, so 'given' cannot be 'chat'. "
                 "Set it to 'text', 'joined' or 'pair', as the model was trained."
             )
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what the model takes of a device, None where it is not known yet."""
+        known = encoder_of(str(options.get("model", "")))
+        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
 
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
         """Return (B,) logits or probabilities.

@@ -11,6 +11,7 @@ import numpy as np
 from configs.errors import ConfigError
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.call import Handling, score
+from models.rewards.sizes import Takes
 
 
 @dataclass(kw_only=True)
@@ -51,6 +52,13 @@ class Rank:
         if "reward" not in options:
             raise ConfigError("reward 'rank' needs the option 'reward': the one that orders the samples of a group.")
         return replace(needs_of(str(options["reward"]), options.get("options", {})), groupwise=True)
+
+    @staticmethod
+    def takes(options: Mapping[str, Any]) -> Takes | None:
+        """Return what the other takes of a device."""
+        from models.rewards.make import takes_of
+
+        return takes_of(str(options["reward"]), options.get("options", {}))
 
     @property
     def needs(self) -> Needs:

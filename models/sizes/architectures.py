@@ -7,7 +7,7 @@ before anything is downloaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,8 @@ _SDXL = {
 #: Parameters of text encoders, as their authors state them.
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
+#: What a text encoder's config calls its sizes: T5's names, and those of all others.
+_TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
 #: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
 _TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
 _CLIP_TOKENS = 77
@@ -114,6 +116,30 @@ _CLIP_TOKENS = 77
 _ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
 _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder:
+    """What of a text encoder decides what it computes with."""
+
+    width: int
+    """Of its layers."""
+    inner: int
+    """Of their feed-forwards."""
+    heads: int = 0
+    """Whose attention scores are computed as such, as T5's are; 0: they are never held."""
+    kept: int = 0
+    """Layers whose outputs are kept until the last is computed."""
+
+    def row(self, tokens: int, number: int) -> int:
+        """Return the bytes that encoding a text of so many tokens takes at most, of numbers of so many bytes."""
+        # As of any transformer's feed-forward: what was given, residual, norm and copies; activation, gate and product.
+        layer = tokens * (5 * self.width + 3 * self.inner) * number
+        # Scores, and their softmax in float32 and back.
+        return layer + self.kept * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
+
+
+_T5 = TextEncoder(width=4096, inner=10240, heads=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +164,8 @@ class Architecture:
     """The image a prompt starts from stands beside the generated tokens, as many again."""
     text_parameters: int = 0
     """Of all text encoders, and of image encoders where prompts come with images."""
+    text: TextEncoder = _T5
+    """The largest text encoder."""
     vae: Mapping[str, Any] | None = None
     """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
 
@@ -157,6 +185,7 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         patch=1,
         text_parameters=_CLIP_L,
+        text=TextEncoder(width=768, inner=3072),
     ),
     "stabilityai/stable-diffusion-xl-base-1.0": Architecture(
         denoiser="UNet2DConditionModel",
@@ -165,6 +194,7 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         patch=1,
         text_parameters=_CLIP_L + _CLIP_G,
+        text=TextEncoder(width=1280, inner=5120, kept=32),
     ),
     "stabilityai/stable-diffusion-3.5-medium": Architecture(
         denoiser="SD3Transformer2DModel",
@@ -195,39 +225,46 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="Flux2Transformer2DModel",
         latents=(32, 8, 1),
         text_parameters=_MISTRAL_24B,
+        text=TextEncoder(width=5120, inner=32768, kept=40),
     ),
     "black-forest-labs/FLUX.2-klein-4B": Architecture(
         denoiser="Flux2Transformer2DModel",
         config=_KLEIN_4B,
         latents=(32, 8, 1),
         text_parameters=_QWEN3_4B,
+        text=TextEncoder(width=2560, inner=9728, kept=36),
     ),
     "black-forest-labs/FLUX.2-klein-9B": Architecture(
         denoiser="Flux2Transformer2DModel",
         config=_KLEIN_9B,
         latents=(32, 8, 1),
         text_parameters=_QWEN3_8B,
+        text=TextEncoder(width=4096, inner=12288, kept=36),
     ),
     "Qwen/Qwen-Image": Architecture(
         denoiser="QwenImageTransformer2DModel",
         text_parameters=_QWEN25_VL_7B,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
     ),
     "Qwen/Qwen-Image-Edit": Architecture(
         denoiser="QwenImageTransformer2DModel",
         text_tokens=1024,
         image_tokens=True,
         text_parameters=_QWEN25_VL_7B,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
     ),
     "Qwen/Qwen-Image-Edit-2509": Architecture(
         denoiser="QwenImageTransformer2DModel",
         text_tokens=1024,
         text_parameters=_QWEN25_VL_7B,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
     ),
     "Qwen/Qwen-Image-Edit-2511": Architecture(
         denoiser="QwenImageTransformer2DModel",
         config={"zero_cond_t": True},
         text_tokens=1024,
         text_parameters=_QWEN25_VL_7B,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
     ),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
         denoiser="WanTransformer3DModel",
@@ -254,6 +291,7 @@ PUBLISHED: Mapping[str, Architecture] = {
     "Tongyi-MAI/Z-Image-Turbo": Architecture(
         denoiser="ZImageTransformer2DModel",
         text_parameters=_QWEN3_4B,
+        text=TextEncoder(width=2560, inner=9728, kept=36),
     ),
 }
 
@@ -308,12 +346,25 @@ def _local(folder: Path) -> Architecture | None:
         # Other families write 1 where they pack two by two latents into a token themselves.
         patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if "pos_embed_max_size" in config else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
-        text_parameters=sum(_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
+        text_parameters=sum(stored_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
+        text=_text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
         vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
     )
 
 
-def _numbers(folder: Path) -> int:
+def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
+    """Return the largest of a folder's text encoders."""
+    found = []
+    for config in configs:
+        about = config.get("text_config") or config
+        sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
+        # T5 computes scores as such; what speaks keeps the outputs of all layers.
+        more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
+        found.append(TextEncoder(**sizes, **more))
+    return max(found, key=lambda encoder: encoder.width * encoder.inner, default=TextEncoder(width=0, inner=0))
+
+
+def stored_numbers(folder: Path) -> int:
     """Return how many numbers the safetensors files of a component hold, from their headers."""
     found = 0
     for file in folder.glob("*.safetensors"):

@@ -156,6 +156,12 @@ class Footprints:
             (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return int(memory.peak)
 
+    def stored(self) -> int:
+        """Return the bytes of what a row is trained on: latents before and after a step, and what conditions it."""
+        halves = 2 if self._guided else 1
+        conditioning = sum(row.numel() * row.element_size() for row in self._rows.conditioning.values())
+        return 2 * self._rows.latents.numel() * self._rows.latents.element_size() + halves * conditioning
+
     def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
         """Return a measure of the whole model, from models with a few blocks of one kind.
 

@@ -82,6 +82,7 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
         ConfigError: a target matches no layer.
     """
     from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
 
     check_lora_targets(name, module, lora.targets)
     config = LoraConfig(
@@ -91,6 +92,10 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
     with _as_if_in_memory(module), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module.add_adapter(config)
+    for layer in module.modules():
+        if isinstance(layer, LoraLayer):
+            # peft casts inputs to the adapters' float32, which autocast would cast back: the same numbers, two copies.
+            layer.cast_input_dtype_enabled = False
 
 
 @contextmanager

@@ -14,6 +14,8 @@ BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4
 #: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
 WHOLE_BLOCKS = 2
+#: Micro-batches in host memory while training: the one at work, and those that are read before they are needed.
+READ_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,14 @@ class Memory(Protocol):
     @property
     def lines(self) -> Mapping[str, Mapping[str, int]]:
         """What it consists of, in words, by phase; phases that hold nothing of it are left out."""
+
+    @property
+    def between(self) -> int:
+        """Of the device, what stays while samples are scored."""
+
+    @property
+    def host(self) -> Mapping[str, int]:
+        """Host memory, by what is in it, of one rank at most."""
 
     @property
     def notes(self) -> tuple[str, ...]:

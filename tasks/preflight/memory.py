@@ -1,16 +1,146 @@
-"""What a run needs of a GPU, phase by phase: parameters and memory per rank, from the model's architecture alone."""
+"""What a run needs of a GPU and of the machine around it, phase by phase, from the models' architectures alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
 from configs.registry import resolve
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.rewards.make import needs_of, takes_of, works_on_accelerator
 from tasks.inputs.components import make_algorithm
 from tasks.kinds.kind import make_kind
 from tasks.kinds.memory import Memory, OptimizerSizes
 from tasks.optimize.optimizers import OPTIMIZERS
 
+#: The phase in which models of rewards are on the device, and the one that follows it.
+SCORE, _AFTER = "score", "optimize"
 
-def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardMemory:
+    """What models of rewards take of a device while samples are scored, in bytes."""
+
+    weights: int
+    """Of all that score at a time."""
+    activations: int
+    """Of the largest call."""
+    unknown: tuple[str, ...]
+    """Labels of rewards whose models are not counted."""
+
+    @classmethod
+    def of(cls, sections: Sequence[RewardSection]) -> RewardMemory:
+        """Return what the rewards of a config take that work on the accelerator of the process."""
+        weights, activations, unknown = {}, 0, []
+        for section in sections:
+            if not works_on_accelerator(section):
+                continue
+            taken = takes_of(section.name, section.options)
+            if taken is None:
+                unknown.append(section.slot)
+                continue
+            # Labels that stand for one model share it.
+            weights[section.name, repr(section.options), section.device] = taken.weights
+            rows = section.batch_size or needs_of(section.name, section.options).batch_size or 1
+            activations = max(activations, rows * taken.row)
+        return cls(weights=sum(weights.values()), activations=activations, unknown=tuple(unknown))
+
+
+@dataclass(frozen=True)
+class RunMemory:
+    """Estimates for one rank, in bytes: of the policy, and of the rewards beside it. A ``Memory``."""
+
+    policy: Memory
+    """Of the policy, as its kind has it."""
+    rewards: RewardMemory
+    """Of rewards and judges, whichever take more."""
+    beside: bool
+    """Samples are scored while the next are made, as one process does; several ranks score when all are made."""
+
+    @property
+    def parameters(self) -> int:
+        """Of the policy."""
+        return self.policy.parameters
+
+    @property
+    def trained(self) -> int:
+        """Of what of it is trained."""
+        return self.policy.trained
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one row."""
+        return self.policy.tokens
+
+    @property
+    def between(self) -> int:
+        """What of the policy is held while samples are scored."""
+        return self.policy.between
+
+    @property
+    def host(self) -> Mapping[str, int]:
+        """Host memory by what is in it."""
+        resting = {"models of rewards": self.rewards.weights} if self.rewards.weights else {}
+        return {**self.policy.host, **resting}
+
+    @cached_property
+    def phases(self) -> dict[str, int]:
+        """Memory of every phase; without models of rewards there is none of scoring."""
+        return {name: sum(line.get(name, 0) for line in self.lines.values()) for name in self._names}
+
+    @property
+    def _names(self) -> list[str]:
+        names = list(self.policy.phases)
+        if self.rewards.weights:
+            names.insert(names.index(_AFTER), SCORE)
+        return names
+
+    @cached_property
+    def lines(self) -> dict[str, dict[str, int]]:
+        """What it consists of, in words, by phase."""
+        lines = {what: dict(held) for what, held in self.policy.lines.items()}
+        if self.rewards.weights:
+            known = self.policy.phases
+            meanwhile = max(size for name, size in known.items() if name not in ("encode", "value", _AFTER))
+            name = "policy, while it samples the next" if self.beside else "policy, at rest"
+            lines[name] = {SCORE: meanwhile if self.beside else self.policy.between}
+            lines["models of rewards"] = {SCORE: self.rewards.weights}
+            lines["their activations"] = {SCORE: self.rewards.activations}
+        return lines
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the estimate cannot know, a sentence each."""
+        return (
+            *self.policy.notes,
+            *(
+                f"memory: the model of reward '{label}' is not counted; give it a device of its own, or leave it room."
+                for label in self.rewards.unknown
+            ),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**self.policy.as_dict(), **self.phases, "host": dict(self.host)}
+
+    def advice(self, config: RunConfig, limit: int) -> list[str]:
+        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        found = self.policy.advice(config, limit)
+        if self.phases.get(SCORE, 0) <= limit:
+            return found
+        if self.phases[SCORE] - self.rewards.activations < limit:
+            return [*found, "score: lower rewards[].batch_size"]
+        return [
+            *found,
+            "score: let a server on another GPU score ('flowmill serve-reward', rewards[].server), or give the models "
+            "of rewards a device of their own (rewards[].device)",
+        ]
+
+
+def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
     """Return what a rank needs, or None while the architecture is not known (a model to build, or not published here).
 
     Args:
@@ -18,7 +148,16 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> Memory | None:
         reference: the base model is compared with.
     """
     requires = make_algorithm(config).requires
-    return make_kind(config).memory(config, requires, optimizer_sizes(config), reference=reference)
+    policy = make_kind(config).memory(config, requires, optimizer_sizes(config), reference=reference)
+    return None if policy is None else with_rewards(config, policy)
+
+
+def with_rewards(config: RunConfig, policy: Memory) -> RunMemory:
+    """Return what a run takes whose policy takes so much."""
+    # Judges have their turn when evaluations are made, and the models of rewards have left by then.
+    either = (RewardMemory.of(sections) for sections in (config.scored, config.evaluate.judges))
+    rewards = max(either, key=lambda found: found.weights + found.activations)
+    return RunMemory(policy, rewards, config.execution.ranks == 1)
 
 
 def optimizer_sizes(config: RunConfig) -> OptimizerSizes:

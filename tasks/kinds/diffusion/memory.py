@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.registry import resolve
+from configs.registry import build, resolve
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
 from models.policies import POLICIES, most_images
@@ -33,6 +33,7 @@ from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.memory import (
     BYTES,
     MASTER,
+    READ_AHEAD,
     WHOLE_BLOCKS,
     DrawingMemory,
     OptimizerSizes,
@@ -40,6 +41,8 @@ from tasks.kinds.memory import (
     step_bytes,
 )
 
+#: The option that says how long texts are; those of families without are CLIP's.
+_LENGTH, _CLIP = "max_sequence_length", 77
 #: Height and width that every family's small pipeline can make.
 _SMALL = 64
 
@@ -54,6 +57,8 @@ class Activations:
     """Of a forward and backward."""
     decoding: int
     """Of decoding its latents."""
+    stored: int = 0
+    """Of what is read of it from the store to train on: latents twice, and what conditions it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,9 @@ class DenoiserMemory:
     tokens: int
     """Latent and text tokens of one row."""
     text: int
-    """Text encoders, which only ``encode`` holds."""
+    """Text encoders, and the autoencoder where images are encoded too; only ``encode`` holds them."""
+    encode_activations: int
+    """Of encoding ``execution.encode_batch_size`` prompts, and an image."""
     sampling_weights: int
     """Denoisers, and what stands beside them, while sampling: whole on every rank, or spread as while training."""
     decoder: int
@@ -84,11 +91,18 @@ class DenoiserMemory:
     """Kept for the backward pass of ``execution.micro_batch_size`` rows."""
     step: int
     """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
+    host: dict[str, int]
+    """Host memory, by what is in it."""
 
     @property
     def encode(self) -> int:
-        """Memory of encoding prompts, activations aside."""
-        return self.text
+        """Memory of encoding prompts."""
+        return self.text + self.encode_activations
+
+    @property
+    def between(self) -> int:
+        """Of the device, what stays while samples are scored."""
+        return self.sampling_weights + self.decoder
 
     @property
     def rollout(self) -> int:
@@ -119,7 +133,12 @@ class DenoiserMemory:
     def lines(self) -> dict[str, dict[str, int]]:
         """What it consists of, in words, by phase."""
         sampling, at_work = self.sampling_weights, self.optimize - self.held
-        activations = {"rollout": self.rollout_activations, "decode": self.decode_activations, "optimize": at_work}
+        activations = {
+            "encode": self.encode_activations,
+            "rollout": self.rollout_activations,
+            "decode": self.decode_activations,
+            "optimize": at_work,
+        }
         weights = {"encode": self.text, "rollout": sampling, "decode": sampling, "optimize": self.training_weights}
         return {
             "weights": weights,
@@ -149,7 +168,9 @@ def measure_activations(config: RunConfig) -> Activations | None:
         return None
     family = resolve(POLICIES, config.model.policy, what="model.policy")
     traced = _footprints(config, architecture, lora_spec(config, family))
-    return Activations(sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding())
+    return Activations(
+        sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding(), stored=traced.stored()
+    )
 
 
 def drawing_memory(config: RunConfig) -> DrawingMemory | None:
@@ -210,26 +231,41 @@ def denoiser_memory(
     whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
     row = activations or measure_activations(config)
     assert row is not None
+    decoder = parameters(meta_decoder(architecture)) * MASTER
+    # An image that a prompt starts from is encoded alone, which takes no more than decoding it.
+    of_images = Part.VAE in family.parts_to_encode(model.options)
+    tokens = getattr(build(family.options_type, model.policy, model.options, what="model.options of"), _LENGTH, _CLIP)
+    read = 0 if parts > 1 else total * number + decoder
+    host = {
+        "models while they are read": max(architecture.text_parameters * number, read),
+        "autoencoder at rest": decoder,
+        "checkpoints": int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts,
+        "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
+        "offloaded, pinned": weights // parts + state if execution.offload else 0,
+    }
     return DenoiserMemory(
         parameters=total,
         trained=trained,
         tokens=image_tokens(config, architecture) + text_tokens(config, architecture),
-        text=architecture.text_parameters * number,
+        text=architecture.text_parameters * number + (decoder if of_images else 0),
+        encode_activations=execution.encode_batch_size * architecture.text.row(tokens, number)
+        + (row.decoding if of_images else 0),
         sampling_weights=training if execution.sampling == "spread" else whole,
-        decoder=parameters(meta_decoder(architecture)) * MASTER,
+        decoder=decoder,
         rollout_activations=execution.rollout_batch_size * row.sampling,
         decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
         training_weights=training,
         training_state=0 if execution.offload else state,
         optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
         step=step_bytes(config, trained, parts, optimizer),
+        host={what: size for what, size in host.items() if size},
     )
 
 
 def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
     found = []
     if memory.encode > limit:
-        found.append("encode: the text encoders alone do not fit; set model.device_map=balanced, or take a larger GPU")
+        found.append(_advice_for_encoding(memory, config, limit))
     if memory.rollout > limit:
         room = limit - memory.sampling_weights - memory.decoder
         rows = room * config.execution.rollout_batch_size // max(1, memory.rollout_activations)
@@ -243,6 +279,13 @@ def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
     if memory.optimize > limit:
         found.append(f"optimize: {_advice_for_training(config, memory, limit)}")
     return found
+
+
+def _advice_for_encoding(memory: DenoiserMemory, config: RunConfig, limit: int) -> str:
+    if memory.text > limit or config.execution.encode_batch_size == 1:
+        return "encode: the text encoders alone do not fit; set model.device_map=balanced, or take a larger GPU"
+    rows = (limit - memory.text) * config.execution.encode_batch_size // max(1, memory.encode_activations)
+    return f"encode: set execution.encode_batch_size={max(1, rows)}"
 
 
 def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) -> str:

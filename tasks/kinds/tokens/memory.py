@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class Role:
     """Bytes while it is trained: with fsdp this rank's part, and whole blocks at work."""
     state: int
     """Bytes of gradients, moments, and copies of what is trained."""
+    offloaded: int
+    """Bytes of weights and state that are in host memory instead."""
     step: int
     """Bytes of the exchange of gradients and the optimizer's step."""
 
@@ -88,6 +90,8 @@ class LanguageMemory:
     """Logits and activations of ``execution.micro_batch_size`` rows through critic and base model; None: no stage."""
     optimize_activations: int
     """Logits of so many rows, and what their backward pass keeps."""
+    host: dict[str, int]
+    """Host memory, by what is in it."""
     notes: tuple[str, ...]
     """What the estimate cannot know, a sentence each."""
 
@@ -100,6 +104,11 @@ class LanguageMemory:
     def trained(self) -> int:
         """Of what of it is trained."""
         return self.actor.trained
+
+    @property
+    def between(self) -> int:
+        """Of the device, what stays while samples are scored."""
+        return self.actor.whole + self.reference
 
     @property
     def lines(self) -> dict[str, dict[str, int]]:
@@ -232,7 +241,8 @@ def language_memory(
         rescore=measured.scoring(min(execution.rollout_batch_size, rows), width),
         value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
         optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
-        notes=(*notes, *told, *_of_rewards(config)),
+        host=sizes.host([role for role in (actor, critic) if role is not None], model.dtype),
+        notes=(*notes, *told),
     )
 
 
@@ -275,8 +285,20 @@ class _Sizes:
             whole=weights + (kept if parts > 1 else 0),
             spread=working + kept,
             state=0 if execution.offload else state,
+            offloaded=weights // parts + state if execution.offload else 0,
             step=step_bytes(self._config, trained, parts, self._optimizer),
         )
+
+    def host(self, roles: Sequence[Role], dtype: str) -> dict[str, int]:
+        """Return what of models that are trained is in host memory."""
+        moments = 2 * self._optimizer.moment_bytes
+        largest = 0 if self.parts > 1 else max(role.parameters for role in roles)
+        found = {
+            "models while they are read": largest * BYTES[dtype],
+            "checkpoints": sum(int(role.trained * (MASTER + moments)) for role in roles) // self.parts,
+            "offloaded, pinned": sum(role.offloaded for role in roles),
+        }
+        return {what: size for what, size in found.items() if size}
 
 
 def _numbers(module: Any) -> int:
@@ -323,16 +345,3 @@ def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[s
         f"memory: prompts were taken to have up to {found} tokens, as the tokenizer is not here yet. "
         "rollout.tokens.max_prompt says how many there are at most.",
     )
-
-
-def _of_rewards(config: RunConfig) -> list[str]:
-    """Return which rewards hold a model that is not counted."""
-    return [
-        f"memory: the model of reward '{section.slot}' is not counted; give it a device of its own, or leave it room."
-        for section in config.scored
-        if section.server is None and _holds_model(section.options)
-    ]
-
-
-def _holds_model(options: Mapping[str, Any]) -> bool:
-    return isinstance(options.get("model"), str)

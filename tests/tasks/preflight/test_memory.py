@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,11 +25,21 @@ from models.quickstart.tiny import build_tiny
 from models.sizes.architectures import PUBLISHED, architecture_of, meta_denoiser, parameters
 from models.sizes.footprints import Footprints, PeakMemory, kinds
 from models.weights.lora import LoraSpec, lora_parameters
-from pages.gpu_page import LANGUAGE, PAGE, PRESETS, TRAFFIC, language_row, memory_of, memory_row, traffic_row
+from pages.gpu_page import (
+    LANGUAGE,
+    PAGE,
+    PRESETS,
+    TRAFFIC,
+    denoiser_of,
+    language_row,
+    memory_of,
+    memory_row,
+    traffic_row,
+)
 from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, _footprints, measure_activations
-from tasks.preflight.memory import estimate_memory
+from tasks.preflight.memory import RunMemory, estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
 # What one test has traced is traced no more.
@@ -77,7 +88,7 @@ def estimate(preset: str, *overrides: str) -> DenoiserMemory:
     # How the work is carried out changes how many rows there are, not what one takes.
     row = activations_of(preset, *(each for each in overrides if not each.startswith("execution.")))
     config = load_config(ROOT / "configs" / f"{preset}.yaml", overrides)
-    return memory_of(config, row)
+    return denoiser_of(config, row)
 
 
 @pytest.mark.campaign
@@ -98,7 +109,7 @@ def test_published_models_have_their_stated_size(name: str) -> None:
 @pytest.mark.parametrize("preset", [pytest.param(each, id=each.stem, marks=marks_of(each)) for each in FULL])
 def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
     config, activations = load_config(preset), activations_of(preset.stem)
-    memory = memory_of(config, activations)
+    memory = denoiser_of(config, activations)
     assert 0 < memory.trained < 0.1 * memory.parameters
     assert memory.optimize > memory.sampling_weights >= 2 * memory.parameters
     assert memory.advice(config, 10**13) == []
@@ -199,7 +210,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytes
     known = inspect.signature(diffusers_class(whole.denoiser)).parameters
     shorter = {name: value for name, value in SHORTER.items() if name in known}
     monkeypatch.setitem(PUBLISHED, config.model.path, replace(whole, config={**whole.config, **shorter}))
-    traced, memory = footprints(config), memory_of(config)
+    traced, memory = footprints(config), denoiser_of(config)
     module = meta_denoiser(traced._architecture)
     everything = frozenset((name, place) for name, places in kinds(module, traced._policy.blocks) for place in places)
     assert 6 < len(everything) < 14
@@ -265,7 +276,7 @@ def test_sums_of_weights_and_adapters_count_where_they_are_made() -> None:
 
     def weights(*overrides: str) -> int:
         config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["model.dtype=float32", *overrides])
-        return memory_of(config, row).training_weights
+        return denoiser_of(config, row).training_weights
 
     targets = "targets: [attn.add_q_proj, attn.add_k_proj]"
     one, two = (
@@ -325,3 +336,52 @@ def test_a_backward_pass_through_both_halves_of_guidance_keeps_both() -> None:
     assert two.optimize_activations == pytest.approx(2 * one.optimize_activations, rel=0.1)
     assert two.rollout_activations == one.rollout_activations
     assert two.training_weights == one.training_weights
+
+
+NONE = Activations(sampling=0, training=0, decoding=0)
+JUDGED = ("rewards=[{name: pickscore, weight: 1.0}, {name: pickscore, label: again, weight: 0.5}]",)
+
+
+def test_models_of_rewards_have_a_phase_of_their_own() -> None:
+    def memory(*overrides: str) -> RunMemory:
+        return memory_of(load_config(ROOT / "configs" / "flux1_dev.yaml", overrides), NONE)
+
+    one, eight = memory(*JUDGED), memory(*JUDGED, "execution.processes=8")
+    assert list(one.phases) == ["encode", "rollout", "decode", "score", "optimize"]
+    assert one.lines["models of rewards"] == {"score": 4 * 986_109_441}, "one model under two labels"
+    assert one.lines["policy, while it samples the next"]["score"] == max(one.phases["rollout"], one.phases["decode"])
+    assert eight.lines["policy, at rest"]["score"] == eight.between
+    config = load_config(ROOT / "configs" / "flux1_dev.yaml", JUDGED)
+    assert "flowmill serve-reward" in one.advice(config, one.phases["score"] // 2)[-1]
+    assert one.advice(config, one.phases["score"] - 1)[-1] == "score: lower rewards[].batch_size"
+    server = "rewards=[{name: pickscore, server: {url: 'http://127.0.0.1:8600'}}]"
+    assert "score" not in memory(server, "evaluate.judges=[]").phases
+    assert "score" in memory("rewards=[{name: jpeg_compressibility}]", "evaluate.judges=[{name: hpsv3}]").phases
+    unknown = memory("rewards=[{name: clip_score, options: {model: someone/else}}]", "evaluate.judges=[]")
+    assert "the model of reward 'clip_score' is not counted" in unknown.notes[-1]
+
+
+def test_what_encoding_takes_grows_with_its_batch() -> None:
+    def memory(*overrides: str) -> DenoiserMemory:
+        return denoiser_of(load_config(ROOT / "configs" / "flux1_dev.yaml", overrides), NONE)
+
+    few, many = memory("execution.encode_batch_size=1"), memory("execution.encode_batch_size=5")
+    assert many.encode_activations == 5 * few.encode_activations
+    assert few.encode - few.encode_activations == few.text
+    config = load_config(ROOT / "configs" / "flux1_dev.yaml", ["execution.encode_batch_size=5"])
+    (change,) = (each for each in many.advice(config, many.encode - 1) if each.startswith("encode"))
+    assert change == "encode: set execution.encode_batch_size=4"
+
+
+def test_host_memory_is_counted() -> None:
+    ranks = ("execution.processes=8", "execution.strategy=fsdp")
+
+    def memory(*overrides: str) -> Mapping[str, int]:
+        return memory_of(load_config(ROOT / "configs" / "flux1_dev.yaml", (*JUDGED, *overrides)), NONE).host
+
+    one, offloaded = memory(), memory(*ranks, "execution.offload=true")
+    assert one["models while they are read"] == pytest.approx(24.1e9, rel=0.01)
+    assert one["models of rewards"] == 4 * 986_109_441
+    assert "offloaded, pinned" not in one
+    assert offloaded["models while they are read"] == pytest.approx(9.8e9, rel=0.01), "of text encoders, on each rank"
+    assert offloaded["offloaded, pinned"] > 24e9 / 8

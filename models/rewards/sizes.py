@@ -1,0 +1,87 @@
+"""What models of rewards take of a device, without loading them: from their files, or as they are published.
+
+Legend: W width, F inner width of the feed-forwards, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.libraries import read_json
+from models.policies.folders import whole
+from models.sizes.architectures import stored_numbers
+
+#: Bytes of a number by dtype.
+_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """Bytes on a device."""
+
+    weights: int
+    """Of all models."""
+    row: int
+    """At most, of what is computed for a row, beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A transformer that encodes images, texts or both, by its larger part."""
+
+    parameters: int
+    """Of all parts."""
+    tokens: int
+    """L."""
+    width: int
+    """W."""
+    inner: int
+    """F."""
+
+    def takes(self, dtype: str) -> Takes:
+        """Return what it takes in a dtype."""
+        number = _BYTES[dtype]
+        # Most is held in a feed-forward: five of its width (what was given, the residual, the norm and copies of both),
+        # and three of its inner width (what goes into the activation, its gate or sigmoid, what comes out).
+        row = self.tokens * (5 * self.width + 3 * self.inner) * number
+        return Takes(weights=self.parameters * number, row=row)
+
+
+CLIP_L = Encoder(parameters=427_616_513, tokens=257, width=1024, inner=4096)
+CLIP_H = Encoder(parameters=986_109_441, tokens=257, width=1280, inner=5120)
+#: By id on the hub, with the parameters of what is loaded.
+PUBLISHED: Mapping[str, Encoder] = {
+    "openai/clip-vit-large-patch14": CLIP_L,
+    "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": CLIP_H,
+    "yuvalkirstain/PickScore_v1": CLIP_H,
+    # Without the head of a language model; 256 tokens of the image and as many of what is asked, twice over.
+    "Qwen/Qwen2-VL-7B-Instruct": Encoder(parameters=7_744_923_136, tokens=1024, width=3584, inner=18944),
+}
+
+
+def encoder_of(path: str) -> Encoder | None:
+    """Return what is known of a model, of a folder or of a hub id; None of one that is not here and not known.
+
+    Raises:
+        ConfigError: a file of the folder cannot be read.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        return PUBLISHED.get(path)
+    with whole(folder):
+        about, stored = read_json(folder / "config.json"), stored_numbers(folder)
+    part: Mapping[str, Any] = about.get("vision_config") or about
+    width, inner = part.get("hidden_size"), part.get("intermediate_size")
+    if not isinstance(width, int) or not isinstance(inner, int):
+        return None
+    return Encoder(parameters=stored, tokens=_tokens(part), width=width, inner=inner)
+
+
+def _tokens(part: Mapping[str, Any]) -> int:
+    if "image_size" in part and "patch_size" in part:
+        return int(part["image_size"] // part["patch_size"]) ** 2 + 1
+    # Of texts as many as the model takes, but no more than a long answer has.
+    return min(int(part.get("max_position_embeddings", 512)), 4096)

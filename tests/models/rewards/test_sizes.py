@@ -1,0 +1,73 @@
+"""What models of rewards take is known without loading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import CLIPConfig, CLIPModel
+
+from models.rewards.make import takes_of
+from models.rewards.sizes import CLIP_H, CLIP_L, Encoder, Takes, encoder_of
+from models.sizes.footprints import fake_module, traced
+
+
+def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projection: int) -> CLIPModel:
+    """Return a CLIP without weights: widths, layers and heads of text, and of images."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    width, layers, heads, patch = vision
+    config = CLIPConfig(
+        text_config={**dict(zip(names, text, strict=True)), "intermediate_size": 4 * text[0]},
+        vision_config={
+            **dict(zip(names, (width, layers, heads), strict=True)),
+            "intermediate_size": 4 * width,
+            "patch_size": patch,
+        },
+        projection_dim=projection,
+    )
+    with torch.device("meta"):
+        return CLIPModel(config)
+
+
+@pytest.mark.parametrize(
+    ("known", "module"),
+    [
+        (CLIP_L, lambda: clip((768, 12, 12), (1024, 24, 16, 14), 768)),
+        (CLIP_H, lambda: clip((1024, 24, 16), (1280, 32, 16, 14), 1024)),
+    ],
+)
+def test_published_models_have_their_size_and_take_no_more_than_is_said(known: Encoder, module: type) -> None:
+    made, rows = module(), 4
+    assert sum(parameter.numel() for parameter in made.parameters()) == known.parameters
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_module(made.eval(), fakes)
+    with traced(fakes) as memory, torch.no_grad():
+        made.vision_model(pixel_values=torch.empty(rows, 3, 224, 224))
+    taken = rows * known.takes("float32").row
+    assert 0.7 * taken < memory.peak <= taken
+
+
+def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"vision_config": {"hidden_size": 8, "intermediate_size": 32, "image_size": 28, "patch_size": 14}}'
+    )
+    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
+    assert encoder_of(str(tmp_path)) == Encoder(parameters=17, tokens=5, width=8, inner=32)
+    taken = takes_of("clip_score", {"model": str(tmp_path), "dtype": "bfloat16"})
+    assert taken == Takes(weights=34, row=5 * (5 * 8 + 3 * 32) * 2)
+    assert takes_of("rank", {"reward": "clip_score", "options": {"model": str(tmp_path), "dtype": "bfloat16"}}) == taken
+
+
+def test_what_is_neither_here_nor_published_is_not_known() -> None:
+    assert encoder_of("someone/else") is None
+    assert takes_of("clip_score", {"model": "someone/else"}) is None
+    assert takes_of("jpeg_compressibility", {}) is None
+
+
+def test_hpsv3_takes_its_gigabytes() -> None:
+    taken = takes_of("hpsv3", {})
+    assert taken is not None
+    assert taken.weights == pytest.approx(15.5e9, rel=0.01)
