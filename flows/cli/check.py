@@ -152,8 +152,8 @@ def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -
     table.add_row("together", *map(size, phases.values()))
     print_table(table)
     if memory.host:
-        held = ", ".join(f"{what} {size(count)}" for what, count in memory.host.items())
-        console.print(f"host memory per rank, at most, beside what Python and the driver take: {held}")
+        parts = ", ".join(f"{what} {size(count)}" for what, count in memory.host.items())
+        console.print(f"host memory per rank, at most, beside what Python and the driver take: {parts}")
     if gpu_memory is None:
         return
     changes = memory.advice(config, int(gpu_memory * 1e9))

@@ -23,8 +23,9 @@ from models.maths.conditioning import Conditioning
 from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
-from models.sizes.architectures import Architecture, meta_decoder, meta_denoiser
+from models.sizes.architectures import meta_decoder, meta_denoiser
 from models.sizes.casts import CudaCasts
+from models.sizes.published import Architecture
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 

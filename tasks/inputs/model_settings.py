@@ -24,7 +24,8 @@ from models.policies import (
 from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
-from models.sizes.architectures import Architecture, architecture_of
+from models.sizes.architectures import architecture_of
+from models.sizes.published import Architecture
 from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.

@@ -12,8 +12,8 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from configs.load import load_config
 from configs.registry import resolve
 from models.policies import POLICIES
-from models.sizes.architectures import PUBLISHED as ARCHITECTURES
 from models.sizes.architectures import meta_denoiser
+from models.sizes.published import PUBLISHED as ARCHITECTURES
 from pages.preset_page import ABSENT, PAGE, deviations, introduction, page, resolved, shown
 from tasks.preflight.check import check_config
 from tests.conftest import ROOT

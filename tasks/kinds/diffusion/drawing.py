@@ -1,4 +1,4 @@
-"""Images of texts by a frozen model: the ODE from given noise, texts encoded as they come.
+"""Images of texts by a frozen model: the ODE from given noise, texts encoded as they come; and what that takes.
 
 Legend: B texts.
 """
@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from configs.registry import resolve
+from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
+from models.policies import POLICIES
 from models.policies.diffusion import DiffusionPolicy, finite
-from tasks.inputs.components import make_solver
+from models.sizes.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
+from models.weights.lora import LoraSpec
+from tasks.inputs.components import decode_rows, make_solver
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.diffusion.evaluating import no_noise
 from tasks.kinds.diffusion.finals import Finals
+from tasks.kinds.diffusion.memory import footprints_of
+from tasks.kinds.memory import BYTES, MASTER, DrawingMemory
 from tasks.runs.seeds import generator
 
 if TYPE_CHECKING:
@@ -65,3 +72,19 @@ def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
         name: rows.to(renderer.device, renderer.dtype if rows.is_floating_point() else rows.dtype)
         for name, rows in found.items()
     }
+
+
+def drawing_memory(config: RunConfig) -> DrawingMemory | None:
+    """Return what a frozen model needs that draws texts, or None while the architecture is not known."""
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    execution, number = config.execution, BYTES[config.model.dtype]
+    denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
+    family = resolve(POLICIES, config.model.policy, what="render.model.policy")
+    # Weights that all are trained are cast again for every forward; beside the smallest adapters they are as they lie.
+    traced = footprints_of(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
+    return DrawingMemory(
+        weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
+        work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),
+    )

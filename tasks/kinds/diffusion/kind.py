@@ -26,12 +26,12 @@ from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
-from tasks.kinds.diffusion.drawing import draw
+from tasks.kinds.diffusion.drawing import draw, drawing_memory
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
 from tasks.kinds.diffusion.exporting import PipelineExport
 from tasks.kinds.diffusion.finals import decode_in_slices
 from tasks.kinds.diffusion.following import follow
-from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory, drawing_memory
+from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
 from tasks.kinds.diffusion.rolling import RolloutMaker
 from tasks.kinds.diffusion.scored import check_scored, trial_media
 from tasks.kinds.diffusion.sets import training_set

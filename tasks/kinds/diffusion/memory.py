@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,17 @@ from models.policies import POLICIES, most_images
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.sizes.architectures import (
-    Architecture,
     architecture_of,
     meta_decoder,
     meta_denoiser,
     parameters,
 )
 from models.sizes.footprints import Footprints
+from models.sizes.published import Architecture
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import decode_rows, lora_spec
+from tasks.inputs.components import lora_spec
 from tasks.inputs.model_settings import image_tokens, text_tokens
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.memory import (
@@ -35,7 +36,6 @@ from tasks.kinds.memory import (
     MASTER,
     READ_AHEAD,
     WHOLE_BLOCKS,
-    DrawingMemory,
     OptimizerSizes,
     less_to_sample,
     step_bytes,
@@ -167,25 +167,9 @@ def measure_activations(config: RunConfig) -> Activations | None:
     if architecture is None:
         return None
     family = resolve(POLICIES, config.model.policy, what="model.policy")
-    traced = _footprints(config, architecture, lora_spec(config, family))
+    traced = footprints_of(config, architecture, lora_spec(config, family))
     return Activations(
         sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding(), stored=traced.stored()
-    )
-
-
-def drawing_memory(config: RunConfig) -> DrawingMemory | None:
-    """Return what a frozen model needs that draws texts, or None while the architecture is not known."""
-    architecture = None if config.model.path is None else architecture_of(config.model.path)
-    if architecture is None:
-        return None
-    execution, number = config.execution, BYTES[config.model.dtype]
-    denoisers = parameters(meta_denoiser(architecture)) * architecture.denoisers
-    family = resolve(POLICIES, config.model.policy, what="render.model.policy")
-    # Weights that all are trained are cast again for every forward; beside the smallest adapters they are as they lie.
-    traced = _footprints(config, architecture, LoraSpec(rank=1, alpha=1, targets=tuple(family.lora_targets)))
-    return DrawingMemory(
-        weights=(denoisers + architecture.text_parameters) * number + parameters(meta_decoder(architecture)) * MASTER,
-        work=max(execution.rollout_batch_size * traced.sampling(), decode_rows(config) * traced.decoding()),
     )
 
 
@@ -213,43 +197,32 @@ def denoiser_memory(
     model, execution, number = config.model, config.execution, BYTES[config.model.dtype]
     total = parameters(module) * architecture.denoisers
     spec = lora_spec(config, family)
-    trained, merged = total, 0
-    if spec is not None:
-        trained = lora_parameters(module, spec) * architecture.denoisers
-        if model.dtype == "float32" and execution.strategy != "fsdp":
-            merged = adapted_parameters(module, spec) * architecture.denoisers
+    trained, merged = _trained(config, architecture, module, spec)
     beside = total * number * (int(reference and spec is None) + len(requires.teachers))
     weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.ranks if execution.strategy == "fsdp" else 1
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
     state = int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts
-    largest = max(parameters(unit) for unit in units(module, family.blocks))
-    blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number) if parts > 1 else 0
+    blocks = 0
+    if parts > 1:
+        largest = max(parameters(unit) for unit in units(module, family.blocks))
+        blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number)
     training = blocks + (0 if execution.offload else weights // parts)
     # Where weights are whole to sample, each rank's part of them stays beside.
     whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
     row = activations or measure_activations(config)
     assert row is not None
     decoder = parameters(meta_decoder(architecture)) * MASTER
-    # An image that a prompt starts from is encoded alone, which takes no more than decoding it.
     of_images = Part.VAE in family.parts_to_encode(model.options)
-    tokens = getattr(build(family.options_type, model.policy, model.options, what="model.options of"), _LENGTH, _CLIP)
-    read = 0 if parts > 1 else total * number + decoder
-    host = {
-        "models while they are read": max(architecture.text_parameters * number, read),
-        "autoencoder at rest": decoder,
-        "checkpoints": int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts,
-        "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
-        "offloaded, pinned": weights // parts + state if execution.offload else 0,
-    }
+    read = max(architecture.text_parameters * number, 0 if parts > 1 else total * number + decoder)
     return DenoiserMemory(
         parameters=total,
         trained=trained,
         tokens=image_tokens(config, architecture) + text_tokens(config, architecture),
-        text=architecture.text_parameters * number + (decoder if of_images else 0),
-        encode_activations=execution.encode_batch_size * architecture.text.row(tokens, number)
-        + (row.decoding if of_images else 0),
+        text=architecture.text_parameters * number + of_images * decoder,
+        # An image that a prompt starts from is encoded alone, which takes no more than decoding it.
+        encode_activations=_encoding(config, architecture, number) + of_images * row.decoding,
         sampling_weights=training if execution.sampling == "spread" else whole,
         decoder=decoder,
         rollout_activations=execution.rollout_batch_size * row.sampling,
@@ -258,8 +231,39 @@ def denoiser_memory(
         training_state=0 if execution.offload else state,
         optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
         step=step_bytes(config, trained, parts, optimizer),
-        host={what: size for what, size in host.items() if size},
+        host=_host(config, row, read=read, decoder=decoder, state=state, held=weights // parts),
     )
+
+
+def _trained(
+    config: RunConfig, architecture: Architecture, module: torch.nn.Module, spec: LoraSpec | None
+) -> tuple[int, int]:
+    """Return how many numbers are trained, and how many weights stand beside their sum with adapters."""
+    if spec is None:
+        return parameters(module) * architecture.denoisers, 0
+    summed = config.model.dtype == "float32" and config.execution.strategy != "fsdp"
+    merged = adapted_parameters(module, spec) if summed else 0
+    return lora_parameters(module, spec) * architecture.denoisers, merged * architecture.denoisers
+
+
+def _host(config: RunConfig, row: Activations, *, read: int, decoder: int, state: int, held: int) -> Mapping[str, int]:
+    """Return what is in host memory, by what it is."""
+    execution = config.execution
+    found = {
+        "models while they are read": read,
+        "autoencoder at rest": decoder,
+        "checkpoints": state,
+        "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
+        "offloaded, pinned": held + state if execution.offload else 0,
+    }
+    return {what: size for what, size in found.items() if size}
+
+
+def _encoding(config: RunConfig, architecture: Architecture, number: int) -> int:
+    """Return the bytes that a batch of prompts takes in the largest text encoder, of numbers of so many bytes."""
+    model, family = config.model, resolve(POLICIES, config.model.policy, what="model.policy")
+    tokens = getattr(build(family.options_type, model.policy, model.options, what="model.options of"), _LENGTH, _CLIP)
+    return config.execution.encode_batch_size * architecture.text.row(tokens, number)
 
 
 def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
@@ -306,7 +310,7 @@ def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) 
     return "one row does not fit: lower model.height and model.width, or take a larger GPU"
 
 
-def _footprints(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
+def footprints_of(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
     """Return what measures activations: the model's architecture in the hands of its family."""
     from models.quickstart.tiny import build_tiny
 

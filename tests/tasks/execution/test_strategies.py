@@ -13,7 +13,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from models.libraries import diffusers_class
 from models.policies.attention import UNSPLIT
-from models.sizes.architectures import PUBLISHED
+from models.sizes.published import PUBLISHED
 from tasks.execution.crew import Crew, Listener
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext

@@ -22,8 +22,9 @@ from models.policies import POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from models.quickstart.tiny import build_tiny
-from models.sizes.architectures import PUBLISHED, architecture_of, meta_denoiser, parameters
+from models.sizes.architectures import architecture_of, meta_denoiser, parameters
 from models.sizes.footprints import Footprints, PeakMemory, kinds
+from models.sizes.published import PUBLISHED
 from models.weights.lora import LoraSpec, lora_parameters
 from pages.gpu_page import (
     LANGUAGE,
@@ -38,7 +39,7 @@ from pages.gpu_page import (
 )
 from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import uses_guidance
-from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, _footprints, measure_activations
+from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, footprints_of, measure_activations
 from tasks.preflight.memory import RunMemory, estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
@@ -224,7 +225,7 @@ def test_a_few_blocks_tell_what_all_of_them_take(preset: str, monkeypatch: pytes
 def footprints(config: RunConfig) -> Footprints:
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return _footprints(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
+    return footprints_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl"])
