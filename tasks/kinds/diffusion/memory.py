@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -246,7 +245,7 @@ def _trained(
     return lora_parameters(module, spec) * architecture.denoisers, merged * architecture.denoisers
 
 
-def _host(config: RunConfig, row: Activations, *, read: int, decoder: int, state: int, held: int) -> Mapping[str, int]:
+def _host(config: RunConfig, row: Activations, *, read: int, decoder: int, state: int, held: int) -> dict[str, int]:
     """Return what is in host memory, by what it is."""
     execution = config.execution
     found = {
