@@ -25,6 +25,7 @@ def tables() -> Mapping[str, pa.Schema]:
         "trajectories/ID/SHARD/samples.parquet, evaluations/ID/SHARD/samples.parquet": SAMPLES,
         "rewards/ID/SHARD/rewards.parquet": written_schema("rewards"),
         "values/ID/SHARD/values.parquet": written_schema("values"),
+        "gradients/ID/SHARD/gradients.parquet": written_schema("gradients"),
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
