@@ -331,6 +331,8 @@ def _epoch_figures(chain: Chain, made: Mapping[tuple[int, str, str], Manifest]) 
             figures.update({f"{kind}/{slot}_{name}": value for name, value in manifest.summary.items()})
         if stage == "gradient":
             figures |= {f"gradient/{slot}_{name}": value for name, value in manifest.summary.items()}
+        if stage == "render":
+            figures["render/empty_ratio"] = manifest.summary["empty"] / max(1, manifest.rows)
         if stage == "advantage":
             figures.update(_advantage_figures(manifest.summary))
     return figures

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from configs.render import RenderSection
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.quickstart.addition import character_tokenizer
+from storage.records import Manifest
 from storage.tables import read_rows
 from tasks.figures.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
 from tasks.identities.nodes import RENDERER, Node, run_nodes
@@ -30,6 +32,7 @@ from tasks.review.dataset import export_run
 from tasks.review.reading import artifact_table, media_of, pictures_of, samples_of_epoch
 from tasks.review.report.content import read_run
 from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 from tests.support.language_models import texts_data
@@ -61,6 +64,10 @@ def made(context: RunContext, stage: str, slot: str = "", epoch: int = 1) -> str
     return context.chain.require(epoch, stage, slot).artifact
 
 
+def written_of(images: pa.Table) -> list[str]:
+    return [str(text) for text in images.column("text").to_pylist()]
+
+
 def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tiny_base: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, tiny_base)
     check_config(config)
@@ -77,7 +84,7 @@ def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tin
     images = artifact_table(store, context.chain.require(1, "render").ref)
     for column in ("sample_id", "prompt", "metadata", "group_id", "replica"):
         assert images.column(column) == texts.column(column), column
-    assert images.column("text").to_pylist() == [text.strip() for text in texts.column("text").to_pylist()]
+    assert written_of(images) == [text.strip() for text in texts.column("text").to_pylist()]
     # Texts of a prompt are drawn from one noise, those of others from another.
     seeds = dict(zip(images.column("prompt_id").to_pylist(), images.column("seed").to_pylist(), strict=True))
     assert len(set(seeds.values())) == len(seeds) == len(set(images.column("seed").to_pylist())) == 4
@@ -92,6 +99,7 @@ def test_images_are_drawn_of_texts_scored_for_the_prompt_and_shown_with_both(tin
     assert [each.prompt for each in shown["heldout"]] == [prompt.text for prompt in context.prompts["heldout"]]
     assert "digits" not in evaluation_figures(context.chain, 1)["train"], "it is a monitor"
     report = read_run(context)
+    assert report.curves["render/empty_ratio"][0][1] == pytest.approx(sum(not each for each in written_of(images)) / 16)
     assert report.best
     assert all(shot.image is not None and shot.text is not None for shot in (*report.best, *report.worst))
     assert set(samples_of_epoch(context.chain, 1).column("media_format").to_pylist()) == {"png"}
@@ -255,6 +263,11 @@ def test_instructions_hold_the_prompt_and_cards_the_whole_call() -> None:
     assert scope["inputs"]["input_ids"].tolist() == [chat.ids("2")]
 
 
+def manifest_of(root: Path, stage: str) -> Manifest:
+    context = open_run(str(root), "texts", reads=True)
+    return context.store.require(context.chain.require(1, stage).ref)
+
+
 @pytest.mark.slow
 def test_a_run_of_the_command_draws_and_shows(tiny_base: Path, tmp_path: Path, flowmill: Callable[..., Any]) -> None:
     config_of(tmp_path, tiny_base)
@@ -266,6 +279,11 @@ def test_a_run_of_the_command_draws_and_shows(tiny_base: Path, tmp_path: Path, f
     report = flowmill("report", *local, "--out", str(tmp_path / "report.html"))
     assert report.returncode == 0, report.stderr
     assert (tmp_path / "report.html").read_text().count("<figure>") >= 2
+    ranks = ("--root", str(tmp_path / "ranks"), "--set", "execution.processes=2", "--set", "execution.strategy=fsdp")
+    together = flowmill("run", str(tmp_path / "texts.yaml"), "--quiet", "--set", "run.epochs=1", *ranks)
+    assert together.returncode == 0, together.stderr
+    drawn = [manifest_of(tmp_path / name, "render").content for name in ("store", "ranks")]
+    assert drawn[0] == drawn[1]
     again = flowmill("stage", "depict", "--run", *local, "--epoch", "1")
     assert again.returncode == 0, again.stderr
 
