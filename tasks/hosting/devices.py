@@ -26,15 +26,36 @@ def use_deterministic_kernels() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that tensors took on an accelerator since this was asked last; on the CPU, the process."""
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Return the most bytes that tensors took on an accelerator since this was asked last, as 'peak'.
+
+    'reserved' is what its allocator took for them; where it is far more, memory is in pieces too small to use. On the
+    CPU the peak is that of the process, and nothing is reserved.
+    """
     if device.type == "cpu":
         # In KiB on Linux, in bytes on macOS; the system keeps no peak that can be reset.
         unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    peak = torch.accelerator.max_memory_allocated(device)
+        return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    peak, reserved = torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
     torch.accelerator.reset_peak_memory_stats(device)
-    return int(peak)
+    return {"peak": int(peak), "reserved": int(reserved)}
+
+
+def allocator_advice(device: torch.device) -> str:
+    """Return what helps where a tenth of an accelerator's memory is in pieces too small to use, as a sentence; else ''.
+
+    With segments that can grow most of that can be had (torch's notes on CUDA, "Optimizing memory usage with
+    PYTORCH_ALLOC_CONF").
+    """
+    if device.type != "cuda" or "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
+        return ""
+    reserved, allocated = torch.accelerator.memory_reserved(device), torch.accelerator.memory_allocated(device)
+    if reserved - allocated < reserved / 10:
+        return ""
+    return (
+        f"{(reserved - allocated) / 1e9:.1f} GB are reserved in pieces that nothing fits into: set "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment."
+    )
 
 
 def module_bytes(module: Any) -> int:

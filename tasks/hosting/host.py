@@ -26,6 +26,7 @@ from models.weights.sharding import Sharding
 from storage.layout import ArtifactRef
 from tasks.hosting.critic import HeldCritic, fresh_critic
 from tasks.hosting.devices import free_cached_memory, module_bytes, peak_memory, use_deterministic_kernels
+from tasks.hosting.facts import computing_facts
 from tasks.hosting.ranks import Ranks
 from tasks.hosting.renderer import Renderer
 from tasks.inputs.components import lora_spec
@@ -108,8 +109,12 @@ class ModelHost:
         return held if self.renderer is None else {**held, Part.RENDERER.value: self.renderer.held()}
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes that are held, by part, and the peak since this was asked last, see ``peak_memory``."""
-        return {**self.held(), "peak": peak_memory(self.device)}
+        """Return the bytes that are held, by part, and the peaks since this was asked last, see ``peak_memory``."""
+        return {**self.held(), **peak_memory(self.device)}
+
+    def facts(self) -> dict[str, str]:
+        """Return what decides which bits are computed here, besides inputs; see ``computing_facts``."""
+        return computing_facts(self.device)
 
     def computed(self) -> dict[str, float]:
         """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from configs.errors import OutOfMemoryError
@@ -12,12 +12,13 @@ _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 @contextmanager
-def enough_memory(what: str, remedies: Sequence[str]) -> Iterator[None]:
+def enough_memory(what: str, remedies: Sequence[str], advice: Callable[[], str] = str) -> Iterator[None]:
     """Say what to change where a device has too little memory.
 
     Args:
         what: what is worked on inside.
         remedies: what to change, a sentence each.
+        advice: returns what else may help, told by what of the memory is in use then.
 
     Raises:
         OutOfMemoryError: inside, there was too little.
@@ -28,4 +29,6 @@ def enough_memory(what: str, remedies: Sequence[str]) -> Iterator[None]:
         if type(error).__name__ not in _NO_MEMORY:
             raise
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise OutOfMemoryError(f"{what}: {said} {' '.join(remedies)} 'flowmill check' estimates what fits.") from error
+        raise OutOfMemoryError(
+            f"{what}: {said} {' '.join([*remedies, *filter(None, [advice()])])} 'flowmill check' estimates what fits."
+        ) from error

@@ -15,6 +15,7 @@ from storage.lineage import LineageEntry
 from storage.records import Manifest, ShardRecord
 from storage.roots.base import FileEntry
 from storage.together import Company
+from tasks.hosting.devices import allocator_advice
 from tasks.runs.behind import Behind
 from tasks.runs.limits import enough_memory
 from tasks.stages.stage import Output, Shard, Stage
@@ -133,7 +134,8 @@ class StageRun:
             imports = seconds_of_imports() - imports
             producer: dict[str, Any] = {"started": started}
             if self.stage.parts:
-                producer |= {"memory": self.stage.host.memory(), **self.stage.host.computed()}
+                host = self.stage.host
+                producer |= {"memory": host.memory(), **host.computed(), "computed_by": host.facts()}
             kept = stack.pop_all()
 
         def commit() -> ShardRecord:
@@ -234,7 +236,8 @@ class StageRun:
             return self.stage.run(shard, folder)
 
     def _enough_memory(self) -> AbstractContextManager[None]:
-        return enough_memory(str(self.stage.node), self.stage.saves_memory)
+        stage = self.stage
+        return enough_memory(str(stage.node), stage.saves_memory, lambda: allocator_advice(stage.host.device))
 
     def _completed(self) -> Manifest:
         closing = self.stage.closing()

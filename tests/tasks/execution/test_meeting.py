@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import shutil
 import socket
+import subprocess
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -179,3 +181,43 @@ def test_loopback_is_no_endpoint_of_other_machines(host: str, away: tuple[str, .
     with pytest.raises(ConfigError, match=f"but '{away[0]}' starts agents on others"):
         Agents(endpoint=f"{host}:29500", prefixes=((), away)).commands(program, tmp_path)
     assert Agents(endpoint=f"{host}:29500", prefixes=((), ("env", "A=b"))).commands(program, tmp_path)
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them; each knows its own name as 127.0.1.1, as Debian writes it."""
+    names, ends = (f"flowmill{os.getpid()}a", f"flowmill{os.getpid()}b"), (f"fa{os.getpid()}", f"fb{os.getpid()}")
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("namespaces take root and iproute2")
+    if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no network namespaces")
+    try:
+        for line in (f"netns add {names[1]}", f"link add {ends[0]} type veth peer name {ends[1]}"):
+            subprocess.run(["ip", *line.split()], check=True)
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            for line in (f"link set {end} netns {name}", f"-n {name} addr add 10.77.0.{number}/24 dev {end}"):
+                subprocess.run(["ip", *line.split()], check=True)
+            for up in (end, "lo"):
+                subprocess.run(["ip", "-n", name, "link", "set", up, "up"], check=True)
+            other = f"10.77.0.{3 - number} node{3 - number}"
+            hosts = Path("/etc/netns") / name / "hosts"
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node{number}\n{other}\n")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+
+
+@pytest.mark.campaign
+def test_machines_meet_whose_own_names_are_loopback(
+    ranks: Callable[[int, int, Launcher], Launched], machines: tuple[str, str]
+) -> None:
+    prefixes = tuple(("ip", "netns", "exec", name) for name in machines)
+    launched = ranks(2, 1, Agents(endpoint="node1:29500", prefixes=prefixes))
+    try:
+        met = (line for line in launched.lines(60) if line in ("met", None))
+        assert [next(met), next(met)] == ["met", "met"]
+    finally:
+        launched.stop()

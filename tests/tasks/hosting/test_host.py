@@ -14,6 +14,8 @@ from models.devices import chosen_device
 from models.policies.base import Part
 from models.rewards.base import Needs
 from tasks.execution.crew import Crew
+from tasks.hosting.devices import allocator_advice
+from tasks.hosting.facts import computing_facts
 from tasks.inputs.sources import Weights
 from tasks.preflight.check import check_config
 from tasks.runs.opening import begin_run, open_run
@@ -65,6 +67,47 @@ def test_a_record_says_what_was_held_and_the_peak(make_config: Make) -> None:
     memory = context.store.shards(run.ref)[0].producer["memory"]
     assert memory["policy"] == execution_of(context).host.held()["policy"]
     assert memory["peak"] > memory["policy"]
+
+
+def test_a_record_says_what_computed_it(make_config: Make) -> None:
+    context = prepare(make_config())
+    run = StageRun(make_stage(context, "rollout", 1))
+    run.execute()
+    (record, *_) = context.store.shards(run.ref)
+    facts = record.producer["computed_by"]
+    assert facts["torch"] == torch.__version__
+    assert set(facts) == {"device", "torch", "diffusers", "transformers", "peft", "float32_matmul", "deterministic"}
+    assert (facts["float32_matmul"], facts["deterministic"]) == ("highest", "false")
+
+
+def test_settings_of_precision_are_those_of_the_moment() -> None:
+    cpu = torch.device("cpu")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert computing_facts(cpu)["float32_matmul"] == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert computing_facts(cpu)["float32_matmul"] == before
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "conf", "told"),
+    [
+        (80e9, 60e9, "", "20.0 GB are reserved in pieces that nothing fits into: set PYTORCH_ALLOC_CONF="),
+        (80e9, 79e9, "", None),
+        (80e9, 60e9, "expandable_segments:True", None),
+    ],
+)
+def test_memory_in_pieces_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, reserved: float, allocated: float, conf: str, told: str | None
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", conf)
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: int(reserved))
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: int(allocated))
+    advice = allocator_advice(torch.device("cuda"))
+    assert advice == "" if told is None else told in advice
+    assert allocator_advice(torch.device("cpu")) == ""
 
 
 def test_the_decoder_leaves_the_device_while_nothing_is_decoded(

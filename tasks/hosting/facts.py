@@ -1,0 +1,57 @@
+"""What decides which bits a model gives, besides its inputs: device, driver, builds and precision of this process."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+#: Written by NVIDIA's kernel module: its version stands behind the words before it.
+_DRIVER = Path("/proc/driver/nvidia/version")
+_LIBRARIES = ("diffusers", "transformers", "peft")
+
+
+def computing_facts(device: torch.device) -> dict[str, str]:
+    """Return what a commit record says of how this process computes, by name; plain text all, for people to compare."""
+    # What a user's code may set at any time is asked each time.
+    return {**_fixed(device), "float32_matmul": torch.get_float32_matmul_precision(), **_kernels(device)}
+
+
+@cache
+def _fixed(device: torch.device) -> dict[str, str]:
+    """Return what stays as it is while the process runs."""
+    builds = {name: version(name) for name in _LIBRARIES}
+    return {"device": _name(device), **_driver(device), "torch": torch.__version__, **_build(device), **builds}
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+
+
+def _driver(device: torch.device) -> dict[str, str]:
+    if device.type != "cuda" or not _DRIVER.is_file():
+        return {}
+    words = _DRIVER.read_text().splitlines()[0].split()
+    return {"driver": next((word for word in words if word[0].isdigit() and "." in word), "unknown")}
+
+
+def _build(device: torch.device) -> dict[str, str]:
+    if device.type != "cuda":
+        return {}
+    found = {"cuda": torch.version.cuda, "hip": torch.version.hip, "cudnn": torch.backends.cudnn.version()}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _kernels(device: torch.device) -> dict[str, str]:
+    """Return what chooses among kernels that round differently."""
+    chosen = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn
+        chosen |= {"cudnn_tf32": cudnn.allow_tf32, "cudnn_benchmark": cudnn.benchmark}
+    return {name: str(value).lower() for name, value in chosen.items()}
