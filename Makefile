@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Some machines forbid it; hundreds of processes would then compile all they import anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run check test test-all test-slow chaos install install-test lint typecheck format bench docs clean
+.PHONY: run check test test-all test-slow chaos gpu install install-test lint typecheck format bench docs clean
 
 run: install
 	$(BIN)/flowmill run configs/digits_crd.yaml
@@ -73,6 +73,10 @@ format: install-test
 
 typecheck: install-test
 	$(BIN)/mypy
+
+# What a first run on a GPU needs to know, in ten minutes.
+gpu: install-test
+	$(BIN)/python -m tests.gpu --json gpu.json
 
 bench: install-test
 	$(BIN)/python -m tests.benchmarks --write $(BENCH)

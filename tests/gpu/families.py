@@ -1,0 +1,135 @@
+"""Tiny models of all families, a run of two epochs each: ratios, replay, restarts, and what a forward waits for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.load import load_config
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning
+from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.quickstart.tiny import build_tiny
+from tasks.inputs.trust import remember
+from tasks.runs.context import RunContext
+from tasks.runs.opening import open_run
+from tests.gpu.lines import Line, Lines, equal
+from tests.gpu.waiting import Waiting
+from tests.support.families import PIPELINES
+from tests.support.inside import execution_of, prepare, run_epoch
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("sd3", "sd15", "wan21")
+#: Of a forward of families that ask the device for nothing, and of those that must know a noise range or lengths.
+WAITS: Mapping[str, int] = {"wan22": 2, "wan22_i2v": 2, "z_image": 2, "qwen_image": 2, "qwen_image_edit": 2}
+
+
+def measure(device: torch.device, waiting: Waiting, lines: Lines, *, short: bool) -> None:
+    """Add the lines of all families, or of a few."""
+    for family in SHORT if short else PIPELINES:
+        for dtype in ("bfloat16",) if short else ("bfloat16", "float32"):
+            name = f"{family}, {dtype}"
+            with lines.told(name), tempfile.TemporaryDirectory() as folder:
+                lines += _forwards(family, dtype, device, waiting, Path(folder))
+            with lines.told(f"{name}, a run"), tempfile.TemporaryDirectory() as folder:
+                lines += _run(family, dtype, device, Path(folder), deterministic=not short)
+
+
+def _forwards(family: str, dtype: str, device: torch.device, waiting: Waiting, folder: Path) -> Iterator[Line]:
+    """Yield what a forward waits for, and how far the device is from the CPU."""
+    build_tiny(family).save_pretrained(folder)
+    there, here = (_policy(family, dtype, where, folder) for where in (device, torch.device("cpu")))
+    found = []
+    for policy in (there, here):
+        found.append(_velocity(policy, family))
+    with waiting.counted() as lines_of_code:
+        _velocity(there, family, *found[0][1:])
+    waits = sum(lines_of_code.values())
+    where = "; ".join(lines_of_code) if waits > WAITS.get(family, 0) else ""
+    yield Line(
+        what=f"{family}, {dtype}: waits of a guided forward {where}".strip(),
+        predicted=float(WAITS.get(family, 0)),
+        measured=float(waits),
+        ok=waits <= WAITS.get(family, 0),
+    )
+    one, other = (velocity.cpu() for velocity, *_ in found)
+    apart = float((one - other).norm() / other.norm())
+    yield Line(
+        what=f"{family}, {dtype}: velocity against the CPU's, relative",
+        measured=apart,
+        ok=apart < (0.05 if dtype == "bfloat16" else 1e-3),
+    )
+
+
+def _policy(family: str, dtype: str, device: torch.device, folder: Path) -> DiffusionPolicy:
+    settings = DiffusionSettings(
+        height=64,
+        width=64,
+        guidance_scale=4.0,
+        dtype=getattr(torch, dtype),
+        device=device,
+        frames=5 if family.startswith("wan") else 1,
+    )
+    made: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(folder, settings, frozenset(Part), {})
+    return made
+
+
+@torch.no_grad()
+def _velocity(policy: DiffusionPolicy, family: str, *given: Any) -> tuple[Any, ...]:
+    """Return a guided velocity, and what it was computed from, to be given again."""
+    device = policy.settings.device
+    if not given:
+        images = [np.zeros((64, 64, 3), np.uint8)] if family in IMAGE_CONDITIONED else None
+        rows = policy.encode(["a photo"], images)
+        latents = policy.initial_latents([torch.Generator().manual_seed(0)])
+        given = (latents, torch.tensor([0.5]).to(device), Conditioning(rows, rows))
+    return policy.velocity(*given), *given
+
+
+def _run(family: str, dtype: str, device: torch.device, folder: Path, *, deterministic: bool) -> Iterator[Line]:
+    """Yield the ratios of a run's first updates, and whether a run that begins anew after an epoch gives the same."""
+    digests: list[Sequence[str]] = []
+    for name in ("whole", "begun anew") if deterministic else ("whole",):
+        context = prepare(_config(family, dtype, device, folder, name, deterministic=deterministic))
+        remember(context.config)
+        run_epoch(context, 1)
+        if name == "whole":
+            yield from _ratios(context, f"{family}, {dtype}")
+        else:
+            context = open_run(context.store.root.uri, context.run.name)
+        run_epoch(context, 2)
+        digests.append([context.store.require(context.chain.require(2, "optimize").ref).digest])
+        execution_of(context).host.release()
+    if deterministic:
+        same = float(digests[0] == digests[1])
+        yield equal(f"{family}, {dtype}: digest of a run that was begun anew is the same", 1.0, same)
+
+
+def _config(
+    family: str, dtype: str, device: torch.device, folder: Path, name: str, *, deterministic: bool
+) -> RunConfig:
+    overrides = [
+        f"run.name={name.replace(' ', '-')}",
+        f"store.root={folder / name.replace(' ', '-')}",
+        f"model.dtype={dtype}",
+        f"execution.device={device.type}",
+        f"execution.deterministic={str(deterministic).lower()}",
+        "model.lora={rank: 4, alpha: 8}",
+    ]
+    return load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides)
+
+
+def _ratios(context: RunContext, name: str) -> Iterator[Line]:
+    """Yield the replay gap and the ratios of the first update, which are those of the policy that sampled."""
+    records = context.store.records(context.chain.require(1, "optimize").ref)
+    first = records[0].summary["updates"][0]
+    gap = float(first.get("replay_gap_max", 0.0))
+    yield Line(what=f"{name}: largest replay gap of the first update", predicted=0.0, measured=gap, ok=gap < 1e-2)

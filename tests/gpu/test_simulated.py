@@ -1,0 +1,109 @@
+"""The one command for a first GPU, on a simulated device; and that device itself, as strict as a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.gpu.lines import Line, Lines, between, equal
+from tests.support.accelerator import missing
+
+STRICT = """
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from models.devices import as_here, make_current
+from models.meter import Meter
+from tests.support.accelerator import simulated
+
+counts = simulated(Path(sys.argv[1]))
+there, here = torch.ones(4, 4, device="sim:0"), torch.ones(4, 4)
+
+
+def refused(work, words):
+    try:
+        work()
+    except RuntimeError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+refused(lambda: there + here, "on the same device")
+refused(lambda: there + torch.ones(4, 4, device="sim:1"), "on the same device")
+refused(lambda: there.double(), "no float64")
+with torch.autocast("sim", torch.bfloat16):
+    assert (there @ there).dtype == torch.bfloat16
+    assert (there @ there).softmax(-1).dtype == torch.float32
+    assert torch.nn.functional.layer_norm(there.bfloat16(), (4,)).dtype == torch.float32
+counts.forget()
+here.pin_memory().to("sim:0", non_blocking=True)
+assert not counts.waits()
+there.sum().item()
+here.to("sim:0")
+assert sum(counts.waits().values()) == 2, counts.waits()
+make_current(torch.device("sim:1"))
+with ThreadPoolExecutor(1, initializer=as_here()) as pool:
+    assert pool.submit(torch.accelerator.current_device_index).result() == 1
+meter = Meter(adapters=False, device=torch.device("sim:1"))
+with meter.timed():
+    time.sleep(0.1)
+assert 0.1 <= meter.take().seconds < 1
+"""
+
+
+def test_a_line_says_whether_what_was_measured_is_what_was_predicted() -> None:
+    lines = Lines([between("memory", 100.0, 109.0), equal("waits", 0.0, 0.0), Line(what="seconds", measured=1.5)])
+    assert lines.good
+    assert lines[0].ratio == pytest.approx(1.09)
+    lines += [between("memory", 100.0, 111.0)]
+    assert not lines.good
+    with lines.told("a part"):
+        raise RuntimeError("no | kernel\nfor it")
+    assert lines.markdown().splitlines()[2:] == [
+        "| memory | 100 | 109 | 1.09 | yes |",
+        "| waits | 0 | 0 |  | yes |",
+        "| seconds |  | 1.5 |  |  |",
+        "| memory | 100 | 111 | 1.11 | **no** |",
+        "| a part |  | RuntimeError: no / kernel |  | **no** |",
+    ]
+    assert json.loads(json.dumps(lines.as_data()))[3]["ok"] is False
+
+
+@pytest.fixture
+def buildable() -> None:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("buildable")
+def test_the_simulated_device_is_as_strict_as_a_gpu(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", STRICT, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 0, said.stderr[-2000:]
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("buildable")
+def test_the_one_command_finds_all_as_it_must_be(tmp_path: Path) -> None:
+    found = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "tests.gpu", "--short", "--simulated", "--json", str(found)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr[-2000:]
+    lines = json.loads(found.read_text())["lines"]
+    assert {line["ok"] for line in lines} == {True, None}
+    memory = [line["ratio"] for line in lines if line["what"].endswith("forward and backward")]
+    assert len(memory) == 2
+    assert all(0.9 < ratio < 1.1 for ratio in memory)
