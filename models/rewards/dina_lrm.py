@@ -9,7 +9,7 @@ Legend: B samples, N tokens of an image, M of its prompt, D width of the blocks,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,7 +26,9 @@ from models.policies.pipeline import PipelinePolicy
 from models.policies.sd3 import SD3
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import downloaded
+from models.rewards.sizes import BYTES, Takes
 from models.rewards.weights import WeightsFile
+from models.sizes.architectures import architecture_of, meta_denoiser, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +107,19 @@ class DinaLrm:
         scheduler = type(self._policy.pipeline.scheduler).from_config(self._policy.pipeline.scheduler.config)
         nearest = int((scheduler.sigmas - self.noise).abs().argmin())
         self._sigma, self._timestep = float(scheduler.sigmas[nearest]), float(scheduler.timesteps[nearest])
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what text encoders and the blocks that are run take, None where the pipeline is not known yet."""
+        architecture = architecture_of(str(options.get("model", cls.model)))
+        if architecture is None:
+            return None
+        number = BYTES[str(options.get("dtype", cls.dtype))]
+        run = replace(architecture, config={**architecture.config, "num_layers": options.get("taps", cls.taps)[-1]})
+        return Takes(
+            weights=(parameters(meta_denoiser(run)) + architecture.text_parameters) * number,
+            row=architecture.text.row(int(options.get("max_sequence_length", cls.max_sequence_length)), number),
+        )
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.policies.base import Policy
+
 _HOST = torch.device("cpu")
 
 
@@ -51,14 +53,17 @@ class Placed:
 
 
 def modules_of(reward: object) -> list[nn.Module]:
-    """Return the modules a reward holds as attributes, its own and those of rewards it asks."""
-    found: list[nn.Module] = []
+    """Return the modules a reward holds as attributes, and those of pipelines and rewards it asks, each once."""
+    found: dict[int, nn.Module] = {}
     for held in _attributes(reward).values():
         if isinstance(held, nn.Module):
-            found.append(held)
-        elif hasattr(held, "score"):
-            found += modules_of(held)
-    return found
+            inner = [held]
+        elif isinstance(held, Policy):
+            inner = list(held.modules().values())
+        else:
+            inner = modules_of(held) if hasattr(held, "score") else []
+        found |= {id(module): module for module in inner}
+    return list(found.values())
 
 
 def device_of(module: nn.Module) -> torch.device:

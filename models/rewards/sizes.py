@@ -15,7 +15,7 @@ from models.policies.folders import whole
 from models.sizes.architectures import stored_numbers
 
 #: Bytes of a number by dtype.
-_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Encoder:
 
     def takes(self, dtype: str) -> Takes:
         """Return what it takes in a dtype."""
-        number = _BYTES[dtype]
+        number = BYTES[dtype]
         # Most is held in a feed-forward: five of its width (what was given, the residual, the norm and copies of both),
         # and three of its inner width (what goes into the activation, its gate or sigmoid, what comes out).
         row = self.tokens * (5 * self.width + 3 * self.inner) * number

@@ -77,6 +77,7 @@ def _kill_a_rank(process: subprocess.Popen[bytes], root: Path) -> None:
             os.kill(ranks[-1].pid, signal.SIGKILL)
             return
         time.sleep(0.1)
+    raise RuntimeError("the run was over before a rank could be killed")
 
 
 def _is_rank(process: psutil.Process) -> bool:

@@ -67,6 +67,14 @@ def test_what_is_neither_here_nor_published_is_not_known() -> None:
     assert takes_of("jpeg_compressibility", {}) is None
 
 
+def test_a_reward_that_reads_prompts_by_a_pipeline_takes_its_text_encoders_too() -> None:
+    taken, fewer = (takes_of("dina_lrm", options) for options in ({}, {"taps": [4]}))
+    assert taken is not None
+    assert fewer is not None
+    assert taken.weights == pytest.approx(11.2e9 + 2.2e9, rel=0.1)
+    assert fewer.weights < taken.weights - 1e9
+
+
 def test_hpsv3_takes_its_gigabytes() -> None:
     taken = takes_of("hpsv3", {})
     assert taken is not None
