@@ -40,13 +40,11 @@ def follow(following: Following, batch: Batch) -> Followed:
     host, section = following.host, following.section
     reward = host.rewards.of(section)
     needs = needs_of_made(reward)
-    asked = section.batch_size or needs.batch_size
+    most = decode_rows(following.config)
+    size = min(section.batch_size or needs.batch_size or most, most)
     decode: Callable[[Tensor], Tensor] | None = None
     if needs.media != "latents":
         decode = cast("DiffusionPolicy", host.decoding()).decode_smoothly
-        size = min(asked or len(batch), decode_rows(following.config))
-    else:
-        size = asked or len(batch)
     parts = []
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
