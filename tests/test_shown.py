@@ -24,6 +24,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from configs.load import load_config
+from configs.tokens import TokensSection
 from configs.visible import command, fenced, in_cell, in_code, in_link, in_markdown, in_python, quoted, visible
 from flows import artifacts, progress
 from flows.cli import app, opening, store
@@ -230,14 +231,23 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def a_language_models_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     config = load_config(ROOT / "configs" / "addition_grpo.yaml")
     algorithm = config.optimize.algorithm.model_copy(update={"name": text})
-    config = config.model_copy(update={"optimize": config.optimize.model_copy(update={"algorithm": algorithm})})
+    tokens = TokensSection(template="chat", system=text, instruction=f"{text}{{prompt}}")
+    rollout = config.rollout.model_copy(update={"tokens": tokens})
+    optimize = config.optimize.model_copy(update={"algorithm": algorithm})
+    config = config.model_copy(update={"optimize": optimize, "rollout": rollout})
     context = SimpleNamespace(run=SimpleNamespace(name=text), chain=None)
     identity = SimpleNamespace(format="lora", epoch=1)
     monkeypatch.setattr(token_exporting, "evaluation_figures", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     base = BaseModel(source="folder", name=text, revision=None, license=License(id=text))
     exporting: Any = SimpleNamespace(context=context, config=config, identity=identity)
-    written = token_exporting.LanguageModelExport(exporting)._card(base)
-    return written.removeprefix("---\n").split("\n---\n", 1)[1]
+    policy: Any = SimpleNamespace(tokenizer=None)
+    written = token_exporting.LanguageModelExport(exporting)._card(base, policy)
+    body = written.removeprefix("---\n").split("\n---\n", 1)[1]
+    code = re.search(r"(?s)```python\n(.*?)\n```\n", body)
+    assert code is not None
+    strings = [node.value for node in ast.walk(ast.parse(code[1])) if isinstance(node, ast.Constant)]
+    assert {text, f"{text}..."} <= set(strings)
+    return body
 
 
 def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
