@@ -60,10 +60,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
 #: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
-NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0)}
-
-#: The lowest level these know; a schedule may end below it, as nothing is asked of the model where it ends.
-LOWEST_NOISE: Mapping[str, float] = dict.fromkeys(NOISE_RANGE, 0.0283)
+NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:

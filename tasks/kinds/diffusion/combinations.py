@@ -16,7 +16,7 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.schedules import Plan, Steps
 from models.maths.transitions import Gaussian, Grid, Kernel
-from models.policies import LOWEST_NOISE, NOISE_RANGE, POLICIES
+from models.policies import NOISE_RANGE, POLICIES
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
@@ -254,7 +254,7 @@ def _levels_lie_on_the_schedule(found: Combination) -> None:
     times, family = found.requires.times, found.config.model.policy
     if times is None or not times.bounded or family not in NOISE_RANGE:
         return
-    high, low = NOISE_RANGE[family][0], LOWEST_NOISE[family]
+    high, low = NOISE_RANGE[family]
     if times.low < low or times.high > high:
         raise ConfigError(
             f"{found.algorithm} noises latents to levels from {times.low} to {times.high}, but model.policy '{family}' "

@@ -218,6 +218,7 @@ def load(folder: Path, family: str, options: dict[str, Any] | None = None, **set
         "qwen_image_edit": {"max_sequence_length": 128, "condition_area": 4096},
         "qwen_image_edit_plus": {"max_sequence_length": 384, "reference_area": 4096},
         "sd15": {},
+        "sdxl": {},
     }
     known = {**lengths.get(family, {"max_sequence_length": 16}), **(options or {})}
     policy: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(
