@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -20,16 +20,22 @@ FILE = "references.parquet"
 _TOGETHER = 16
 
 
-def write_references(folder: Path, images: Mapping[str, Path]) -> None:
-    """Write the files of images, by what identifies each, beside a prompt table; nothing where there are none."""
-    if not images:
+def write_references(folder: Path, keys: Sequence[str], read: Callable[[str], bytes]) -> None:
+    """Write the files of images beside a prompt table; nothing where there are none.
+
+    Args:
+        folder: of the shard.
+        keys: what identifies each image.
+        read: gives the file of one.
+    """
+    if not keys:
         return
     schema = versioned(REFERENCES)
     # Images are compressed already.
     with pq.ParquetWriter(folder / FILE, schema, version="2.6", compression="none", use_dictionary=False) as writer:
-        for start in range(0, len(images), _TOGETHER):
-            keys = list(images)[start : start + _TOGETHER]
-            columns = {"image": keys, "file": [images[key].read_bytes() for key in keys]}
+        for start in range(0, len(keys), _TOGETHER):
+            some = keys[start : start + _TOGETHER]
+            columns = {"image": list(some), "file": list(map(read, some))}
             writer.write_table(pa.table(columns, schema=schema), row_group_size=_TOGETHER)
 
 
@@ -54,12 +60,11 @@ class ReferenceFiles:
             if key not in self._places:
                 raise NotCommittedError(f"{self._ref} holds no image {key}, which none of its prompts starts from.")
             wanted.setdefault(self._places[key] // _TOGETHER, {})[key] = self._places[key] % _TOGETHER
-        return {
-            key: cells[place].as_py()
-            for group, places in wanted.items()
-            for cells in [self._file.read_row_group(group, columns=["file"]).column("file")]
-            for key, place in places.items()
-        }
+        found: dict[str, bytes] = {}
+        for group, places in wanted.items():
+            cells = self._open().read_row_group(group, columns=["file"]).column("file")
+            found |= {key: cells[place].as_py() for key, place in places.items()}
+        return found
 
     @property
     def empty(self) -> bool:
@@ -72,17 +77,16 @@ class ReferenceFiles:
         if FILE not in [entry.name for entry in record.files]:
             return {}
         try:
-            keys = self._file.read(columns=["image"]).column("image").to_pylist()
-            groups = self._file.metadata
-            sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
-            binary = self._file.schema_arrow.field("file").type == pa.binary()
-            if not binary or any(size != _TOGETHER for size in sizes[:-1]):
+            file = self._open()
+            keys = file.read(columns=["image"]).column("image").to_pylist()
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+            if not file.schema_arrow.equals(REFERENCES) or any(size != _TOGETHER for size in sizes[:-1]):
                 raise ValueError("it is no table of images")
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise CorruptError(f"{self._ref}: {FILE} cannot be read: {error}") from None
         return {key: place for place, key in enumerate(keys)}
 
-    @cached_property
-    def _file(self) -> pq.ParquetFile:
+    def _open(self) -> pq.ParquetFile:
+        """Return the table, of which a thread alone reads."""
         (record,) = self._store.shards(self._ref)
         return pq.ParquetFile(arrow_file(self._store.files(self._ref, record).blob(FILE)))

@@ -150,6 +150,21 @@ def read_picture(path: Path) -> np.ndarray:
         raise PromptError(f"image '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
 
 
+def image_data(path: Path, key: str) -> bytes:
+    """Return the file of a prompt's image.
+
+    Raises:
+        PromptError: it is not the one any more that was found when the prompts were read, or cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"image '{path}' cannot be read: {error}. Put it back.") from None
+    if hash_data(data) != key.removesuffix(AS_SEEN):
+        raise PromptError(f"image '{path}' was changed since the prompts were read. Give the same command again.")
+    return data
+
+
 def picture_of(data: bytes, key: str, where: str) -> np.ndarray:
     """Return the (H, W, 3) uint8 pixels of a prompt's image that a store holds, as a person sees it; not to be written.
 

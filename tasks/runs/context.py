@@ -115,6 +115,8 @@ class RunContext(RunFacts):
         return [[seen[key] for key in keys] for keys in listed]
 
     def _source_images(self, keys: Iterable[str]) -> dict[str, bytes]:
+        from tasks.inputs.prompt_rows import image_data
+
         paths = image_files(prompt for split in self.source_prompts.values() for prompt in split)
         for key in keys:
             if key not in paths:
@@ -122,7 +124,7 @@ class RunContext(RunFacts):
                     f"Image {key}, which a prompt starts from, is neither in {self._reference_files.where} nor among "
                     "the images of the prompt files, as they are now. Put it back below the prompt file."
                 )
-        return {key: paths[key].read_bytes() for key in keys}
+        return {key: image_data(paths[key], key) for key in keys}
 
     @property
     def holds_references(self) -> bool:

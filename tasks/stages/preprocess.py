@@ -10,6 +10,7 @@ from configs.fingerprint import canonical_json
 from storage.records import ShardRecord
 from storage.references import write_references
 from storage.tables import write_rows
+from tasks.inputs.prompt_rows import image_data
 from tasks.inputs.prompts import Prompt, image_files
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -31,7 +32,8 @@ class PreprocessStage(Stage):
             "metadata": [canonical_json(dict(prompt.metadata)) for _, prompt in rows],
         }
         write_rows("prompts", folder, columns)
-        write_references(folder, image_files(prompt for _, prompt in rows))
+        images = image_files(prompt for _, prompt in rows)
+        write_references(folder, list(images), lambda key: image_data(images[key], key))
         encoded = rows if self.policy_kind.encodes else []
         digest = self.context.embeddings.digest([prompt.condition for _, prompt in encoded])
         (folder / "embeddings.json").write_text(canonical_json({"digest": digest}))

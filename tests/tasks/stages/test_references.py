@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.errors import ConfigError, CorruptError, NotCommittedError
+from configs.errors import ConfigError, CorruptError, NotCommittedError, PromptError
 from configs.load import load_config
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
@@ -23,6 +23,7 @@ from tasks.preflight.check import check_config
 from tasks.preflight.try_rewards import try_rewards
 from tasks.review.reading import media_of
 from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run
 from tasks.stages import preprocess
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
@@ -92,7 +93,7 @@ def test_prompts_of_an_earlier_version_have_their_images_where_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preprocess, "write_references", lambda folder, images: None)
+        patch.setattr(preprocess, "write_references", lambda folder, keys, read: None)
         context = prepare(edits(tmp_path))
     ref = context.chain.require(0, "preprocess").ref
     assert FILE not in [file.name for file in context.store.shards(ref)[0].files]
@@ -112,3 +113,12 @@ def test_a_reward_that_compares_with_sources_wants_some(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.options\.references of model\.policy 'flux2_klein' is 0"):
         check_config(edits(tmp_path, "model.options.references=0"))
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+def test_an_image_that_changes_while_a_run_begins_is_refused(tmp_path: Path) -> None:
+    context = begin_run(edits(tmp_path))
+    for stage in ("base", "encode"):
+        StageRun(make_stage(context, stage, 0)).execute()
+    Image.new("RGB", (64, 64), "white").save(tmp_path / "3.png")
+    with pytest.raises(PromptError, match=r"3\.png' was changed since the prompts were read"):
+        StageRun(make_stage(context, "preprocess", 0)).execute()
