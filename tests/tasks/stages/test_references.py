@@ -27,7 +27,7 @@ from tasks.runs.opening import begin_run
 from tasks.stages import preprocess
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
-from tests.support.inside import make_stage, prepare
+from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 SOURCE = "rewards=[{name: image_similarity, options: {to: source, by: ssim}}]"
 
@@ -122,3 +122,44 @@ def test_an_image_that_changes_while_a_run_begins_is_refused(tmp_path: Path) -> 
     Image.new("RGB", (64, 64), "white").save(tmp_path / "3.png")
     with pytest.raises(PromptError, match=r"3\.png' was changed since the prompts were read"):
         StageRun(make_stage(context, "preprocess", 0)).execute()
+
+
+@pytest.mark.campaign
+def test_edits_come_to_look_like_their_sources(tmp_path: Path) -> None:
+    """From the same noise: a random model learns how like its sources a picture of its random autoencoder can be."""
+    quiet_libraries()
+    reward = "rewards=[{name: image_similarity, options: {to: source, by: pixels}}]"
+    config = load_config(
+        ROOT / "configs" / "tiny_flux2_klein_edit.yaml",
+        [
+            f"store.root={tmp_path}",
+            "run.name=edits",
+            "run.epochs=16",
+            reward,
+            "model.lora=null",
+            "model.guidance_scale=1",
+            "rollout.group_size=16",
+            "rollout.sampler={name: flow_sde, options: {noise_level: 1.0}}",
+            "optimize.learning_rate=5e-3",
+            "optimize.updates_per_epoch=8",
+            "optimize.algorithm.options.clip_range=0.2",
+            "evaluate={every: 100, samples: 32}",
+        ],
+    )
+    context, means = prepare(config), []
+    evaluate(context, 0)
+    for epoch in range(1, 17):
+        run_epoch(context, epoch)
+        rewards = read_rows(context.store, context.chain.require(epoch, "advantage").ref).column("reward").to_pylist()
+        means.append(np.mean(rewards))
+    evaluate(context, 16)
+    before, after = (
+        np.mean(
+            read_rows(context.store, context.chain.require(epoch, "judge", "image_similarity").ref)
+            .column("reward")
+            .to_pylist()
+        )
+        for epoch in (0, 16)
+    )
+    assert np.mean(means[-3:]) > np.mean(means[:3]) + 0.001, means
+    assert after > before + 0.001
