@@ -17,7 +17,6 @@ from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipe
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
-from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
 from tasks.runs.seeds import derive
@@ -118,11 +117,10 @@ class PipelineExport:
 
     def _copy_images(self, prompt: StoredPrompt, target: Path, area: int | None) -> tuple[str, ...]:
         """Write the images that a prompt starts from, as large as the pipeline wants them; return their names."""
-        prompts = self._context.source_prompts[self._split]
-        found = next(one.images for one in prompts if one.id == prompt.id)
+        (found,) = self._context.references([prompt.metadata])
         names = input_names(len(found))
-        for name, path in zip(names, found, strict=True):
-            picture = Image.fromarray(read_picture(path))
+        for name, pixels in zip(names, found, strict=True):
+            picture = Image.fromarray(pixels)
             (picture if area is None else within(picture, area)).save(target / name)
         return names
 

@@ -16,7 +16,7 @@ from PIL import Image
 from configs.load import load_config
 from configs.registry import resolve
 from models.libraries import quiet_libraries
-from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies import IMAGE_CONDITIONED, POLICIES, REFERENCES
 from models.policies.base import Part
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
@@ -90,6 +90,14 @@ def test_a_whole_run(finished: RunContext) -> None:
 def test_a_store_gives_back_what_prompts_start_from(finished: RunContext) -> None:
     started = [prompt for prompt in finished.source_prompts["train"] if prompt.images]
     assert bool(started) == finished.holds_references == (finished.config.prompts.image is not None)
+    if finished.config.model.policy in REFERENCES and started:
+        usage = json.loads(
+            (exported_folder(finished.store, finished.chain.target(Node(1, "export"))) / "generation.json").read_text()
+        )
+        assert (usage["input_image"]["file"], usage["further_input_images"]) == (
+            "images/input.png",
+            ["images/input-2.png"],
+        )
     found = finished.references([prompt.metadata for prompt in started])
     for prompt, images in zip(started, found, strict=True):
         assert len(images) == len(prompt.images)
