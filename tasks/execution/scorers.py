@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from typing import Any
 
-from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor  # type: ignore[import-untyped]
+from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
 from configs.errors import LostRankError
 from tasks.execution.ordered import OrderedExecution, ordered_stage
