@@ -16,8 +16,9 @@ from dataclasses import astuple
 from typing import Any
 
 from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
+from joblib.externals.loky.process_executor import ShutdownExecutorError
 
-from configs.errors import LostRankError
+from configs.errors import LostRankError, WorkerError
 from tasks.execution.ordered import OrderedExecution, ordered_stage
 from tasks.execution.orders import Order
 from tasks.execution.runners import make_runner, score_workers
@@ -54,19 +55,22 @@ class Scorers:
         self.count = min(workers, shards)
         """Processes at most."""
         self._pool: Any = None
+        self._closed = False
         self._lock = threading.Lock()
         self._here = threading.Lock()
 
-    def take(self, stage: Stage) -> bool:
-        """Return whether the shards of a stage are scored by processes from now on.
+    def fit(self, stage: Stage) -> bool:
+        """Return whether processes may score the shards of a stage, and there are several.
 
-        Never of a reward that a server gives, nor of one on an accelerator, whose memory is one process's. Cheap ones
-        are scored sooner than a process is started.
+        Never with a reward that a server gives, nor with one on an accelerator, whose memory is one process's.
         """
-        if not isinstance(stage, Scoring) or stage.needs_accelerator or stage.section.server is not None:
-            return False
+        scores = isinstance(stage, Scoring) and not stage.needs_accelerator and stage.section.server is None
+        return self.count > 1 and scores
+
+    def take(self, stage: Stage) -> bool:
+        """Return whether they do from now on: a cheap reward has scored all sooner than a process is started."""
         spent, each = self._ledger.seconds(stage.name), self._ledger.typical(stage.name)
-        return self.count > 1 and spent >= _WORTH_S and each >= _SLOW_S
+        return self.fit(stage) and spent >= _WORTH_S and each >= _SLOW_S
 
     def carry_out(self, run: StageRun, order: Order, shards: Iterable[Shard]) -> int:
         """Make shards of a stage one after the other, by a process if it is of those; return how many."""
@@ -80,28 +84,35 @@ class Scorers:
         return done
 
     def spread(self, run: StageRun, order: Order, shards: Iterable[Shard], on_commit: Callable[[str], None]) -> None:
-        """Make shards of a stage by all processes at once, each the next as soon as it is free."""
-        left, lock = iter(shards), threading.Lock()
+        """Make all shards of a stage that fits: here, and once that is worth it by all processes at once."""
+        left, lock, failed = iter(shards), threading.Lock(), threading.Event()
 
-        def work() -> None:
-            while True:
+        def work(until: Callable[[], bool]) -> None:
+            while not until():
                 with lock:
                     shard = next(left, None)
                 if shard is None:
                     return
-                self.carry_out(run, order, [shard])
+                try:
+                    self.carry_out(run, order, [shard])
+                except BaseException:
+                    failed.set()
+                    raise
                 on_commit(shard.name)
 
+        work(lambda: self.take(run.stage))
+        if not self.take(run.stage):
+            return
         with ThreadPoolExecutor(self.count) as threads:
-            for done in [threads.submit(work) for _ in range(self.count)]:
+            for done in [threads.submit(work, failed.is_set) for _ in range(self.count)]:
                 done.result()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """End the processes, whatever they are doing; none is started any more."""
         with self._lock:
-            if self._pool is not None:
-                self._pool.shutdown(wait=True, kill_workers=True)
-                self._pool = None
+            pool, self._pool, self._closed = self._pool, None, True
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=True)
 
     def _carry_out_here(self, run: StageRun, shards: Iterable[Shard]) -> int:
         stage = run.stage
@@ -116,12 +127,13 @@ class Scorers:
 
         Raises:
             LostRankError: they are ended again and again.
+            WorkerError: they were ended as the run was.
         """
         for left in reversed(range(self._config.execution.retries + 1)):
             pool = self._started()
             try:
                 said = pool.submit(_scored, order.line(), astuple(shard)).result()
-            except BrokenProcessPool:
+            except (BrokenProcessPool, ShutdownExecutorError):
                 self._forget(pool)
                 if not left:
                     raise LostRankError(
@@ -136,6 +148,8 @@ class Scorers:
 
     def _started(self) -> Any:
         with self._lock:
+            if self._closed:
+                raise WorkerError("The processes that score were ended with the run; what is committed stays.")
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(
                     self.count, timeout=_IDLE_S, initializer=_begin, initargs=(os.getpid(),)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, astuple
 from itertools import islice
 from typing import NamedTuple
@@ -81,11 +82,15 @@ class Worker:
                 loads = [json.loads(board.read(f"done{rank}")) for rank in range(self._ranks.world)]
             send({"done": order.number, "loads": loads})
 
+    def close(self) -> None:
+        """End what scores beside this rank."""
+        if self._scorers is not None:
+            self._scorers.close()
+
     def _prepare(self, execution: Execution) -> None:
         execution.host.ranks = self._ranks
         execution.host.use_threads()
-        if self._scorers is not None:
-            self._scorers.close()
+        self.close()
         self._scorers = Scorers(execution.context, on_rank=True)
 
 
@@ -107,7 +112,7 @@ def run_share(share: Share, ranks: Ranks, board: Board) -> None:
     stage.host.meet(stage.parts, stage.load)
     if stage.first_rank_only and not ranks.first:
         return
-    if share.scorers is not None and share.scorers.take(stage):
+    if share.scorers is not None and share.scorers.fit(stage):
         committed = lambda name: send({"committed": name})  # noqa: E731
         share.scorers.spread(run, share.order, deal(ranks, board, run.pending), committed)
         return
@@ -198,8 +203,9 @@ def main() -> None:
         board = Board()
         same_code(ranks, board)
         worker = Worker(ranks, board)
-        for order in orders(ranks, board):
-            worker.carry_out(order)
+        with closing(worker):
+            for order in orders(ranks, board):
+                worker.carry_out(order)
 
 
 def _send_beats(beats: Mapping[int, Beat]) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from storage.tables import read_rows
 from tasks.algorithms.resampling import Estimate, chance_of_difference, mean_with_interval
 from tasks.execution.crew import Listener
 from tasks.execution.execution import Execution
+from tasks.execution.orders import Order
+from tasks.execution.scorers import Scorers
 from tasks.figures.describe import BENCHMARK
 from tasks.identities.nodes import OF, ONCE
 from tasks.inputs.model_settings import check_model
@@ -196,8 +199,9 @@ def measure(
         if context.run.newest(BENCHMARK) is None:
             context.run.add(BENCHMARK, {"title": benchmark.title})
         execution = stack.enter_context(closing(Execution(context)))
+        made = partial(_made, execution, stack.enter_context(closing(Scorers(context))))
         for name in ONCE:
-            _made(execution, execution.stage(name, 0))
+            made(execution.stage(name, 0))
         policy = subject.policy or context.policy_ref(0)
         prompts = context.chain.require(0, "preprocess").ref
         slot = str(policy).replace("/", ".")
@@ -205,9 +209,9 @@ def measure(
         if context.store.manifest(evaluation.ref) is None:
             # What a reward lacks is said before anything is sampled.
             execution.host.rewards = try_rewards(context.config)
-        images = _made(execution, evaluation)
+        images = made(evaluation)
         scored = {
-            section.slot: _made(execution, _bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
+            section.slot: made(_bound(execution.stage("judge", 0, f"{section.slot}{OF}{slot}"), (images,)))
             for section in context.config.rewards
         }
     listed = context.prompts["train"]
@@ -227,11 +231,14 @@ def _bound(stage: Stage, inputs: tuple[ArtifactRef, ...]) -> Stage:
     return stage
 
 
-def _made(execution: Execution, stage: Stage) -> ArtifactRef:
+def _made(execution: Execution, scorers: Scorers, stage: Stage) -> ArtifactRef:
     run = StageRun(stage)
     if stage.on_ranks and stage.config.execution.ranks > 1:
         if run.pending():
             execution.crew.carry_out(run, Listener(on_commit=lambda name: None, on_look=lambda: None))
+        run.finish()
+    elif scorers.fit(stage):
+        scorers.spread(run, Order.of(run), run.pending(), lambda name: None)
         run.finish()
     else:
         run.execute()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.errors import RewardError
+from configs.errors import RewardError, WorkerError
 from configs.schema import RunConfig
 from tasks.execution import scorers
 from tasks.execution.orders import Order
@@ -85,6 +85,34 @@ def test_a_failing_reward_is_named_and_a_killed_process_replaced(make_config: Ma
         assert not (tmp_path / "kill").exists(), "one was killed, and its shard scored by another"
     finally:
         made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("worth")
+def test_closing_ends_what_is_scored_and_starts_nothing_more(make_config: Make, tmp_path: Path) -> None:
+    name = "tests.tasks.execution.test_scorers:sleeping"
+    reward = f'rewards=[{{name: "{name}", options: {{folder: "{tmp_path}"}}}}]'
+    context = rolled_out(make_config(ONE, reward, "execution.score_workers=2"))
+    made = Scorers(context)
+    closing = threading.Thread(target=lambda: (wait_for(tmp_path / "asleep"), made.close()), daemon=True)
+    closing.start()
+    with pytest.raises(WorkerError, match="were ended with the run"):
+        scored(context, made)
+    closing.join(30)
+    assert not psutil.pid_exists(int((tmp_path / "asleep").read_text()))
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
+
+
+def sleeping(media: object, prompts: list[str], metadata: object, *, folder: str) -> list[float]:
+    """Say who sleeps, and sleep."""
+    (Path(folder) / f"of{os.getpid()}").write_text(str(os.getpid()))
+    (Path(folder) / f"of{os.getpid()}").rename(Path(folder) / "asleep")
+    time.sleep(600)
+    return [0.0] * len(prompts)
 
 
 def failing(media: object, prompts: list[str], metadata: object, *, folder: str) -> list[float]:
