@@ -60,15 +60,15 @@ def planned_cuts(total: int, *, batch: int, ranks: int, units: tuple[int, ...], 
         batch: samples that are computed at a time; a smaller rest takes as long.
         ranks: processes, which take the next shard whenever they are free.
         units: samples that stay together, the first of these where it makes no difference.
-        largest: samples of a shard at most, of all units one at least.
+        largest: samples of a shard at most, a multiple of the first unit.
     """
     if ranks == 1:
         return _even(total, largest)
     plans = [
-        _shrinking(total, ranks, smallest=smallest * unit, largest=max(1, largest // unit) * unit, unit=unit)
+        _shrinking(total, ranks, smallest=smallest * unit, largest=largest // unit * unit, unit=unit)
         for unit in units
         for smallest in _SMALLEST
-        if smallest == 1 or smallest * unit <= largest
+        if smallest * unit <= largest
     ]
     # Of plans that are done at the same time one that computes fewest batches, which are padded.
     return min(plans, key=lambda ends: _spent(costs(ends, batch), ranks))

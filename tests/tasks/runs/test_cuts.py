@@ -47,6 +47,11 @@ def test_few_padded_rows_are_computed() -> None:
     assert planned_cuts(64, batch=16, ranks=32, units=(4, 16), largest=16) == (16, 32, 48, 64)
 
 
+def test_no_shard_is_larger_than_asked_for() -> None:
+    """Of one group of 4 at most, though four would share a batch of 16."""
+    assert planned_cuts(16, batch=16, ranks=2, units=(4, 16), largest=4) == (4, 8, 12, 16)
+
+
 def test_makespan_takes_shards_in_order() -> None:
     assert makespan([3, 1, 1, 2], 2) == 4
     assert idle_share((3, 4, 5, 7), batch=1, ranks=2) == pytest.approx(1 - 7 / 8)
@@ -68,7 +73,7 @@ def test_committed_ranges_stay_and_gaps_are_cut() -> None:
 def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) -> None:
     ends = planned_cuts(total, batch=batch, ranks=ranks, units=(size, batch), largest=4 * size)
     assert ends[-1] == total
-    assert all(start < end <= start + max(4 * size, batch) for start, end in pairwise((0, *ends)))
+    assert all(start < end <= start + 4 * size for start, end in pairwise((0, *ends)))
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
