@@ -158,9 +158,15 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     assert "my_rewards:Brightness" in options
     assert "my_rewards:redness" in several
     assert "my_rewards:Brightness" in several
-    declared, tested, head = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
-    test = shlex.quote(f"{tested}\n{declared}\ndef test_declared():\n    assert most_unlike.needs.groupwise\n")
-    assert "8 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    declared, tested, followed, head = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    checked = "\ndef test_declared():\n    assert most_unlike.needs.groupwise\n"
+    checked += "\ndef test_followed():\n    from models.rewards.differentiable import followed\n    import torch\n"
+    checked += "    white = torch.ones(6, 3, 8, 8, requires_grad=True)\n    batch = samples(shape=(8, 8, 3))\n"
+    checked += "    batch.media[...] = 255\n    found = followed(Redness(), 'redness', white, batch)\n"
+    checked += "    assert found.tolist() == Redness().score(*[batch.media, batch.prompts, batch.metadata]).tolist()\n"
+    test = shlex.quote(f"{tested}\n{declared}\n{followed}\n{checked}")
+    assert "9 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
     pasted([sys.executable, "-c", head])
 
 

@@ -22,6 +22,15 @@ from tests.support.inside import make_stage, prepare, run_epoch
 Make = Callable[..., RunConfig]
 
 
+def test_gradients_have_the_epochs_that_all_rewards_have_them_of(make_config: Make) -> None:
+    rewards = "rewards=[digits_network, {name: digits_network, label: again}]"
+    context = prepare(make_config(rewards, "optimize.algorithm=reward_gradient", "rollout.plan=final"))
+    StageRun(make_stage(context, "rollout", 1)).execute()
+    for slot, epoch in (("digits_network", 1), ("again", 2)):
+        StageRun(make_stage(context, "gradient", 1, slot)).execute()
+        assert chosen_epoch(context, "gradient", "next") == epoch
+
+
 def test_next_and_latest_follow_what_is_there(make_config: Make) -> None:
     context = prepare(make_config("run.epochs=1", "monitors=[{name: jpeg_incompressibility}]"))
 

@@ -394,6 +394,9 @@ def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
 
 
 def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:
-    context = begin_run(make_config())
-    for node in run_nodes(context.config):
-        assert make_stage(context, node.stage, node.epoch, node.slot).node == node
+    followed = ("rewards=[digits_network]", "optimize.algorithm=reward_gradient", "rollout.plan=final")
+    for overrides in ((), (*followed, "run.name=followed")):
+        context = begin_run(make_config(*overrides))
+        for node in run_nodes(context.config):
+            assert make_stage(context, node.stage, node.epoch, node.slot).node == node
+            assert context.chain.has(node)
