@@ -90,8 +90,7 @@ def _processes(config: RunConfig, stage: str) -> int:
 
 
 def _encode(config: RunConfig, cost: Cost) -> Dealt:
-    ends = encoding_cuts(sum(cost.prompts.values()), config.execution)
-    return Dealt(ends, config.execution.encode_batch_size)
+    return Dealt(encoding_cuts(sum(cost.prompts.values())), config.execution.encode_batch_size)
 
 
 def _rollout(config: RunConfig, cost: Cost) -> Dealt:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 from models.rewards.make import needs_of
 
 #: Groups of a rollout, or batches of an evaluation, in a shard at most: what a crash can cost.
 _LARGEST = 4
-#: Prompts that are encoded in a shard at most: of SD3 they take 700 MB.
-_MOST_PROMPTS = 256
+#: Prompts that are encoded in a shard: of SD3 they take 700 MB.
+_PROMPTS = 256
 #: Units in the smallest shard that are tried: more leave less padding, fewer leave nobody waiting.
 _SMALLEST = (1, 2, 4)
 
@@ -45,10 +44,9 @@ def evaluation_cuts(config: RunConfig) -> tuple[int, ...]:
     return planned_cuts(samples, batch=batch, ranks=ranks, units=(batch,), largest=_LARGEST * batch)
 
 
-def encoding_cuts(count: int, execution: ExecutionSection) -> tuple[int, ...]:
-    """Return where each shard of some prompts that are to be encoded ends: all processes get some of them."""
-    batch = execution.encode_batch_size
-    return _even(count, min(_MOST_PROMPTS, math.ceil(count / execution.ranks / batch) * batch)) if count else ()
+def encoding_cuts(count: int) -> tuple[int, ...]:
+    """Return where each shard of some prompts that are to be encoded ends; whoever takes one loads the encoders."""
+    return _even(count, _PROMPTS) if count else ()
 
 
 @lru_cache(maxsize=64)

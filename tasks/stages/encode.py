@@ -28,7 +28,7 @@ class EncodeStage(Stage):
     def shards(self) -> list[Shard]:
         """Ranges of all distinct prompts with so many missing ones each, named by the content of these."""
         missing = self._missing
-        ends = encoding_cuts(len(missing), self.config.execution)
+        ends = encoding_cuts(len(missing))
         return [self._shard(missing[start:stop]) for start, stop in pairwise((0, *ends))]
 
     def run(self, shard: Shard, folder: Path) -> Output:

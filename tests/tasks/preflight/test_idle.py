@@ -17,8 +17,8 @@ def test_idle_shares_by_hand(make_config: Make) -> None:
     config = make_config(*settings)
     cost = check_config(config, rewards=False)
     found = {idle.stage: (idle.parts, idle.share) for idle in idle_shares(config, cost)}
-    # 11 prompts in shards of one batch of 8: 2 of 8 work, the second on 3 of 8 rows.
-    assert found["encode"] == (2, 1 - 11 / 64)
+    # 11 prompts in one shard: one of 8 works, its second batch of 8 on 3 rows.
+    assert found["encode"] == (1, 1 - 11 / 8 / 16)
     assert found["rollout"] == (8, 0.0)
     assert found["optimize"] == (1, 0.875)
     assert found["evaluate"] == (4, 0.5)
