@@ -99,7 +99,7 @@ def test_what_is_stored_is_how_the_reward_changes_with_the_latents(make_config: 
     scored(context)
     ref = gradient(context)
     stored, host = StoredGradients(context.store, [ref]), execution_of(context).host
-    policy, reward = cast(Any, host.decoding()), cast(Any, host.reward(context.config.rewards[0]))
+    policy, reward = cast(Any, host.decoding()), cast(Any, host.rewards.of(context.config.rewards[0]))
     rows = {row["sample_id"]: row for row in read_rows(context.store, ref).to_pylist()}
     for sample, prompt, latents in samples(context)[:3]:
         found = stored.of(sample)
