@@ -206,6 +206,11 @@ class ImageSimilarity(ClipEmbeddings):
             return Needs(references=references)
         return replace(ClipEmbeddings.needs, references=references)
 
+    @staticmethod
+    def follows(options: Mapping[str, Any]) -> bool:
+        """Return that embeddings of images that a column names can be followed back to, and nothing else."""
+        return (options.get("to", "column"), options.get("by", "embedding")) == ("column", "embedding")
+
     @property
     def needs(self) -> Needs:  # type: ignore[override]
         """The accelerator for a model, references to compare with a source."""

@@ -40,9 +40,14 @@ class Differentiable(Protocol):
         ...
 
 
-def is_differentiable(reward: Any) -> bool:
-    """Return whether a reward, or its class, can be followed back."""
-    return callable(getattr(reward, "differentiable", None))
+def is_differentiable(reward: Any, options: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a reward, or its class with some options, can be followed back.
+
+    Where that depends on the options, the class says so by a static method ``follows(options)``.
+    """
+    follows = getattr(reward, "follows", None)
+    told = follows is None or options is None or follows(options)
+    return callable(getattr(reward, "differentiable", None)) and bool(told)
 
 
 def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> Tensor:

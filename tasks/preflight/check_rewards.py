@@ -62,6 +62,11 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
     for section in config.rewards:
         what = resolve(REWARDS, section.name, what="reward")
+        if is_differentiable(what) and not is_differentiable(what, section.options):
+            raise ConfigError(
+                f"rewards: '{section.slot}' has no gradient with options {dict(section.options)}, which {algorithm} "
+                "trains on. Remove those that choose another form of it, or move it to monitors."
+            )
         if not is_differentiable(what):
             known = [name for name in REWARDS if is_differentiable(resolve(REWARDS, name, what="reward"))]
             raise ConfigError(

@@ -261,6 +261,10 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
     ("overrides", "said"),
     [
         (("rewards=[digits]",), "'digits' has no gradient"),
+        (
+            ("rewards=[{name: image_similarity, options: {by: pixels, folder: x}}]",),
+            "'image_similarity' has no gradient with options .*'by': 'pixels'",
+        ),
         ((f'rewards=[{{name: "{HERE}:Groupwise"}}]',), "compares samples"),
         (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
         (("rewards=[{name: digits_network, standardize: true}]",), "has standardize set"),
