@@ -92,7 +92,7 @@ TINY: Mapping[str, Tiny] = {
         tolerance=2e-6,
     ),
     "qwen_image_edit_plus": Tiny(
-        options={"max_sequence_length": 896, "references": 3, "reference_area": 64 * 64},
+        options={"max_sequence_length": 192, "references": 3, "reference_area": 64 * 64},
         guidance="true_cfg_scale",
         negative=" ",
         tolerance=2e-6,
@@ -113,6 +113,14 @@ TWO = {"wan22", "wan22_i2v"}
 
 def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
+
+
+@pytest.fixture(autouse=True)
+def small_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pipeline that scales images, to a megapixel and for its text encoder, make them small."""
+    plus = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
+    monkeypatch.setattr(f"{plus}.VAE_IMAGE_SIZE", 64 * 64)
+    monkeypatch.setattr(f"{plus}.CONDITION_IMAGE_SIZE", 64 * 64)
 
 
 @pytest.fixture(scope="session")
@@ -230,12 +238,6 @@ def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
     pipeline.scheduler = made.from_config(own, **choice.options) if choice.from_config else made(**choice.options)
 
 
-def small_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the pipeline that scales images to a megapixel scale them to what tiny models can see."""
-    plus = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
-    monkeypatch.setattr(f"{plus}.VAE_IMAGE_SIZE", 64 * 64)
-
-
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
 def test_ode_equals_the_pipeline(
     family: str, load: Load, folder: Path, guidance_scale: float, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +245,6 @@ def test_ode_equals_the_pipeline(
     # The pipeline scales the image to edit to a megapixel; here both take it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
-    small_references(monkeypatch)
     steps, tiny = 4, TINY[family]
     second = {"guidance_scale_2": 3.0} if family in TWO else {}
     policy = load(guidance_scale, options=second)
