@@ -13,6 +13,7 @@ from tasks.identities.nodes import drawn_nodes, rolled_out_by
 from tasks.inputs.renderer import reads_images
 from tasks.stages.rollout import RolloutStage
 from tasks.stages.score import ScoreStage
+from tasks.stages.stage import Shard
 from tasks.stages.stage_run import StageRun
 
 #: Shards that are scored in less share a task: slow rewards are asked side by side.
@@ -74,7 +75,11 @@ class EpochRollout:
         """Hand out all shards; each score waits for its rollout."""
         self._shards = {shard.name: submit(self._rollout, [shard]) for shard in self._rollout.pending()}
         for run, futures in zip(self._scores, self._scored, strict=True):
-            futures |= {each.name: submit(run, [each], after=self._shards.get(each.name)) for each in run.pending()}
+            futures |= {each.name: submit(run, [each], after=self._made_before(run, each)) for each in run.pending()}
+
+    def _made_before(self, run: StageRun, shard: Shard) -> list[Future]:
+        """Return what must be rolled out before a shard is scored, of what is due."""
+        return [self._shards[name] for name in cast(ScoreStage, run.stage).parts_of(shard) if name in self._shards]
 
     def _work(self) -> None:
         """Roll out here or on the ranks, and score each shard on threads or by processes as soon as it is made.
@@ -92,7 +97,7 @@ class EpochRollout:
         def score(names: Sequence[str]) -> None:
             for run in self._scores:
                 waiting = left.get(run.stage.slot, {})
-                shards = [waiting[name] for name in names if name in waiting]
+                shards = [waiting.pop(name) for name in names if name in waiting]
                 quick = self._ledger.typical(run.stage.name) < _QUICK_S
                 parts = [shards] if quick else [[shard] for shard in shards]
                 futures.extend(submit(run, part) for part in parts if part)
@@ -101,6 +106,8 @@ class EpochRollout:
         score([made.name for made in rollout.stage.shards() if made not in due])
         self._stages.work(rollout, due, on_commit=score)
         finish(rollout)
+        # What is scored as one of several shards that were rolled out.
+        score([name for waiting in left.values() for name in waiting])
         with self._ledger.waiting():
             for run in together:
                 self._stages.work(run, run.pending())

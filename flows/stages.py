@@ -169,11 +169,11 @@ def finish(run: StageRun) -> None:
         tell(run, manifest)
 
 
-def submit(run: StageRun, shards: Sequence[Shard], *, after: Future | None = None) -> Future:
+def submit(run: StageRun, shards: Sequence[Shard], *, after: Sequence[Future] = ()) -> Future:
     """Start shards as one task on the run's task runner, or once others are made, and return its future."""
     parameters = {"order": order_of(run), "shards": list(map(astuple, shards))}
     runner = runtime.task_runner(run.stage.context)
-    return runner.submit(shards_task(run, shards), parameters, wait_for=None if after is None else [after])  # type: ignore[no-any-return]
+    return runner.submit(shards_task(run, shards), parameters, wait_for=[*after] or None)  # type: ignore[no-any-return]
 
 
 def await_shards(run: StageRun, started: Mapping[str, Future], *, on_commit: OnCommit = lambda names: None) -> None:

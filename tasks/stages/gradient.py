@@ -50,8 +50,7 @@ class GradientStage(Scoring):
     def run(self, shard: Shard, folder: Path) -> Output:
         """Follow the reward back to the samples of one shard."""
         self.host.use_threads()
-        opened = self.opened_shard(shard, self.inputs()[0])
-        batch, table = self.read(shard, opened, Needs(media="latents")), opened.table
+        batch, table = self.read(shard, Needs(media="latents"))
         rows = self.asked(batch)
         following = Following(config=self.config, host=self.host, section=self.section)
         found = self.policy_kind.follow(following, batch.take(rows)) if rows else None

@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Needs, Scores
-from models.rewards.call import needs_of_made
-from models.rewards.make import needs_of
+from models.rewards.base import Batch, Scores
 from storage.contents import Contents
 from storage.records import ShardRecord
 from storage.tables import read_shard
-from storage.trajectories.base import TrajectoryShard
 from tasks.figures.evaluations import split_of
 from tasks.figures.scores import mean_figures
 from tasks.figures.texts import Text, write_texts
-from tasks.stages.scoring import Scoring
+from tasks.stages.scoring import Scoring, joined
 from tasks.stages.stage import Output, Shard
 
 #: Ends the name of the shard that shows a split of several.
@@ -27,6 +24,13 @@ _SHOWN = "-shown"
 
 class JudgeStage(Scoring):
     """A reward or judge over the samples of an evaluation; of each prompt list some are there to look at."""
+
+    def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Each prompt list as one: its prompts take turns, so groups end where it does."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(split_of(name), []).append(name)
+        return found
 
     def closing(self) -> list[Shard]:
         """Return what shows each split of several shards; one that has a single shard is shown there."""
@@ -42,12 +46,12 @@ class JudgeStage(Scoring):
         self.write(folder, {name: [] for name in ("sample_id", "prompt_id", "group_id", "reward", "note")})
         return Output(rows=0, content=lambda: str(Contents()))
 
-    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Show the first samples of a split that has no other shard."""
         if shard.name == split_of(shard.name):
             count = min(self.config.evaluate.images, len(batch))
             notes = [""] * len(batch) if scores.notes is None else scores.notes
-            self._show(folder, batch, self._written(opened, count), _verdicts(scores.values[:count], notes))
+            self._show(folder, batch, self._written(shard, count), _verdicts(scores.values[:count], notes))
 
     def _show(self, folder: Path, batch: Batch, written: Sequence[str], verdicts: Sequence[str]) -> None:
         """Show samples with prompt, what was written of it where images were drawn of texts, and verdict."""
@@ -57,9 +61,12 @@ class JudgeStage(Scoring):
         self.scored_kind.show(folder, batch, verdicts, written)
         write_texts(folder, [Text(*each) for each in zip(batch.prompts, written, verdicts, strict=False)])
 
-    def _written(self, opened: TrajectoryShard, count: int) -> list[str]:
+    def _written(self, shard: Shard, count: int) -> list[str]:
         """Return the texts that the first images of a shard were drawn of."""
-        return [opened.text(row) or "" for row in range(count)] if self.reads_images else []
+        if not self.reads_images:
+            return []
+        opened = self.opened(shard, self.inputs()[0])
+        return [each.text(row) or "" for each in opened for row in range(each.table.num_rows)][:count]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
         """Figures by prompt list."""
@@ -74,11 +81,10 @@ class JudgeStage(Scoring):
         batches, written, verdicts, left = list[Batch](), list[str](), list[str](), self.config.evaluate.images
         for shard in self.shards():
             if split_of(shard.name) == split and left:
-                opened = self.opened_shard(shard, self.inputs()[0])
-                batch = self.read(shard, opened, self._needs())
+                batch, _ = self.read(shard, self.needs())
                 count = min(left, len(batch))
                 batches.append(batch.take(range(count)))
-                written += self._written(opened, count)
+                written += self._written(shard, count)
                 (record,) = self.context.store.recorded(self.ref, [shard.name])
                 table = read_shard(self.context.store, self.ref, record)
                 # Of several images of a text each is shown with the score of the text.
@@ -86,24 +92,7 @@ class JudgeStage(Scoring):
                 said = table.take(rows)
                 verdicts += _verdicts(said.column("reward").to_numpy(), said.column("note").to_pylist())
                 left -= count
-        return _joined(batches), written, verdicts
-
-    def _needs(self) -> Needs:
-        """Return what the reward is given, without loading it: that it is on ranks alone."""
-        section = self.section
-        return (
-            needs_of(section.name, section.options)
-            if section.server is None
-            else needs_of_made(self.host.rewards.of(section))
-        )
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return Batch(
-        media=np.concatenate([batch.media for batch in batches]),
-        prompts=[prompt for batch in batches for prompt in batch.prompts],
-        metadata=[about for batch in batches for about in batch.metadata],
-    )
+        return joined(batches), written, verdicts
 
 
 def _verdicts(values: np.ndarray, notes: Sequence[str]) -> list[str]:

@@ -65,6 +65,11 @@ def planned_shards(store: ArtifactStore, config: RunConfig, ref: ArtifactRef) ->
     return [Shard(_name(*ends, size), *ends) for ends in cover(rollout_cuts(config), committed)]
 
 
+def ends_group(name: str) -> bool:
+    """Return whether the last group of a shard ends with it."""
+    return "_" not in name.split("-")[1]
+
+
 def _name(start: int, stop: int, size: int) -> str:
     """Return the name of a range of samples: the groups, and within the first and last how many come before."""
     return "-".join(

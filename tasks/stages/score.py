@@ -8,9 +8,8 @@ from typing import Any
 
 from models.rewards.base import Batch, Scores
 from storage.records import ShardRecord
-from storage.trajectories.base import TrajectoryShard
 from tasks.figures.scores import figures_of, mean_figures
-from tasks.stages.rollout import RolloutStage, planned_shards
+from tasks.stages.rollout import RolloutStage, ends_group, planned_shards
 from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Shard
 
@@ -26,16 +25,26 @@ class ScoreStage(Scoring):
         self.adopt(self.context.chain.made_of(self.node, inputs), inputs)
         self._followed = rollout
 
-    def shards(self) -> list[Shard]:
+    def sampled(self) -> list[str]:
         """The shards of the trajectories, or of what was drawn of them; of unfinished rollouts as they are planned."""
         if self._followed is not None:
-            return self._followed.shards()
+            return [shard.name for shard in self._followed.shards()]
         (trajectories,) = self.inputs()
         if self.reads_images or self.context.store.manifest(trajectories) is not None:
-            return super().shards()
-        return planned_shards(self.context.store, self.config, trajectories)
+            return super().sampled()
+        return [shard.name for shard in planned_shards(self.context.store, self.config, trajectories)]
 
-    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Shards that end within a group together with those that follow, up to its end."""
+        found, parts = dict[str, list[str]](), list[str]()
+        for name in names:
+            parts.append(name)
+            if ends_group(name):
+                found["-".join([parts[0].split("-")[0], name.split("-")[1]])] = parts
+                parts = []
+        return found
+
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Say how good the rollouts are, by what is optimized."""
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:

@@ -15,7 +15,7 @@ from configs.errors import StoreError
 from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
-from models.rewards.make import works_on_accelerator
+from models.rewards.make import needs_of, works_on_accelerator
 from storage.contents import Contents
 from storage.layout import ArtifactRef
 from storage.tables import write_rows
@@ -58,18 +58,37 @@ class Scoring(Stage):
         return self.needs_accelerator or several
 
     def shards(self) -> list[Shard]:
-        """The shards of the samples."""
-        return [Shard(name) for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
+        """The shards of the samples, or several of them as one where a reward compares samples of a group."""
+        names = self.sampled()
+        return [Shard(name) for name in (self.whole(names) if self.needs().groupwise else names)]
+
+    def parts_of(self, shard: Shard) -> list[str]:
+        """Return the shards of samples that are scored as one."""
+        return self.whole(self.sampled())[shard.name] if self.needs().groupwise else [shard.name]
+
+    def sampled(self) -> list[str]:
+        """Return the names of all shards of the samples, in order."""
+        return [name for name, _, _ in self.context.store.require(self.inputs()[0]).shards]
+
+    def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Return shards that hold whole groups, by name, and the shards of samples that each is made of."""
+        return {name: [name] for name in names}
+
+    def needs(self) -> Needs:
+        """Return what the reward is given, without loading it; of a server's, what that says."""
+        section = self.section
+        if section.server is None:
+            return needs_of(section.name, section.options)
+        return needs_of_made(self.host.rewards.of(section))
 
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
         reward = self.host.rewards.of(self.section)
-        opened = self.opened_shard(shard, self.inputs()[0])
-        batch = self.read(shard, opened, needs_of_made(reward))
+        batch, table = self.read(shard, needs_of_made(reward))
         with self.host.rewards.at_work(reward):
             scores = self._score(reward, batch)
-        self.scored(shard, opened, batch, scores, folder)
-        batch, scores, table = self._of_samples(shard, opened, batch, scores)
+        self.scored(shard, batch, scores, folder)
+        batch, scores, table = self._of_samples(shard, batch, scores, table)
         columns = {
             **{name: table.column(name).to_pylist() for name in ("sample_id", "prompt_id", "group_id")},
             "reward": pa.array(scores.values, mask=np.isnan(scores.values)),
@@ -102,7 +121,7 @@ class Scoring(Stage):
         wanted = self.section.sources
         return [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
 
-    def scored(self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores, folder: Path) -> None:
+    def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
         """Do what else is to be done with scored samples."""
 
     @property
@@ -116,46 +135,71 @@ class Scoring(Stage):
         return make_kind(renderer_config(self.config)) if self.reads_images else self.policy_kind
 
     def _of_samples(
-        self, shard: Shard, opened: TrajectoryShard, batch: Batch, scores: Scores
+        self, shard: Shard, batch: Batch, scores: Scores, table: pa.Table
     ) -> tuple[Batch, Scores, pa.Table]:
         """Return what was scored, scores and ids of one row per sample: of several images of a text the mean."""
         count = render_of(self.config).images if self.reads_images else 1
         if count == 1:
-            return batch, scores, opened.table
-        texts = self.opened_shard(shard, origin_of(self.context.store, self.inputs()[0])).table
+            return batch, scores, table
+        texts = self.opened(shard, origin_of(self.context.store, self.inputs()[0]))
         rows = range(0, len(batch), count)
         # A sample one of whose images has no score has none.
         values = scores.values.reshape(-1, count).mean(1)
         told = scores.notes or [""] * len(batch)
         notes = [", ".join(dict.fromkeys(told[row : row + count])) for row in rows]
-        return batch.take(rows), Scores(values, notes), texts
+        return batch.take(rows), Scores(values, notes), pa.concat_tables([each.table for each in texts])
 
-    def opened_shard(self, shard: Shard, ref: ArtifactRef) -> TrajectoryShard:
-        """Return a shard of samples.
+    def opened(self, shard: Shard, ref: ArtifactRef) -> list[TrajectoryShard]:
+        """Return the shards of an artifact of samples that are scored as one.
 
         Raises:
-            StoreError: it is not there.
+            StoreError: one is not there.
         """
+        return [self._opened(name, ref) for name in self.parts_of(shard)]
+
+    def _opened(self, name: str, ref: ArtifactRef) -> TrajectoryShard:
         store = self.context.store
-        record = store.record(ref, shard.name)
+        record = store.record(ref, name)
         if record is None:
-            raise StoreError(f"Shard {shard.name} of {ref} is not committed; it cannot be scored yet.")
+            raise StoreError(f"Shard {name} of {ref} is not committed; it cannot be scored yet.")
         return open_trajectory_store(self.config.rollout.store).open(store.files(ref, record))
 
-    def read(self, shard: Shard, opened: TrajectoryShard, needs: Needs) -> Batch:
-        """Return the samples of a shard as the reward needs them."""
-        table, ref = opened.table, self.inputs()[0]
-        recent = self.context.recent.find(ref, shard.name, table.num_rows)
+    def read(self, shard: Shard, needs: Needs) -> tuple[Batch, pa.Table]:
+        """Return the samples of a shard as the reward needs them, and their table."""
+        found = [self._read(name, needs) for name in self.parts_of(shard)]
+        return joined([batch for batch, _ in found]), pa.concat_tables([table for _, table in found])
+
+    def _read(self, name: str, needs: Needs) -> tuple[Batch, pa.Table]:
+        ref = self.inputs()[0]
+        opened = self._opened(name, ref)
+        table = opened.table
+        recent = self.context.recent.find(ref, name, table.num_rows)
         samples = table.column("sample_id").to_pylist()
         metadata = [json.loads(text) for text in table.column("metadata").to_pylist()]
-        return Batch(
+        batch = Batch(
             media=self.scored_kind.scored(opened, needs, recent),
             prompts=table.column("prompt").to_pylist(),
             metadata=metadata,
             references=self.context.references(metadata) if needs.references else (),
             groups=table.column("group_id").to_pylist(),
-            origin=Origin(samples=samples, shard=f"{shard.name} of {ref}"),
+            origin=Origin(samples=samples, shard=f"{name} of {ref}"),
         )
+        return batch, table
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the samples of several batches as one; it is said to come from the first one's shard."""
+    if len(batches) == 1:
+        return batches[0]
+    origins = [batch.origin for batch in batches if batch.origin is not None]
+    return Batch(
+        media=np.concatenate([batch.media for batch in batches]),
+        prompts=[prompt for batch in batches for prompt in batch.prompts],
+        metadata=[about for batch in batches for about in batch.metadata],
+        groups=[group for batch in batches for group in batch.groups],
+        references=[images for batch in batches for images in batch.references],
+        origin=Origin(samples=[each for origin in origins for each in origin.samples], shard=origins[0].shard),
+    )
 
 
 def _content(columns: Mapping[str, Sequence[Any]]) -> str:

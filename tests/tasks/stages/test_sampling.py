@@ -76,3 +76,25 @@ def test_groups_stay_whole_for_rewards_that_compare(make_config: Make) -> None:
     )
     names = [shard.name for shard in make_stage(context, "rollout", 1).shards()]
     assert names == ["000000-000001", "000001-000002", "000002-000003", "000003-000004"]
+
+
+def test_rewards_that_compare_get_whole_groups_of_what_was_cut(make_config: Make, tmp_path: Path) -> None:
+    """Of an evaluation, whose prompts take turns, and of rollouts that were made before such a reward was asked for."""
+    digests, names = [], []
+    for ranks in (1, 8):
+        where = (f"store.root={tmp_path / str(ranks)}", "execution.rollout_batch_size=2", "evaluate.samples=6")
+        plain = make_config(*where, f"execution.processes={ranks}")
+        context = prepare(plain)
+        StageRun(make_stage(context, "rollout", 1)).execute()
+        StageRun(make_stage(context, "evaluate", 0)).execute()
+        context = prepare(make_config(*where, f"execution.processes={ranks}", "monitors=[{name: diversity}]"))
+        StageRun(make_stage(context, "score", 1, "diversity")).execute()
+        judging = make_config(*where, f"execution.processes={ranks}", "evaluate.judges=[{name: diversity}]")
+        judged = prepare(judging)
+        StageRun(make_stage(judged, "judge", 0, "diversity")).execute()
+        refs = [context.chain.require(1, "score", "diversity").ref, judged.chain.require(0, "judge", "diversity").ref]
+        names.append([[record.shard for record in context.store.records(ref)] for ref in refs])
+        digests.append([context.store.require(ref).content for ref in refs])
+    assert names[1][0] == ["000000-000001", "000001-000002", "000002-000003", "000003-000004"]
+    assert names[0][1] == names[1][1] == ["heldout", "train"]
+    assert digests[0] == digests[1]
