@@ -297,7 +297,8 @@ def test_the_schedule_of_stable_diffusion_1_is_ddpos(golden_dir: Path) -> None:
         set_alpha_to_one=False,
         steps_offset=1,
     )
-    family = SimpleNamespace(pipeline=SimpleNamespace(scheduler=scheduler), settings=SimpleNamespace(device="cpu"))
+    settings = SimpleNamespace(device=torch.device("cpu"))
+    family = SimpleNamespace(pipeline=SimpleNamespace(scheduler=scheduler), settings=settings)
     sigmas = SD15.sigmas(family, meta["num_steps"])  # type: ignore[arg-type]
     np.testing.assert_array_equal(scheduler.timesteps, data["all_timesteps"])
     assert set(data["timesteps"].flatten()) <= set(data["all_timesteps"])
