@@ -55,15 +55,20 @@ def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, An
     if epoch is None:
         return {"note": "a side result of this run: nothing was trained on it"}
     of_epoch = {(entry.stage, entry.slot): entry for entry in entries if entry.epoch == epoch}
-    rewards = {
-        slot: _row(read_rows(context.store, entry.ref), sample_id)
-        for (stage, slot), entry in of_epoch.items()
-        if stage == "score"
-    }
+    rewards, gradients = (
+        {
+            slot: _row(read_rows(context.store, entry.ref), sample_id)
+            for (stage, slot), entry in of_epoch.items()
+            if stage == name
+        }
+        for name in ("score", "gradient")
+    )
+    followed = {slot: {"value": row["value"], "rms": row["rms"]} for slot, row in gradients.items() if row}
     advantage = of_epoch.get(("advantage", ""))
     return {
         "epoch": epoch,
         "rewards": {slot: {"reward": row["reward"], "note": row["note"]} for slot, row in rewards.items() if row},
+        **({"gradients": followed} if followed else {}),
         "advantage": _advantage(context.store, advantage, sample_id),
         "updates": _updates(context, entries, epoch, sample_id),
     }

@@ -30,6 +30,7 @@ from tasks.kinds.kind import Following
 from tasks.optimize.data import TrainingData
 from tasks.preflight.check import check_config
 from tasks.preflight.notes import training_notes
+from tasks.review.trace import trace_sample
 from tasks.runs.context import RunContext
 from tasks.runs.plans import named_stages
 from tasks.stages.stage_run import StageRun
@@ -170,6 +171,11 @@ def test_other_learning_rates_take_the_stored_gradients_and_need_no_decoder(
     taken = str(first.chain.require(1, "gradient", "digits_network").ref)
     for name in policies:
         assert taken in first.store.require(ArtifactRef.parse(name)).inputs
+    ref, (sample, _, _) = first.chain.require(1, "rollout").ref, samples(first)[0]
+    traced = trace_sample(first.store, ref, sample, ["first"])["runs"]["first"]
+    gradients = StoredGradients(first.store, [ArtifactRef.parse(taken)])
+    assert traced["gradients"]["digits_network"]["rms"] == gradients.rms(sample) > 0
+    assert {update["policy"] for update in traced["updates"]} == {first.chain.require(1, "optimize").artifact}
     made = [stage["stage"] for stage in describe_run(rates[1])["stages"] if stage["epoch"] == 1]
     assert "gradient" in made
 
