@@ -31,7 +31,7 @@ from models.policies.ddim import DDIMOptions, DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart.tiny import build_tiny
-from tests.contracts.test_policies import TINY, conditioning, no_noise, pictures, set_scheduler
+from tests.contracts.test_policies import TINY, conditioning, no_noise, pictures, set_scheduler, small_references
 from tests.support.families import PIPELINES
 
 STEPS = 4
@@ -162,7 +162,8 @@ class Folder:
         given = {**self.tiny.call, **call.arguments, "output_type": output}
         starts = pictures(self.family, 1)
         if starts is not None:
-            given["image"] = Image.fromarray(starts[0])
+            (images,) = starts
+            given["image"] = Image.fromarray(images[0])
         result = pipeline(prompt=["a red cube"], generator=[torch.Generator().manual_seed(7)], **given)
         return result.frames if self.tiny.frames > 1 else result.images
 
@@ -193,6 +194,7 @@ def test_every_option_is_the_pipelines_or_refused_by_name(
     # The pipeline scales the image to edit to a megapixel; here both take it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
+    small_references(monkeypatch)
     folder, wrong, followed = Folder(family, name, tmp_path), {}, set()
     for change in changes(family, name):
         folder.write(change)
