@@ -54,8 +54,7 @@ class SDXL(DDIMPolicy):
     def conditions(self, rows: Rows) -> dict[str, Any]:
         """Return text, pooled text and the size: the image is of its own size, and no crop."""
         text, pooled, settings = rows["prompt_embeds"], rows["pooled"], self.settings
-        size = [settings.height, settings.width]
-        numbers = torch.tensor([*size, 0, 0, *size], dtype=text.dtype, device=text.device)
+        numbers = self.table(text.device, _time_ids, settings.height, settings.width, text.dtype)
         added = {"text_embeds": pooled, "time_ids": numbers.expand(len(pooled), -1)}
         return {"encoder_hidden_states": text, "added_cond_kwargs": added}
 
@@ -82,3 +81,8 @@ class SDXL(DDIMPolicy):
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
         """Return that nothing is to be written into images: the pipeline does so where a package is installed."""
         return {"add_watermarker": False}
+
+
+def _time_ids(height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return (6,) size, corner of the crop, and size that is wanted."""
+    return torch.tensor([height, width, 0, 0, height, width], dtype=dtype)

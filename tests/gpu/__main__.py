@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
 
 import torch
 
+from configs.places import user_cache
 from flows.environment import prepare_environment
 from models.devices import chosen_device, make_current
 from models.libraries import quiet_libraries
@@ -46,7 +46,7 @@ def main() -> int:
         if reason is not None:
             sys.stderr.write(f"There is no simulated device: {reason}.\n")
             return 2
-        counts = simulated(Path(tempfile.gettempdir()) / f"flowmill-sim-{torch.__version__}", doubles=True)
+        counts = simulated(user_cache() / f"simulated-{torch.__version__}", doubles=True)
     device = chosen_device(options.device)
     if device.type == "cpu":
         sys.stderr.write("This machine has no accelerator. Try --simulated --short.\n")

@@ -87,7 +87,7 @@ def _velocity(policy: DiffusionPolicy, family: str, *given: Any) -> tuple[Any, .
     """Return a guided velocity, and what it was computed from, to be given again."""
     device = policy.settings.device
     if not given:
-        images = [np.zeros((64, 64, 3), np.uint8)] if family in IMAGE_CONDITIONED else None
+        images = [[np.zeros((64, 64, 3), np.uint8)]] if family in IMAGE_CONDITIONED else None
         rows = policy.encode(["a photo"], images)
         latents = policy.initial_latents([torch.Generator().manual_seed(0)])
         given = (latents, torch.tensor([0.5]).to(device), Conditioning(rows, rows))
