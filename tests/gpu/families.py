@@ -29,7 +29,9 @@ from tests.support.inside import execution_of, prepare, run_epoch
 ROOT = Path(__file__).parents[2]
 SHORT = ("sd3", "sd15", "wan21")
 #: Of a forward of families that ask the device for nothing, and of those that must know a noise range or lengths.
-WAITS: Mapping[str, int] = {"wan22": 2, "wan22_i2v": 2, "z_image": 2, "qwen_image": 2, "qwen_image_edit": 2}
+WAITS: Mapping[str, int] = dict.fromkeys(
+    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus"), 2
+)
 
 
 def measure(device: torch.device, waiting: Waiting, lines: Lines, *, short: bool) -> None:
