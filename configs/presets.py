@@ -26,7 +26,7 @@ _GPUS = {
     "qwen_image": "80 GB",
     "qwen_image_edit": "80 GB",
     "qwen_image_edit_plus": "80 GB",
-    "qwen_image_enhancer": "80 GB",
+    "qwen_image_enhancer": "141 GB",
     "qwen_image_tempflow": "80 GB",
     "sd15_ddpo": "48 GB",
     "sd35_medium": "80 GB",
@@ -35,7 +35,7 @@ _GPUS = {
     "wan22_a14b": "141 GB",
     "wan22_first_frame": "141 GB",
     "wan22_ti2v_5b": "48 GB",
-    "z_image_turbo": "48 GB",
+    "z_image_turbo": "24 GB",
 }
 _PROMPTS = re.compile(r"prompts/[\w.-]+")
 
