@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
 from models.rewards.placing import Placed
-from models.rewards.sizes import Takes
+
+if TYPE_CHECKING:
+    from models.rewards.sizes import Takes
 
 _DEVICE = "device"
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-from models.policies.base import Policy
-
-_HOST = torch.device("cpu")
+_HOST = "cpu"
 
 
 class Placed:
@@ -21,7 +21,7 @@ class Placed:
     def __init__(self, reward: object) -> None:
         """Note where the modules of a freshly made reward are; those in host memory stay there."""
         found = ((module, device_of(module)) for module in modules_of(reward))
-        self._homes = [(module, device) for module, device in found if device != _HOST]
+        self._homes = [(module, device) for module, device in found if device is not None and device.type != _HOST]
         self._resting = False
         self._users = 0
         self._lock = threading.Lock()
@@ -54,6 +54,13 @@ class Placed:
 
 def modules_of(reward: object) -> list[nn.Module]:
     """Return the modules a reward holds as attributes, and those of pipelines and rewards it asks, each once."""
+    # A reward that did not take torch has none, and whoever scores with it alone need not wait for torch.
+    if "torch" not in sys.modules:
+        return []
+    from torch import nn
+
+    from models.policies.base import Policy
+
     found: dict[int, nn.Module] = {}
     for held in _attributes(reward).values():
         if isinstance(held, nn.Module):
@@ -66,11 +73,11 @@ def modules_of(reward: object) -> list[nn.Module]:
     return list(found.values())
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Return where a module's first tensor is; one without any is in host memory."""
+def device_of(module: nn.Module) -> torch.device | None:
+    """Return where a module's first tensor is, None of one without any."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
-    return _HOST
+    return None
 
 
 def _attributes(reward: object) -> dict[str, Any]:

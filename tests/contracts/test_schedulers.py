@@ -31,7 +31,14 @@ from models.policies.ddim import DDIMOptions, DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart.tiny import build_tiny
-from tests.contracts.test_policies import TINY, conditioning, no_noise, pictures, set_scheduler, small_references
+from tests.contracts.test_policies import (
+    TINY,
+    conditioning,
+    no_noise,
+    pictures,
+    set_scheduler,
+    small_references,  # noqa: F401 - a fixture
+)
 from tests.support.families import PIPELINES
 
 STEPS = 4
@@ -186,6 +193,7 @@ def marked(family: str, name: str) -> Any:
     return pytest.param(family, name, marks=[] if family in OFTEN else [pytest.mark.campaign])
 
 
+@pytest.mark.usefixtures("small_references")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("family", "name"), [marked(*each) for each in SCHEDULERS])
 def test_every_option_is_the_pipelines_or_refused_by_name(
@@ -194,7 +202,6 @@ def test_every_option_is_the_pipelines_or_refused_by_name(
     # The pipeline scales the image to edit to a megapixel; here both take it as small as it is.
     edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
     monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
-    small_references(monkeypatch)
     folder, wrong, followed = Folder(family, name, tmp_path), {}, set()
     for change in changes(family, name):
         folder.write(change)

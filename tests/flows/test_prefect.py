@@ -123,6 +123,7 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_a_schedule_trains_on_and_catches_up_once(
     scheduling_server: dict[str, str], make_config: Callable[..., RunConfig], flowmill: FlowmillCommand, tmp_path: Path
