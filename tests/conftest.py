@@ -34,6 +34,7 @@ from models.quickstart.build import DigitsBuilder  # noqa: E402
 from tasks.execution import launch  # noqa: E402
 from tasks.inputs.trust import remember  # noqa: E402
 from tests.support.forked_ranks import ForkedAgent  # noqa: E402
+from tests.support.long import is_long  # noqa: E402
 from tests.support.preloaded import READ_AT_IMPORT, carry_out  # noqa: E402
 from tests.support.s3 import Server, named_or_moto  # noqa: E402
 from tests.support.small import small_data, write_small  # noqa: E402
@@ -60,8 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count what asks for the shared server, or for what forks commands, among the slow ones."""
+    """Count what asks for the shared server, or for what forks commands, among the slow ones; leave long ones out."""
     for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.campaign)
         if {"prefect_server", "preloaded"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 

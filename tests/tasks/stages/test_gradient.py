@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -313,10 +314,8 @@ class Clips:
     """A host with a decoder whose clips have the frames x, 2 x and 3 x of latents x, and a reward."""
 
     def __init__(self, reward: Any) -> None:
-        self.device, self._reward = torch.device("cpu"), reward
-
-    def reward(self, section: RewardSection) -> Any:
-        return self._reward
+        self.device = torch.device("cpu")
+        self.rewards = SimpleNamespace(of=lambda section: reward, at_work=lambda made: nullcontext())
 
     def decoding(self) -> Any:
         return SimpleNamespace(

@@ -1,0 +1,69 @@
+"""Tests that take long and stand beside shorter ones of the same kind: campaigns carry them out, not every change."""
+
+from __future__ import annotations
+
+#: By file, the tests as pytest names them, with all their parameters where none are named.
+LONG = {
+    "tests/chaos/test_interruptions.py": ("test_a_killed_temporary_server_is_started_again",),
+    "tests/contracts/test_policies.py": ("test_compiled_blocks_compute_what_eager_ones_do",),
+    "tests/flows/test_cli.py": ("test_two_processes_under_torchrun", "test_what_became_due_is_said_and_done"),
+    "tests/flows/test_command.py": ("test_a_signal_says_what_stays_and_how_to_go_on[training, SIGTERM]",),
+    "tests/flows/test_prefect.py": (
+        "test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it_names",
+    ),
+    "tests/models/rewards/test_reward_server.py": (
+        "test_too_many_samples_are_told_to_come_later",
+        "test_requests_are_scored_together_and_one_that_fails_fails_alone",
+    ),
+    "tests/storage/test_s3.py": ("test_an_epoch_takes_at_most_56_requests",),
+    "tests/tasks/execution/test_launch.py": (
+        "test_a_rank_that_hangs_is_named",
+        "test_every_shard_is_taken_once_whoever_is_late_or_slow",
+        "test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it",
+    ),
+    "tests/tasks/execution/test_resharding.py": (
+        "test_a_checkpoint_of_two_ranks_goes_on_with_any_number[adamw-numbers0]",
+    ),
+    "tests/tasks/execution/test_scorers.py": (
+        "test_a_failing_reward_is_named_and_a_killed_process_replaced",
+        "test_processes_end_when_their_parent_is_killed",
+    ),
+    "tests/tasks/execution/test_strategies.py": (
+        "test_two_ranks_train_as_one_process[one machine-z_image-fsdp]",
+        "test_two_ranks_train_as_one_process[one machine-sd15-fsdp]",
+        "test_two_ranks_train_as_one_process[two agents-wan22-fsdp]",
+    ),
+    "tests/tasks/export/test_export.py": (
+        "test_the_snippet_of_lora_files_gives_the_evaluation",
+        "test_lora_files_of_two_processes_are_equal_byte_by_byte",
+    ),
+    "tests/tasks/figures/test_sweep.py": (
+        "test_a_sweep_that_is_stopped_leaves_no_process[2]",
+        "test_a_sweep_samples_once_what_its_variants_share",
+    ),
+    "tests/tasks/inputs/test_sources.py": ("test_a_run_over_sources_works_on_the_command_line",),
+    "tests/tasks/kinds/test_render.py": ("test_a_run_of_the_command_draws_and_shows",),
+    "tests/tasks/preflight/test_language_memory.py": ("test_every_role_has_a_line",),
+    "tests/tasks/preflight/test_memory.py": (
+        "test_check_says_whether_it_fits",
+        "test_full_size_presets_are_estimated_as_the_page_says[wan22_a14b]",
+        "test_a_few_blocks_tell_what_all_of_them_take",
+        "test_adapters_may_be_on_some_kinds_of_blocks_alone",
+        "test_ranks_that_share_the_weights_hold_less",
+    ),
+    "tests/tasks/review/test_benchmark.py": ("test_processes_share_the_work_and_change_no_figure",),
+    "tests/tasks/runs/test_advance.py": ("test_the_command_line_trains_on",),
+    "tests/tasks/runs/test_chain.py": ("test_a_thousand_epochs_are_planned_without_recursion",),
+    "tests/tasks/stages/test_presets.py": (
+        "test_a_whole_run[qwen_image_edit_plus]",
+        "test_a_whole_run[flux2_klein_edit]",
+        "test_a_whole_run[wan22_ti2v]",
+    ),
+    "tests/test_docs.py": ("test_the_tutorial_works_as_pasted", "test_rewards_of_your_own_work_as_pasted"),
+}
+
+
+def is_long(nodeid: str) -> bool:
+    """Return whether a test is one of them."""
+    path, _, name = nodeid.partition("@")[0].partition("::")
+    return any(name == each or name.startswith(f"{each}[") for each in LONG.get(path, ()))
