@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from models.quickstart.characters import Characters, Pair, llama
+from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
 from models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters("0123456789+=")
@@ -16,27 +16,13 @@ _PROBE = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdditionBuilder:
+class AdditionBuilder(CharacterModelBuilder):
     """A Llama of 3 layers and 16 tokens; the prompt is ``12+34=``, the completion the sum and an end."""
 
     accuracy: float = 0.15
     """Pre-training ends when so many of sampled answers are right: a number of steps gives another model by seed."""
-    seed: int = 0
-    """Seed of weights and order."""
     heldout: int = 500
     """Sums below 100 + 100 that are never trained on."""
-
-    latents: ClassVar[None] = None
-    """It has none."""
-
-    def __post_init__(self) -> None:
-        """Check the accuracy.
-
-        Raises:
-            ValueError: it is no share that can be reached.
-        """
-        if not 0 < self.accuracy < 1:
-            raise ValueError(f"accuracy is {self.accuracy}; it must lie between 0 and 1.")
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model and tokenizer."""

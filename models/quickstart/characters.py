@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -47,6 +47,28 @@ def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CharacterModelBuilder:
+    """What builders of such models share: they train until answers are as good as is asked for."""
+
+    accuracy: float
+    """Share of sampled answers at which pre-training ends: a number of steps gives another model by seed."""
+    seed: int = 0
+    """Seed of weights and order."""
+
+    latents: ClassVar[None] = None
+    """It has none."""
+
+    def __post_init__(self) -> None:
+        """Check the accuracy.
+
+        Raises:
+            ValueError: it is no share that can be reached.
+        """
+        if not 0 < self.accuracy < 1:
+            raise ValueError(f"accuracy is {self.accuracy}; it must lie between 0 and 1.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ import random
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from models.quickstart.characters import Characters, Pair, llama
+from models.quickstart.characters import CharacterModelBuilder, Characters, Pair, llama
 from models.quickstart.pretrain import Report
 
 _CHARACTERS = Characters(string.ascii_lowercase + string.digits + ' "')
@@ -27,25 +26,11 @@ _PROBE = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriterBuilder:
+class RewriterBuilder(CharacterModelBuilder):
     """A Llama of 3 layers; of the prompt ``draw "46"`` it makes ``number 46``, ``"46"`` or another of five texts."""
 
     accuracy: float = 0.9
     """Pre-training ends when so many of sampled rewritings are one of these, of the number that was asked for."""
-    seed: int = 0
-    """Seed of weights and order."""
-
-    latents: ClassVar[None] = None
-    """It has none."""
-
-    def __post_init__(self) -> None:
-        """Check the accuracy.
-
-        Raises:
-            ValueError: it is no share that can be reached.
-        """
-        if not 0 < self.accuracy < 1:
-            raise ValueError(f"accuracy is {self.accuracy}; it must lie between 0 and 1.")
 
     def build(self, folder: Path, report: Report) -> None:
         """Write a transformers folder with model and tokenizer."""

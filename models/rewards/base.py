@@ -101,6 +101,22 @@ class Batch:
         )
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the samples of several batches as one; where they are from is told if all say it, with the first shard."""
+    if len(batches) == 1:
+        return batches[0]
+    origins = [batch.origin for batch in batches if batch.origin is not None]
+    samples = [sample for origin in origins for sample in origin.samples]
+    return Batch(
+        media=np.concatenate([batch.media for batch in batches]),
+        prompts=[prompt for batch in batches for prompt in batch.prompts],
+        metadata=[row for batch in batches for row in batch.metadata],
+        groups=[group for batch in batches for group in batch.groups],
+        references=[images for batch in batches for images in batch.references],
+        origin=Origin(samples=samples, shard=origins[0].shard) if len(origins) == len(batches) else None,
+    )
+
+
 def declare(**needs: Any) -> Callable[[T], T]:
     """Return a decorator that says what a reward function or class needs; see ``Needs``."""
 

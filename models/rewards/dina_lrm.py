@@ -128,34 +128,30 @@ class DinaLrm:
         Raises:
             ValueError: the latents are another model's.
         """
-        latents = torch.from_numpy(np.array(media, np.float32)).to(self._policy.settings.device)
-        values: np.ndarray = self.rated(latents, prompts).float().cpu().numpy()
+        given = torch.from_numpy(np.array(media, np.float32))
+        values: np.ndarray = self.differentiable(given, prompts, metadata).cpu().numpy()
         return Scores(values)
 
     def differentiable(self, media: Tensor, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Return one score per (C, h, w) latents, see ``rated``."""
-        return self.rated(media.to(self._policy.settings.device), prompts).float()
-
-    def rated(self, latents: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Return (B,) scores of (B, C, h, w) float32 latents, with gradient where one is wanted.
+        """Return one score per (C, h, w) float32 latents, with gradient where one is wanted.
 
         Raises:
             ValueError: the latents are another model's.
         """
-        channels = self._policy.pipeline.transformer.config.in_channels
+        settings, channels = self._policy.settings, self._policy.pipeline.transformer.config.in_channels
+        latents = media.to(settings.device)
         if latents.ndim != 4 or latents.shape[1] != channels:
             raise ValueError(
                 f"latents have shape {tuple(latents.shape[1:])}, but '{self.model}' has ({channels}, h, w). This "
                 "reward belongs to policies of Stable Diffusion 3"
             )
-        settings = self._policy.settings
         drawn = torch.Generator().manual_seed(self.noise_seed)
         noise = torch.randn(latents.shape[1:], generator=drawn).to(settings.device)
         noised = ((1 - self._sigma) * latents + self._sigma * noise).to(settings.dtype)
         time = torch.full((len(latents),), self._timestep, device=settings.device)
         encoded = self._policy.encode(prompts)
         images, texts, embedded = self._states(noised, encoded["prompt_embeds"], encoded["pooled"], time)
-        score: Tensor = self._head(images, texts, embedded)
+        score: Tensor = self._head(images, texts, embedded).float()
         return (score + 10) / 10
 
     def _adapted(self, transformer: Any) -> Any:

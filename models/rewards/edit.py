@@ -127,8 +127,7 @@ class EditReward(Asking):
             raise ValueError(f"rubric is {self.rubric!r}; it must be one of {', '.join(RUBRICS)}.")
         if self.over not in ("mean", "min"):
             raise ValueError(f"over is {self.over!r}; it must be 'mean' or 'min'.")
-        if self.question is not None and "{prompt}" not in self.question:
-            raise ValueError("question does not say where the instruction goes; write {prompt} there.")
+        self.check_asked(self.question, None)
 
     def score(
         self,

@@ -60,10 +60,7 @@ class WinRate(Asking):
             ValueError: an option is out of range.
         """
         super().__post_init__()
-        if self.question is not None and "{prompt}" not in self.question:
-            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
-        if re.compile(self.pattern).groups < 1:
-            raise ValueError("pattern has no group; put the number of the better image in parentheses.")
+        self.check_asked(self.question, self.pattern, group="number of the better image")
         re.compile(self.tie)
 
     @staticmethod

@@ -95,6 +95,22 @@ class Asking:
             base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES, http_client=client
         )
 
+    def check_asked(self, question: str | None, pattern: str | None, *, group: str = "score") -> None:
+        """Check what is asked, and what finds the answer.
+
+        Args:
+            question: in a person's own words; None: in the reward's.
+            pattern: its first group is what is looked for; None: there is none.
+            group: what that is called.
+
+        Raises:
+            ValueError: the prompt has no place in the question, or the pattern no group.
+        """
+        if question is not None and "{prompt}" not in question:
+            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
+        if pattern is not None and re.compile(pattern).groups < 1:
+            raise ValueError(f"pattern has no group; put the {group} in parentheses.")
+
     def map(self, work: Callable[..., T], *rows: Iterable[Any]) -> list[T]:
         """Return what some work gives for every row, as many at a time as are wanted."""
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="vlm") as pool:
@@ -188,10 +204,7 @@ class VlmJudge(Asking):
         super().__post_init__()
         if self.scale <= 0:
             raise ValueError("scale must be larger than 0.")
-        if self.question is not None and "{prompt}" not in self.question:
-            raise ValueError("question does not say where the prompt goes; write {prompt} there.")
-        if re.compile(self.pattern).groups < 1:
-            raise ValueError("pattern has no group; put the score in parentheses.")
+        self.check_asked(self.question, self.pattern)
 
     def score(
         self,

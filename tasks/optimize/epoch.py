@@ -163,8 +163,8 @@ class TrainingEpoch:
         section = self._config.optimize.replay
         if section is None and self._config.execution.ahead:
             section = ReplaySection(epochs=0)
-        corrects = section is not None and section.proximal and requires.data == "transitions"
-        if section is None or not corrects or not isinstance(samples, Correctable):
+        compares = requires.data == "transitions"
+        if section is None or not (section.proximal and compares and isinstance(samples, Correctable)):
             yield
             return
         start, ranks = self._host.starting_weights(self._data.policy), self._ranks

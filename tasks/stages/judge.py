@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from models.rewards.base import Batch, Scores
+from models.rewards.base import Batch, Scores, joined
 from storage.contents import Contents
 from storage.records import ShardRecord
 from storage.tables import read_shard
 from tasks.figures.evaluations import split_of
 from tasks.figures.scores import mean_figures
 from tasks.figures.texts import Text, write_texts
-from tasks.stages.scoring import Scoring, joined
+from tasks.stages.scoring import Scoring
 from tasks.stages.stage import Output, Shard
 
 #: Ends the name of the shard that shows a split of several.

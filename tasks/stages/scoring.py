@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from configs.errors import StoreError
 from configs.rewards import RewardSection
-from models.rewards.base import Batch, Needs, Origin, Reward, Scores, perfect_score
+from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import needs_of, works_on_accelerator
 from storage.contents import Contents
@@ -185,21 +185,6 @@ class Scoring(Stage):
             origin=Origin(samples=samples, shard=f"{name} of {ref}"),
         )
         return batch, table
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the samples of several batches as one; it is said to come from the first one's shard."""
-    if len(batches) == 1:
-        return batches[0]
-    origins = [batch.origin for batch in batches if batch.origin is not None]
-    return Batch(
-        media=np.concatenate([batch.media for batch in batches]),
-        prompts=[prompt for batch in batches for prompt in batch.prompts],
-        metadata=[about for batch in batches for about in batch.metadata],
-        groups=[group for batch in batches for group in batch.groups],
-        references=[images for batch in batches for images in batch.references],
-        origin=Origin(samples=[each for origin in origins for each in origin.samples], shard=origins[0].shard),
-    )
 
 
 def _content(columns: Mapping[str, Sequence[Any]]) -> str:

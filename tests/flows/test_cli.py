@@ -66,7 +66,9 @@ def test_a_run_from_nothing_to_an_export_and_again(
     assert status["finished_epochs"] == 2
     assert status["tracking"]["mlflow_run_id"]
     mean = status["advantages"]["2"]["reward_mean"]
-    assert f"epoch 2/2  reward jpeg_compressibility {mean:.3f}" in first.stdout, "that of the whole epoch"
+    # Followed by the time, or by the share of it that waited for rewards.
+    said = rf"epoch 2/2  reward jpeg_compressibility {mean:.3f}(  |, \d+% of the time waited for rewards)"
+    assert re.search(said, first.stdout), "that of the whole epoch"
     assert "small" in flowmill("status", *root).stdout
     shown = flowmill("status", "small", *root).stdout
     assert "Evaluations" in shown

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from models.rewards.base import Batch, Reward, Scores
+from models.rewards.base import Batch, Reward, Scores, joined
 from models.rewards.call import Handling, score
 from models.rewards.service.metrics import Metrics
 
@@ -112,7 +110,7 @@ class Batcher:
             jobs[0].done.set_exception(outcome)
 
     def _score(self, jobs: Sequence[_Job]) -> Scores:
-        batch, begun = _joined([job.batch for job in jobs]), time.perf_counter()
+        batch, begun = joined([job.batch for job in jobs]), time.perf_counter()
         try:
             return score(self._reward, self._name, batch, Handling(frames="clip", batch_size=self._limits.batch_size))
         finally:
@@ -156,15 +154,3 @@ def _alike(jobs: Sequence[_Job]) -> list[list[_Job]]:
         about = (job.batch.media.shape[1:], job.batch.media.dtype, bool(job.batch.references))
         found.setdefault(about, []).append(job)
     return list(found.values())
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    return Batch(
-        media=np.concatenate([batch.media for batch in batches]),
-        prompts=[prompt for batch in batches for prompt in batch.prompts],
-        metadata=[row for batch in batches for row in batch.metadata],
-        groups=[group for batch in batches for group in batch.groups],
-        references=[images for batch in batches for images in batch.references],
-    )

@@ -104,7 +104,7 @@ def test_the_head_is_its_formula() -> None:
 def test_a_gradient_reaches_the_latents(options: dict[str, Any]) -> None:
     reward = make_reward("dina_lrm", options)
     latents = torch.from_numpy(LATENTS).requires_grad_()
-    (gradient,) = torch.autograd.grad(reward.rated(latents, PROMPTS).sum(), latents)
+    (gradient,) = torch.autograd.grad(reward.differentiable(latents, PROMPTS, [{}] * 3).sum(), latents)
     assert bool(gradient.abs().sum((1, 2, 3)).gt(0).all())
 
 
@@ -126,7 +126,7 @@ def test_parts_that_do_not_fit_are_named(options: dict[str, Any], changed: dict[
 
 def test_latents_and_adapters_of_other_models_are_named(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"latents have shape \(16, 8, 8\), but .* has \(4, h, w\)"):
-        make_reward("dina_lrm", options).rated(torch.zeros(1, 16, 8, 8), ['"11"'])
+        make_reward("dina_lrm", options).differentiable(torch.zeros(1, 16, 8, 8), ['"11"'], [{}])
     from safetensors.torch import load_file, save_file
 
     for name, change in (("more", lambda key: f"x.{key}"), ("fewer", None)):
