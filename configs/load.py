@@ -91,7 +91,7 @@ def override_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         ConfigError: an override is malformed, names an unknown key or sets a value that is not allowed.
     """
     data = apply_overrides(config.model_dump(mode="json"), overrides)
-    return _parse(data, lambda mistake: blamed(mistake, overrides) or "overrides")
+    return _parse(data, lambda mistake: blamed(mistake, overrides) or "overrides").like(config)
 
 
 def dump_yaml(config: RunConfig) -> str:

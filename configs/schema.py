@@ -6,9 +6,9 @@ component's own dataclass, so this file does not grow with them. Adding a settin
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from configs.critic import CriticSection
 from configs.execution import ExecutionSection
@@ -207,6 +207,15 @@ class StoreSection(Section):
     """Only one process ever writes to this store: commit on S3 servers without conditional writes too."""
 
 
+class AlgorithmNeeds(NamedTuple):
+    """What of an algorithm's requirements decides which stages a run has and what its rollouts store."""
+
+    old_means: bool
+    """Rollouts store the means of the behavior policy's steps."""
+    gradients: bool
+    """There are stages of gradients of the rewards."""
+
+
 class RunConfig(Section):
     """One training run."""
 
@@ -240,6 +249,24 @@ class RunConfig(Section):
     """MLflow."""
     execution: ExecutionSection = ExecutionSection()
     """How the work is carried out."""
+
+    # No setting: what a run wrote down of an algorithm, so that who reads the run need not import it.
+    _needs: tuple[Component, AlgorithmNeeds] | None = PrivateAttr(default=None)
+
+    def knowing(self, algorithm: Component, needs: AlgorithmNeeds) -> Self:
+        """Return the config with what is known of an algorithm without importing it."""
+        known = self.model_copy()
+        known._needs = (algorithm, needs)
+        return known
+
+    def like(self, other: RunConfig) -> Self:
+        """Return the config with what another knows of algorithms."""
+        return self if other._needs is None else self.knowing(*other._needs)
+
+    @property
+    def known_needs(self) -> AlgorithmNeeds | None:
+        """What is known of this config's algorithm without importing it, if anything."""
+        return self._needs[1] if self._needs is not None and self._needs[0] == self.optimize.algorithm else None
 
     @model_validator(mode="before")
     @classmethod

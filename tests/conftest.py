@@ -61,11 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count what asks for the shared server, or for what forks commands, among the slow ones; leave long ones out."""
+    """Count what asks for a server, or for what forks commands, among the slow ones; leave long ones out."""
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(pytest.mark.campaign)
-        if {"prefect_server", "preloaded"} & set(getattr(item, "fixturenames", ())):
+        if {"prefect_server", "preloaded", "s3_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 

@@ -9,7 +9,7 @@ from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from tasks.identities.kinds import KindIdentity
 from tasks.identities.nodes import has_gradients
-from tasks.inputs.components import call_options, make_algorithm, media_options
+from tasks.inputs.components import algorithm_needs, call_options, media_options
 
 
 class DiffusionIdentity(KindIdentity):
@@ -34,7 +34,7 @@ class DiffusionIdentity(KindIdentity):
         rollout = config.rollout.model_dump(mode="json", exclude=unused)
         rollout["media"] = media_options(config)
         more: dict[str, Any] = {}
-        if make_algorithm(config).requires.old_means:
+        if algorithm_needs(config).old_means:
             more["means"] = True
         if config.rollout.unconditional:
             more["unconditional"] = True

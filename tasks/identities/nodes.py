@@ -8,7 +8,7 @@ from typing import NamedTuple
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from tasks.advantages.estimators import has_values
-from tasks.inputs.components import make_algorithm
+from tasks.inputs.components import algorithm_needs
 from tasks.inputs.renderer import reads_images
 
 #: Stages that belong to the run as a whole.
@@ -120,7 +120,7 @@ def training_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:
 
 def has_gradients(config: RunConfig) -> bool:
     """Return whether a run has stages of gradients: one per reward, where its algorithm trains on them."""
-    return make_algorithm(config).requires.gradients
+    return algorithm_needs(config).gradients
 
 
 def gradient_nodes(config: RunConfig, epoch: int) -> Iterator[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.registry import chosen, create, resolve
-from configs.schema import RunConfig
+from configs.schema import AlgorithmNeeds, RunConfig
 from configs.tokens import TokensSection
 from models.maths.schedules import PLANS, Plan
 from models.maths.solvers import SOLVERS, Solver
@@ -35,6 +35,21 @@ def make_algorithm(config: RunConfig) -> Algorithm:
         ConfigError: there is none of this name, or an option cannot work.
     """
     return chosen(algorithms_of(kind_name(config)), config.optimize.algorithm, what="optimize.algorithm")  # type: ignore[no-any-return]
+
+
+def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
+    """Return what of an algorithm's requirements decides which stages there are and what rollouts store.
+
+    Who reads a run knows it from what the run wrote down, and imports no code that only its record names.
+
+    Raises:
+        ConfigError: there is none of this name, or an option cannot work.
+    """
+    known = config.known_needs
+    if known is not None:
+        return known
+    requires = make_algorithm(config).requires
+    return AlgorithmNeeds(old_means=requires.old_means, gradients=requires.gradients)
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:

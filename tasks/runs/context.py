@@ -70,7 +70,7 @@ class RunContext(RunFacts):
             return Chain(self)
         section = {"store": self.config.store.model_dump(mode="json")}
         # As an earlier version wrote it, it may lack settings that have a default today.
-        config = parse_config({**own, **section}, where=f"run '{self.run.name}'")
+        config = parse_config({**own, **section}, where=f"run '{self.run.name}'").like(self.config)
         if asks_for(config.model_dump(mode="json")) == asks_for(self.config.model_dump(mode="json")):
             return Chain(self)
         return Chain(self, run=Chain(RunFacts(self.store, config, self.run)), epoch=self.epoch)

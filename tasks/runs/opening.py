@@ -22,6 +22,7 @@ from tasks.inputs.prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.sources import model_identity
 from tasks.inputs.trust import check_trusted
 from tasks.runs.context import RunContext
+from tasks.runs.needs import knowing_needs, note_needs
 from tasks.runs.progress import Reporter
 
 #: Bytes of a name: file systems take 255, and other names are made of it.
@@ -55,6 +56,7 @@ def begin_run(config: RunConfig, *, reporter: Reporter | None = None) -> RunCont
     else:
         context.run.restore(_record(config))
     context.run.add("configs", recorded(config))
+    note_needs(context.run, config)
     return context
 
 
@@ -129,11 +131,15 @@ def open_run(
     Raises:
         StoreError: there is no such run, or the root cannot be used.
         ConfigError: an override is not valid.
-        TrustError: the store names code or commands that nobody here has asked for.
+        TrustError: the store names code or commands that nobody here has asked for, or names an algorithm and does
+            not say what that needs.
     """
     # Where the store and its copies are is this machine's to say, whatever a record holds.
-    found = require_run(ArtifactStore(root), name).config() or {}
+    written = require_run(ArtifactStore(root), name)
+    found = written.config() or {}
     stored = parse_config({key: value for key, value in found.items() if key != "store"}, where=f"run '{name}'")
+    if reads:
+        stored = knowing_needs(stored, written)
     config = override_config(stored, [text_override("store.root", root), *overrides])
     if not (reads or trusted):
         check_trusted(stored, config, run=name)

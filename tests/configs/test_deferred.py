@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT, ConfigFactory
 from tests.support.inside import prepare, run_epoch
 
+pytestmark = pytest.mark.slow
+
 _PACKAGE = {
     "heavy/__init__.py": "import heavy.part\nfrom heavy.part import COUNT\nSIZE = 3\n",
     "heavy/part.py": "import builtins\nbuiltins.parts = getattr(builtins, 'parts', 0) + 1\nCOUNT = 7\n",

@@ -42,7 +42,11 @@ described = pytest.mark.parametrize("describe", [describe_file, _version_3, _ver
 Describe = Callable[[Path, str], FileEntry]
 
 
-@pytest.fixture(params=[*sorted(ROOTS), "s3 with faults"])
+#: A server is asked beside folders: its tests start one.
+SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in [*sorted(set(ROOTS) - {"file"}), "s3 with faults"]]
+
+
+@pytest.fixture(params=["file", *SERVED])
 def make_root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRoot]:
     """Returns roots that see the same objects."""
 

@@ -20,6 +20,8 @@ from storage.layout import ArtifactRef
 from tests.conftest import ROOT
 from tests.support.preloaded import carry_out
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "flows.cli"]
 DIGITS = str(ROOT / "configs" / "digits.yaml")
 #: Modules of libraries that take long to import; a typo must be found without them.
@@ -243,7 +245,6 @@ def crowded(config_file: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", pytest.param(".", marks=pytest.mark.campaign)], ids=["plain", "PYTHONPATH=."])
 def test_a_crowded_folder_does_not_break_the_command(crowded: Path, path: str) -> None:
     rewards = 'rewards=[{name: "my_reward:Redness"}]'
@@ -305,7 +306,6 @@ def test_an_import_string_that_ours_hides_is_refused(crowded: Path, name: str, f
 # Signals
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "number", "code"),
     [

@@ -22,6 +22,8 @@ from storage.roots.s3 import S3Root
 from tests.conftest import ROOT
 from tests.support.s3 import Faults, Server, make_bucket, unreliable, use
 
+pytestmark = pytest.mark.slow
+
 #: Takes a lease as a host of another name, says so, and holds it until its input ends; or ends at once.
 HOLDER = """
 import socket, sys

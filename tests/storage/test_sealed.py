@@ -19,6 +19,8 @@ from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
+pytestmark = pytest.mark.slow
+
 DATA = {"name": "small", "loss": -0.125, "numbers": [1, 2.5, None], "more": {"é": True, "rate": 1e-05}}
 
 

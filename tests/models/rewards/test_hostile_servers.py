@@ -24,6 +24,8 @@ from models.rewards.service import wire
 from models.rewards.testing import samples
 from models.rewards.vlm import VlmJudge
 
+pytestmark = pytest.mark.slow
+
 _INFO: dict[str, Any] = {
     "name": "constant",
     "options": {},

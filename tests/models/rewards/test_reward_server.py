@@ -29,6 +29,8 @@ from models.rewards.testing import CONTRACT, Check, samples
 from tasks.preflight.try_rewards import try_rewards
 from tests.support.serving import Server, served, spoiling
 
+pytestmark = pytest.mark.slow
+
 SLOW, JPEG = "tests.models.rewards.test_reward_server:Slow", "jpeg_compressibility"
 
 

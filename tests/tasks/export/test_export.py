@@ -48,6 +48,8 @@ from tests.contracts.test_policies import TINY
 from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
+pytestmark = pytest.mark.slow
+
 #: Follows the card's snippet in a process of its own: draws every sample of an evaluation with the snippet's own call.
 FOLLOW = """
 import json, sys, numpy as np
@@ -120,7 +122,6 @@ def follow(folder: Path, place: Path, samples: list[dict[str, Any]], base: Path 
     return np.load(place / "made.npy")
 
 
-@pytest.mark.slow
 def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: ConfigFactory, tmp_path: Path) -> None:
     settings = ("evaluate.samples=8", "evaluate.steps=4", "optimize.learning_rate=3e-2", "model.vae_tiling=true")
     context = trained(make_config(*settings))
@@ -150,7 +151,6 @@ def test_the_snippet_of_a_whole_pipeline_gives_the_evaluation(make_config: Confi
     assert np.abs(default - ours[0]).mean() > 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux1", "wan21"])
 def test_the_snippet_of_lora_files_gives_the_evaluation(family: str, tmp_path: Path) -> None:
     quiet_libraries()
@@ -310,7 +310,6 @@ for number in range(6):
 """
 
 
-@pytest.mark.slow
 def test_lora_files_of_two_processes_are_equal_byte_by_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_tiny("sd3").save_pretrained(tmp_path / "base")
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -27,6 +29,7 @@ from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
+from tasks.inputs.components import algorithm_needs
 from tasks.inputs.trust import HARMLESS, carried_out, check_trusted, pattern, remember
 from tasks.runs.opening import begin_run, open_run, recorded
 from tests.conftest import ROOT, ConfigFactory, FlowmillCommand
@@ -35,12 +38,18 @@ OWN = """
 import os
 from pathlib import Path
 
+from tasks.algorithms.flow_dppo import FlowDPPO
+
 Path(os.environ["WITNESS"]).touch()
+
+class Loss(FlowDPPO):
+    "Needs what rollouts only store where they are asked for it."
 
 def brightness(media, prompts, metadata):
     return [float(image.mean()) for image in media]
 """
 REWARD = "rewards=[{name: 'own_reward_under_test:brightness', label: bright}]"
+ALGORITHM = "optimize.algorithm={name: 'own_reward_under_test:Loss'}"
 READING = (
     ("status",),
     ("status", "small"),
@@ -51,6 +60,8 @@ READING = (
     ("store", "export", "small", "EXPORTED"),
     ("store", "cp", "small", "COPIED"),
     ("store", "digest", "small"),
+    ("diff", "small", "small"),
+    ("report", "small", "--out", "REPORT"),
 )
 
 
@@ -63,12 +74,12 @@ def test_a_stranger_s_store_is_read_without_running_its_code(
     here = {"PYTHONPATH": path, "WITNESS": str(witness)}
     elsewhere = {**here, "XDG_STATE_HOME": str(tmp_path / "other-machine")}
     root = ("--root", str(tmp_path / "store"))
-    made = flowmill("run", str(config_file), "--set", REWARD, "--set", "run.epochs=1", **here)
+    made = flowmill("run", str(config_file), "--set", REWARD, "--set", ALGORITHM, "--set", "run.epochs=1", **here)
     assert made.returncode == 0, made.stderr
     assert witness.exists()
     witness.unlink()
     for command in READING:
-        words = [str(tmp_path / word) if word in ("EXPORTED", "COPIED") else word for word in command]
+        words = [str(tmp_path / word) if word in ("EXPORTED", "COPIED", "REPORT") else word for word in command]
         found = flowmill(*words, *root, **elsewhere)
         assert found.returncode == 0, (command, found.stderr)
         assert not witness.exists(), command
@@ -76,6 +87,7 @@ def test_a_stranger_s_store_is_read_without_running_its_code(
     refused = flowmill(*score, **elsewhere)
     assert refused.returncode == 1
     assert "rewards.0: own_reward_under_test:brightness" in refused.stderr
+    assert "optimize.algorithm: own_reward_under_test:Loss" in refused.stderr
     assert "--trust-store" in refused.stderr
     assert "Traceback" not in refused.stderr
     measured = flowmill("benchmark", "digits", "--model", "small@1", *root, "--out", str(tmp_path), **elsewhere)
@@ -131,6 +143,25 @@ def test_an_override_replaces_what_a_store_says(
     open_run(root, "small", overrides=["monitors=[]"])
     open_run(root, "small", trusted=True)
     assert override_config(config, ["monitors=[]"]).monitors == ()
+
+
+def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
+    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_loss_under_test.py").write_text(OWN)
+    monkeypatch.setenv("WITNESS", str(tmp_path / "witness"))
+    monkeypatch.syspath_prepend(tmp_path)
+    begin_run(make_config(ALGORITHM.replace("own_reward", "own_loss")))
+    monkeypatch.delitem(sys.modules, "own_loss_under_test")
+    (tmp_path / "own_loss_under_test.py").unlink()
+    root = str(tmp_path / "store")
+    read = open_run(root, "small", reads=True).config
+    assert algorithm_needs(read) == (True, False)
+    assert algorithm_needs(override_config(read, ["run.epochs=7"])) == (True, False)
+    assert algorithm_needs(override_config(read, ["optimize.algorithm=grpo"])) == (False, False)
+    shutil.rmtree(tmp_path / "store" / "runs" / "small" / "needs")
+    with pytest.raises(TrustError, match=r"trains with 'own_loss_under_test:Loss'.*Start the run once more"):
+        open_run(root, "small", reads=True)
 
 
 def test_a_config_that_is_run_is_remembered(

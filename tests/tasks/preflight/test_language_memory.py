@@ -20,6 +20,8 @@ from tasks.kinds.memory import Memory
 from tasks.preflight.memory import estimate_memory
 from tests.support.language_models import texts_data
 
+pytestmark = pytest.mark.slow
+
 #: Millions of parameters the models' authors state.
 STATED = {
     "Qwen/Qwen2.5-0.5B-Instruct": 494,

@@ -44,7 +44,7 @@ from tasks.preflight.memory import RunMemory, estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
 # What one test has traced is traced no more.
-pytestmark = pytest.mark.xdist_group("memory")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("memory")]
 
 #: Billions of parameters the models' authors state for all denoisers together.
 STATED = {
@@ -106,7 +106,6 @@ def test_published_models_have_their_stated_size(name: str) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", [pytest.param(each, id=each.stem, marks=marks_of(each)) for each in FULL])
 def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
     config, activations = load_config(preset), activations_of(preset.stem)
@@ -120,7 +119,6 @@ def test_full_size_presets_are_estimated_as_the_page_says(preset: Path) -> None:
     assert preset.stem not in TRAFFIC or traffic_row(preset.stem) in page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", [pytest.param(each, marks=() if each == "qwen_05b_ppo" else pytest.mark.campaign) for each in LANGUAGE]
 )
@@ -202,7 +200,6 @@ TRACED = {
 SHORTER = {"num_layers": 7, "num_single_layers": 6, "dual_attention_layers": (0, 1, 2)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [pytest.param(name, marks=() if name == "sd35_medium" else pytest.mark.campaign) for name in TRACED],
@@ -267,7 +264,6 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     assert traced.decoding() == pytest.approx(memory.peak, rel=0.1)
 
 
-@pytest.mark.slow
 def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
     memory = estimate("flux1_dev", "model.lora={rank: 32, alpha: 64, targets: [attn.add_q_proj]}")
     assert memory.trained == 19 * 32 * (3072 + 3072)
@@ -291,7 +287,6 @@ def test_sums_of_weights_and_adapters_count_where_they_are_made() -> None:
     assert half == two // 2 - 4 * 19 * 3072 * 3072 + 4 * 19 * 2 * 3072
 
 
-@pytest.mark.slow
 def test_ranks_that_share_the_weights_hold_less() -> None:
     ranks = "execution.processes=8"
     one, ddp = estimate("flux1_dev"), estimate("flux1_dev", ranks)
@@ -311,7 +306,6 @@ def test_ranks_that_share_the_weights_hold_less() -> None:
     assert split.optimize_activations == one.optimize_activations // 2
 
 
-@pytest.mark.slow
 def test_text_encoders_are_counted_where_they_live() -> None:
     memory = estimate("sd35_medium")
     assert memory.encode == pytest.approx(11.2e9, rel=0.02), "CLIP-L, CLIP-G and T5-XXL in bfloat16"
@@ -323,7 +317,6 @@ def test_an_unknown_model_has_no_estimate(tmp_path: Path) -> None:
     assert estimate_memory(config, reference=False) is None
 
 
-@pytest.mark.slow
 def test_check_says_whether_it_fits(flowmill: FlowmillCommand) -> None:
     checked = flowmill("check", "configs/qwen_image.yaml", "--gpu-memory", "51")
     assert checked.returncode == 0, checked.stderr

@@ -35,6 +35,8 @@ from tests.conftest import ROOT
 from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(
     scope="module",
