@@ -65,7 +65,7 @@ class Store:
         """
         from tasks.runs.opening import open_run
 
-        return Run(open_run(self.root, name, reads=True), trust_store=trust_store)
+        return Run(open_run(self.root, name, reads=True, trusted=trust_store), trust_store=trust_store)
 
     def artifacts(self) -> pa.Table:
         """Return what 'flowmill store ls' lists: artifact, stage, shards, rows, size (bytes), age_s, runs, ..."""
@@ -253,13 +253,14 @@ class Run:
         """Return what made a sample of an epoch, its rewards and advantage, and the optimizer updates it entered."""
         from tasks.review.trace import trace_sample
 
-        return trace_sample(self._context.store, self._made(epoch, "rollout"), sample, [self.name])
+        ref = self._made(epoch, "rollout")
+        return trace_sample(self._context.store, ref, sample, [self._context], trusted=self._trusted)
 
     def refresh(self) -> None:
         """Look again at what was made meanwhile, and how far it is to go; until then all stays as it was found."""
         from tasks.runs.opening import open_run
 
-        self._context = open_run(self.store.root, self.name, reads=True)
+        self._context = open_run(self.store.root, self.name, reads=True, trusted=self._trusted)
 
     # Making
 

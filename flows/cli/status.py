@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, TrustError
 from configs.visible import command
 from flows.console import console, print_json, print_table
 from flows.environment import default_root
@@ -43,11 +43,22 @@ def status_command(name: str | None, *, root: str | None, why: str | None, check
     from tasks.figures.describe import describe_run
     from tasks.runs.opening import open_run
 
-    names = [name] if name is not None else list_runs(store)
-    runs = [describe_run(open_run(store.root.uri, each, reads=True)) for each in names]
+    def described(each: str) -> dict[str, Any]:
+        return describe_run(open_run(store.root.uri, each, reads=True))
+
+    runs = [_or_why_not(described, each) for each in list_runs(store)] if name is None else [described(name)]
     _print(store, runs, one=name is not None, as_json=as_json)
     if check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
         raise typer.Exit(1)
+
+
+def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return what there is to say of one of several runs: one that cannot be read hides no other."""
+    try:
+        return described(name)
+    except (TrustError, ConfigError) as error:
+        state = f"cannot be read: {str(error).partition(chr(10))[0]}"
+        return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": [], "benchmark": None}
 
 
 def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, as_json: bool) -> None:
@@ -64,6 +75,9 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
         for run in runs:
             if run["benchmark"] is not None:
                 table.add_row(run["run"], "", "benchmark", run["benchmark"])
+                continue
+            if run["epochs"] is None:
+                table.add_row(run["run"], "", run["state"], "")
                 continue
             epochs = f"{run['finished_epochs']} of {run['epochs']}"
             table.add_row(run["run"], epochs, _state(run), _last_figures(run))

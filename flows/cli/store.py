@@ -64,8 +64,10 @@ def show(
         described = describe_artifact(store, str(ref))
     else:
         from tasks.review.trace import trace_sample
+        from tasks.runs.opening import open_run
 
-        described = trace_sample(store, ref, sample, sorted(users_of(store).get(str(ref), ())))
+        users = sorted(users_of(store).get(str(ref), ()))
+        described = trace_sample(store, ref, sample, [open_run(store.root.uri, each, reads=True) for each in users])
     if as_json:
         print_json(described)
         return

@@ -65,6 +65,8 @@ NAMES = frozenset(
         "optimize.optimizer",
     }
 )
+#: Whose own classes are imported where a run is only read, too: they say what its stages and samples are.
+READ = frozenset({"model.kind", "rollout.store", "advantage.estimator"})
 #: Lists of rewards, which are alike.
 _REWARDS = ("monitors", "evaluate.judges")
 #: Whose options are commands, classes or addresses of who carries something out: all count, numbers too.

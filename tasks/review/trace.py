@@ -8,20 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.errors import StoreError
+from configs.errors import StoreError, TrustError
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from storage.tables import read_rows
 from tasks.identities.nodes import Node
 from tasks.inputs.components import open_trajectory_store
+from tasks.inputs.trust import check_trusted
 from tasks.kinds.kind import make_kind
 from tasks.optimize.data import TrainingData
 from tasks.runs.context import RunContext
-from tasks.runs.opening import open_run
 
 
-def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[str]) -> dict[str, Any]:
+def trace_sample(
+    store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: Sequence[RunContext], *, trusted: bool = False
+) -> dict[str, Any]:
     """Return a sample's columns, and for each run that uses it rewards, advantage and updates.
 
     Args:
@@ -29,13 +31,18 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
         ref: a trajectories artifact.
         sample_id: the sample.
         runs: runs whose lineage names the artifact.
+        trusted: an algorithm of the user's own that only the store names may be imported: which rows of a sample enter
+            which update is its to say.
 
     Raises:
         StoreError: the artifact has no such sample, or holds no samples.
+        TrustError: a run's algorithm, or how the samples are stored, is code that nobody here has named.
     """
     if ref.kind != "trajectories":
         raise StoreError(f"{ref} holds no samples; only trajectories do. 'flowmill store ls' lists them.")
-    opener = open_trajectory_store(store.require(ref).options["rollout"]["store"])
+    for run in [] if trusted else runs:
+        check_trusted(run.config, run.config, run=run.run.name, only=("optimize.algorithm",))
+    opener = open_trajectory_store(_stored_as(store, ref, runs))
     for record in store.shards(ref):
         shard = opener.open(store.files(ref, record))
         row = pc.index(shard.table.column("sample_id"), sample_id).as_py()
@@ -44,9 +51,19 @@ def trace_sample(store: ArtifactStore, ref: ArtifactRef, sample_id: str, runs: S
             written = {} if text is None else {"text": text}
             about = {**found.drop_columns(["arrays"]).to_pylist()[0], **written}
             about["arrays"] = found.column("arrays").to_pylist()[0]
-            used = {name: _uses(open_run(store.root.uri, name, reads=True), ref, sample_id) for name in runs}
+            used = {run.run.name: _uses(run, ref, sample_id) for run in runs}
             return {"artifact": str(ref), "shard": record.shard, "sample": about, "runs": used}
     raise StoreError(f"{ref} has no sample '{sample_id}'.")
+
+
+def _stored_as(store: ArtifactStore, ref: ArtifactRef, runs: Sequence[RunContext]) -> str:
+    """Return how an artifact's samples are stored; a class of the user's own only as runs name it that may be read."""
+    name = str(store.require(ref).options["rollout"]["store"])
+    if ":" in name and name not in {run.config.rollout.store for run in runs}:
+        raise TrustError(
+            f"{ref} names '{name}' as what reads its samples, and no run it belongs to does: not imported."
+        )
+    return name
 
 
 def _uses(context: RunContext, ref: ArtifactRef, sample_id: str) -> dict[str, Any]:

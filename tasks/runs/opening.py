@@ -20,7 +20,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, list_runs
 from tasks.inputs.prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.sources import model_identity
-from tasks.inputs.trust import check_trusted
+from tasks.inputs.trust import READ, check_trusted
 from tasks.runs.context import RunContext
 from tasks.runs.needs import knowing_needs, note_needs
 from tasks.runs.progress import Reporter
@@ -141,8 +141,8 @@ def open_run(
     if reads:
         stored = knowing_needs(stored, written)
     config = override_config(stored, [text_override("store.root", root), *overrides])
-    if not (reads or trusted):
-        check_trusted(stored, config, run=name)
+    if not trusted:
+        check_trusted(stored, config, run=name, only=READ if reads else None)
     store = ArtifactStore(config.store, remembers=reads)
     run = RunFolder(store, name)
     return RunContext(store, config, run, reporter=reporter, epoch=epoch, reads=reads)

@@ -445,7 +445,7 @@ def test_a_sample_is_followed_to_its_updates(context: RunContext) -> None:
     for record in context.store.records(ref):
         opened = context.store.files(ref, record).path("samples.parquet")
         for sample in pq.read_table(opened).column("sample_id").to_pylist():
-            trace = trace_sample(context.store, ref, sample, ["small"])["runs"]["small"]
+            trace = trace_sample(context.store, ref, sample, [context])["runs"]["small"]
             assert trace["epoch"] == 2
             assert set(trace["rewards"]) == {"jpeg_compressibility"}
             advantages[sample] = trace["advantage"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+from typer.testing import CliRunner
 
 from configs.errors import TrustError
 from configs.load import override_config
@@ -17,6 +19,7 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from configs.section import Section
 from flows import runtime
+from flows.cli import app
 from flows.cli.track import track_command
 from flows.requests import PipelineRequest
 from models.engines import ENGINES
@@ -162,6 +165,22 @@ def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
     shutil.rmtree(tmp_path / "store" / "runs" / "small" / "needs")
     with pytest.raises(TrustError, match=r"trains with 'own_loss_under_test:Loss'.*Start the run once more"):
         open_run(root, "small", reads=True)
+    begin_run(make_config("run.name=other"))
+    listed = CliRunner().invoke(app, ["status", "--root", root, "--json"])
+    states = {run["run"]: run["state"] for run in json.loads(listed.output)}
+    assert "cannot be read: Run 'small' trains with" in states["small"]
+    assert states["other"] == "not started"
+
+
+@pytest.mark.parametrize("setting", ["model.kind='mine:Kind'", "advantage.estimator={name: 'mine:Estimator'}"])
+def test_what_reading_needs_code_for_must_have_been_given_here(
+    make_config: ConfigFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    begin_run(make_config(setting))
+    with pytest.raises(TrustError, match="mine:"):
+        open_run(str(tmp_path / "store"), "small", reads=True)
+    open_run(str(tmp_path / "store"), "small", reads=True, trusted=True)
 
 
 def test_a_config_that_is_run_is_remembered(

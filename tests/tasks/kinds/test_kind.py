@@ -57,7 +57,7 @@ def test_a_policy_of_another_kind_goes_through_every_stage_and_learns(tmp_path: 
     assert set(table.column("reward").to_pylist()) == {0.0, 1.0}
     assert artifact_table(store, chain.require(1, "rollout").ref).num_rows == 64
     sample = table.filter(pc.not_equal(table.column("advantage"), 0)).column("sample_id")[0].as_py()
-    traced = trace_sample(store, chain.require(1, "rollout").ref, sample, ["chooser"])
+    traced = trace_sample(store, chain.require(1, "rollout").ref, sample, [context], trusted=True)
     assert traced["runs"]["chooser"]["updates"] != []
     assert describe_run(context)["finished_epochs"] == 3
     assert "chooser" in run_report(context)

@@ -173,7 +173,7 @@ def test_other_learning_rates_take_the_stored_gradients_and_need_no_decoder(
     for name in policies:
         assert taken in first.store.require(ArtifactRef.parse(name)).inputs
     ref, (sample, _, _) = first.chain.require(1, "rollout").ref, samples(first)[0]
-    traced = trace_sample(first.store, ref, sample, ["first"])["runs"]["first"]
+    traced = trace_sample(first.store, ref, sample, [first])["runs"]["first"]
     gradients = StoredGradients(first.store, [ArtifactRef.parse(taken)])
     assert traced["gradients"]["digits_network"]["rms"] == gradients.rms(sample) > 0
     assert {update["policy"] for update in traced["updates"]} == {first.chain.require(1, "optimize").artifact}
