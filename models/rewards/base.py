@@ -39,6 +39,8 @@ class Needs:
     """It is called with a fourth argument: of each prompt the images it starts from, see ``Reward.score``."""
     batch_size: int | None = None
     """Rows per call where ``rewards[].batch_size`` says nothing; None: a whole shard."""
+    watched_by: tuple[tuple[str, str], ...] = ()
+    """Monitors that should stand beside it where it is optimized, each with why; ``flowmill check`` says so."""
 
 
 class Reward(Protocol):
@@ -46,8 +48,8 @@ class Reward(Protocol):
 
     The class may set ``perfect``, the score that counts as an exact match, and ``needs``, a ``Needs``. One whose needs
     depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too. One
-    whose scores have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``.
-    that works on the accelerator may have a static method ``takes(options)``, which returns what its models take there,
+    whose scores have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``. One that
+    works on the accelerator may have a static method ``takes(options)``, which returns what its models take there,
     ``models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
     """
 

@@ -57,7 +57,9 @@ PUBLISHED: Mapping[str, Encoder] = {
     "openai/clip-vit-large-patch14": CLIP_L,
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": CLIP_H,
     "yuvalkirstain/PickScore_v1": CLIP_H,
-    # Without the head of a language model; 256 tokens of the image and as many of what is asked, twice over.
+    # Without the head of a language model; a clip of ten frames and what is asked of it.
+    "Qwen/Qwen2-VL-2B-Instruct": Encoder(parameters=2_208_985_600, tokens=2048, width=1536, inner=8960),
+    # 256 tokens of the image and as many of what is asked, twice over.
     "Qwen/Qwen2-VL-7B-Instruct": Encoder(parameters=7_744_923_136, tokens=1024, width=3584, inner=18944),
 }
 

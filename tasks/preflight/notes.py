@@ -10,6 +10,7 @@ from configs.schema import RunConfig
 from models.policies import POLICIES
 from models.policies.reading import cut_notes as cut_of
 from models.policies.reading import load_tokenizers
+from models.rewards.make import needs_of
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.kinds.rows import padded
@@ -26,7 +27,7 @@ _WASTE = 1.1
 def training_notes(config: RunConfig, *, updates: int) -> list[str]:
     """Return notes on a config of ``updates`` optimizer updates in the whole run."""
     found = [note for note in (_guidance(config), _schedule(config, updates)) if note is not None]
-    return [*found, *make_algorithm(config).requires.notes]
+    return [*found, *make_algorithm(config).requires.notes, *_unwatched(config)]
 
 
 def cut_notes(config: RunConfig) -> list[str]:
@@ -65,6 +66,18 @@ def padding_notes(config: RunConfig, cost: Cost) -> list[str]:
             f"execution.micro_batch_size {size} at most. Numbers of rows are sixteenths of it, and at least 4."
         )
     return notes
+
+
+def _unwatched(config: RunConfig) -> list[str]:
+    """Return which monitors should stand beside rewards that are known to be fooled, and do not."""
+    present = {section.name for section in config.monitors}
+    return [
+        f"rewards: {why} ('{section.name}'). The monitor '{monitor}' tells when: monitors=[{{name: {monitor}}}]."
+        for section in config.rewards
+        if section.server is None
+        for monitor, why in needs_of(section.name, section.options).watched_by
+        if monitor not in present
+    ]
 
 
 def _guidance(config: RunConfig) -> str | None:

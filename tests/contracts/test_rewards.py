@@ -22,7 +22,14 @@ from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, made_up_references, samples
 from tests.support.chat import Endpoint, says, serving
 from tests.support.clip import write_clip, write_head, write_latent_head
-from tests.support.published_rewards import write_detector, write_dina, write_hpsv3, write_image_reward, write_open_clip
+from tests.support.published_rewards import (
+    write_detector,
+    write_dina,
+    write_hpsv3,
+    write_image_reward,
+    write_open_clip,
+    write_video_align,
+)
 from tests.support.rewards import scored
 from tests.support.text_models import write_sentiment
 
@@ -37,11 +44,12 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_head(folder / "head.safetensors")
     write_latent_head(folder / "latent.safetensors")
     write_open_clip(folder, folder / "HPS.safetensors")
-    for name in ("blip", "detector", "dina", "hpsv3"):
+    for name in ("blip", "detector", "dina", "hpsv3", "video"):
         (folder / name).mkdir()
     write_image_reward(folder / "blip")
     write_detector(folder / "detector")
     write_hpsv3(folder / "hpsv3")
+    write_video_align(folder / "video")
     write_sentiment(folder / "sentiment")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
@@ -88,6 +96,13 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
         "pickscore": {**model, "processor": str(clip)},
         "reasoning_gym": {"pattern": "(.+)"},
         "sequence_classification": {"model": str(clip / "sentiment"), "label": "POSITIVE"},
+        "video_align": {
+            "weights": str(clip / "video" / "VideoReward.safetensors"),
+            "settings": str(clip / "video" / "model_config.json"),
+            "instruction": str(clip / "video" / "question.txt"),
+            "model": str(clip / "video"),
+            "dtype": "float32",
+        },
         **{judge: {"model": "judge", "endpoint": endpoint.url} for judge in ("edit_reward", "vlm_judge", "win_rate")},
     }
 
@@ -142,6 +157,7 @@ def test_the_contract(build: Build, name: str, holds: Check) -> None:
     reward = build(name)
     texts = samples(texts=["good days", "a bad sign", "happy days are here"])
     others = {
+        "clips": samples(shape=(4, 32, 48, 3)),
         "latents": samples(latents=True, shape=(4, 8, 8)),
         "texts": replace(
             texts, metadata=[{"answer": "a bad sign", "dataset": "chain_sum", "entry": "{}"}] * len(texts)

@@ -127,35 +127,70 @@ def write_detector(folder: Path, classes: int = 80) -> str:
 
 def write_hpsv3(folder: Path) -> tuple[Qwen2VLModel, nn.Sequential]:
     """Write a Qwen2-VL of a few layers, HPSv3's weights for it with their old names, and an instruction."""
+    model = _write_qwen2_vl(folder, own_tokens=1)
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    head = nn.Sequential(nn.Linear(32, 1024), nn.ReLU(), nn.Dropout(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2))
+    stored = {f"rm_head.{name}": tensor for name, tensor in head.state_dict().items()}
+    stored["lm_head.weight"] = torch.zeros(2, 2)
+    stored |= _as_once_named(model)
+    _save(stored, folder / "HPSv3.safetensors")
+    (folder / "instruction.txt").write_text("Is it good? {text_prompt}\n<|Reward|>\n")
+    return model, head.eval()
+
+
+def write_video_align(folder: Path) -> tuple[Qwen2VLModel, Tensor]:
+    """Write a Qwen2-VL of a few layers, weights for it as VideoReward's are named by peft, its settings and question.
+
+    Returns:
+        The model with the adapters merged, and the head, (3, 32).
+    """
+    model = _write_qwen2_vl(folder, own_tokens=3)
+    stored = {f"base_model.model.{name}": tensor for name, tensor in _as_once_named(model).items()}
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    stored[f"{layer}.base_layer.weight"] = stored.pop(f"{layer}.weight")
+    stored[f"{layer}.base_layer.bias"] = stored.pop(f"{layer}.bias")
+    up, down = torch.randn(32, 2), torch.randn(2, 32)
+    stored[f"{layer}.lora_A.default.weight"], stored[f"{layer}.lora_B.default.weight"] = down, up
+    head = torch.randn(3, 32)
+    stored["base_model.model.rm_head.weight"] = head
+    _save(stored, folder / "VideoReward.safetensors")
+    model.language_model.layers[0].self_attn.q_proj.weight.data += 2.0 * up @ down
+    (folder / "model_config.json").write_text(
+        '{"data_config": {"fps": 2, "max_frame_pixels": 200704, "num_frames": null, "sample_type": "uniform"},'
+        ' "peft_lora_config": {"lora_r": 2, "lora_alpha": 4, "use_rslora": false}, "inference_config": {"VQ_mean": 1.0,'
+        ' "VQ_std": 2.0, "MQ_mean": 0.5, "MQ_std": 0.25, "TA_mean": -1.0, "TA_std": 3.0}}'
+    )
+    (folder / "question.txt").write_text("Look: <|VQ_reward|>, <|MQ_reward|>, {text_prompt} <|TA_reward|>.")
+    return model, head
+
+
+def _write_qwen2_vl(folder: Path, *, own_tokens: int) -> Qwen2VLModel:
+    """Write sizes and tokenizer of a Qwen2-VL; return one whose words are more by tokens of its own."""
     torch.manual_seed(10)
-    words = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|endoftext|>"]
+    words = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|endoftext|>"]
+    pads = ["<|image_pad|>", "<|video_pad|>"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_bytes_tokenizer(), pad_token="<|endoftext|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": words})
+    tokenizer.add_special_tokens({"additional_special_tokens": [*words, *pads]})
     tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'image' %}"
-        "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}<|im_end|>\n"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}{% if c.type == 'text' %}"
+        "{{ c.text }}{% else %}<|vision_start|><|{{ c.type }}_pad|><|vision_end|>{% endif %}{% endfor %}<|im_end|>\n"
         "{% endfor %}<|im_start|>assistant\n"
     )
     tokenizer.save_pretrained(folder)
-    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    image, video = tokenizer.convert_tokens_to_ids(pads)
     text = {
-        "vocab_size": len(tokenizer) + 1, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "vocab_size": len(tokenizer) + own_tokens, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
     }  # fmt: skip
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 14, "mlp_ratio": 2}
-    config = Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image)
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image, video_token_id=video)
     config.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
-    model = Qwen2VLModel(config).eval()
-    head = nn.Sequential(nn.Linear(32, 1024), nn.ReLU(), nn.Dropout(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2))
-    stored = {f"rm_head.{name}": tensor for name, tensor in head.state_dict().items()}
-    stored["lm_head.weight"] = torch.zeros(2, 2)
-    for name, tensor in model.state_dict().items():
-        stored[name.replace("language_model.", "model.", 1)] = tensor
-    _save(stored, folder / "HPSv3.safetensors")
-    (folder / "instruction.txt").write_text("Is it good? {text_prompt}\n<|Reward|>\n")
-    return model, head.eval()
+    return Qwen2VLModel(config).eval()
+
+
+def _as_once_named(model: Qwen2VLModel) -> dict[str, Tensor]:
+    return {name.replace("language_model.", "model.", 1): tensor for name, tensor in model.state_dict().items()}
 
 
 def _bytes_tokenizer() -> Tokenizer:

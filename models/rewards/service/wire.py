@@ -204,8 +204,9 @@ def identity(name: str, options: Mapping[str, Any]) -> str:
 
 
 def needs_fields(needs: Needs) -> dict[str, Any]:
-    """Return what a reward needs as plain data."""
-    return {**asdict(needs), "columns": list(needs.columns)}
+    """Return what a reward needs of who asks for scores, as plain data."""
+    asked = {name: value for name, value in asdict(needs).items() if name != "watched_by"}
+    return {**asked, "columns": list(needs.columns)}
 
 
 def needs_from(fields: Mapping[str, Any]) -> Needs:

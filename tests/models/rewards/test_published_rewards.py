@@ -17,8 +17,8 @@ from configs.errors import ConfigError, RewardError
 from models.rewards.base import Batch, perfect_score
 from models.rewards.call import score
 from models.rewards.geneval import COLORS, NAMES, Found, _by_class, meets, met_share, relations
-from models.rewards.hpsv3 import token_grid
 from models.rewards.make import make_reward
+from models.rewards.verdicts import token_grid
 from tests.support.chat import says, serving
 from tests.support.clip import write_clip
 from tests.support.published_rewards import write_detector, write_hpsv3, write_image_reward, write_open_clip
@@ -93,7 +93,7 @@ def test_hpsv3_is_its_head_at_the_reward_token(images: np.ndarray, tmp_path: Pat
     options |= {"instruction": str(tmp_path / "instruction.txt"), "dtype": "float32"}
     made: Any = make_reward("hpsv3", options)
     found = score(made, "hpsv3", batch(images)).values
-    tokenizer, processor = made._tokenizer, AutoImageProcessor.from_pretrained(tmp_path)
+    tokenizer, processor = made._reader.tokenizer, AutoImageProcessor.from_pretrained(tmp_path)
     for row, prompt in enumerate(PROMPTS):
         # 48 x 64 pixels of about 256 tokens: 14 x 19 of them.
         picture = Image.fromarray(images[row]).resize((19 * 28, 14 * 28), Image.Resampling.BICUBIC)
@@ -132,7 +132,7 @@ def test_hpsv3_is_its_head_at_the_reward_token(images: np.ndarray, tmp_path: Pat
     ],
 )
 def test_images_have_about_256_tokens(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert token_grid(*size) == expected
+    assert token_grid(*size, least=256 * 28**2, most=256 * 28**2) == expected
 
 
 def thing(left: float, top: float, size: float = 10) -> Found:

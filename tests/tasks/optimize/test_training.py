@@ -313,6 +313,10 @@ def test_what_a_person_should_know_is_noted(make_config: Make) -> None:
     # Where guidance is an input of the model there is one half only.
     assert training_notes(load_config(ROOT / "configs" / "flux1_dev.yaml", [guided[1]]), updates=4) == []
     linear = "optimize.schedule={name: linear, total_updates: 3}"
+    (note,) = training_notes(make_config("rewards=[{name: video_align, frames: clip}]"), updates=4)
+    assert "monitors=[{name: exposure}]" in note
+    watched = ("rewards=[{name: video_align, frames: clip}]", "monitors=[{name: exposure}]")
+    assert training_notes(make_config(*watched), updates=4) == []
     (note,) = training_notes(make_config(linear), updates=4)
     assert "from there on the learning rate is 0" in note
     assert training_notes(make_config(linear), updates=3) == []

@@ -1,0 +1,39 @@
+"""How much of a picture is neither burnt out nor black: a monitor for rewards that like light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.rewards.base import Scores
+
+#: ITU-R BT.601, as JPEG and Pillow's mode L have it.
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """The share of pixels whose luma lies within bounds; a policy that over-exposes loses it first."""
+
+    low: float = 8.0
+    """Luma below which a pixel is black, of 255."""
+    high: float = 247.0
+    """Luma above which a pixel is burnt out, of 255."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: the bounds are none.
+        """
+        if not 0 <= self.low < self.high <= 255:
+            raise ValueError(f"low is {self.low} and high {self.high}; they must be 0 <= low < high <= 255.")
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (H, W, 3) uint8 image, 0 to 1, and the mean luma."""
+        luma = [image.astype(np.float32) @ _LUMA for image in media]
+        shares = [float(np.mean((each >= self.low) & (each <= self.high))) for each in luma]
+        return Scores(np.array(shares, np.float32), [f"mean luma {each.mean():.0f}" for each in luma])

@@ -1,0 +1,241 @@
+"""VideoAlign's VideoReward (arXiv 2501.13918): a Qwen2-VL that rates a clip's visual quality, motion and alignment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from configs.errors import ConfigError
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.sizes import Takes, encoder_of
+from models.rewards.verdicts import TOKEN, Reader, read_instruction, token_grid
+from models.rewards.weights import WeightsFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ASPECTS = ("VQ", "MQ", "TA")
+_MARKS = [f"<|{aspect}_reward|>" for aspect in ASPECTS]
+#: Side of a patch, patches per side of a token, frames of a patch.
+_PATCH, _MERGED, _FRAMES = 14, 2, 2
+#: Pixels of a frame at least, and frames of a clip: ``vision_process.py``.
+_LEAST_PIXELS, _LEAST_FRAMES, _MOST_FRAMES = 128 * TOKEN**2, 4, 768
+#: Of the model's image processor, which are CLIP's.
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What of the published ``model_config.json`` says how clips are looked at and scores are read."""
+
+    fps: float
+    """Frames that are looked at, per second."""
+    pixels: int
+    """Of a frame at most."""
+    scale: float
+    """Of the adapters, where the weights have some."""
+    mean: tuple[float, ...]
+    """Of each aspect's scores."""
+    std: tuple[float, ...]
+    """Of each aspect's scores."""
+
+    @classmethod
+    def read(cls, file: Path) -> Settings:
+        """Read the published file.
+
+        Raises:
+            ConfigError: it cannot be read, or says something else.
+        """
+        where = f"reward 'video_align': option 'settings': '{file}'"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            data, lora, scores = (found[name] for name in ("data_config", "peft_lora_config", "inference_config"))
+            rank = math.sqrt(lora["lora_r"]) if lora.get("use_rslora") else lora["lora_r"]
+            made = cls(
+                fps=float(data["fps"]),
+                pixels=int(data["max_frame_pixels"]),
+                scale=lora["lora_alpha"] / rank,
+                mean=tuple(float(scores[f"{aspect}_mean"]) for aspect in ASPECTS),
+                std=tuple(float(scores[f"{aspect}_std"]) for aspect in ASPECTS),
+            )
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where} cannot be read: {error}.") from None
+        except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"{where} is not VideoReward's model_config.json: {type(error).__name__} {error}."
+            ) from None
+        if data.get("sample_type", "uniform") != "uniform" or data.get("num_frames") is not None:
+            raise ConfigError(f"{where} takes other frames than evenly spaced ones at so many per second.")
+        if not made.fps > 0 or made.pixels < _LEAST_PIXELS or min(made.std) <= 0:
+            raise ConfigError(f"{where} has an fps, a max_frame_pixels or a std that cannot be.")
+        return made
+
+
+@dataclass(kw_only=True)
+class VideoAlign:
+    """What VideoReward gives at its three tokens, each less its mean over its std (``inference.py``, ``use_norm``).
+
+    Frames are taken evenly, as many per second as it was trained with, and scaled to at most its pixels.
+    """
+
+    name: ClassVar[str] = "video_align"
+    needs: ClassVar[Needs] = Needs(
+        media="clips",
+        accelerated=True,
+        batch_size=4,
+        watched_by=(("exposure", "policies learn to over-expose, which it likes"),),
+    )
+
+    weights: str
+    """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), names kept."""
+    settings: str
+    """Its ``model_config.json``."""
+    instruction: str
+    """Text file with what it was trained to be asked, with {text_prompt} for the prompt and its three tokens."""
+    aspect: Literal["overall", "VQ", "MQ", "TA"] = "overall"
+    """Visual quality, motion quality, text alignment, or the sum of the three."""
+    clip_fps: float = 16.0
+    """Frames of the clips per second, ``rollout.media.fps``."""
+    model: str = "Qwen/Qwen2-VL-2B-Instruct"
+    """Folder or hub id of the model it was trained from, for its sizes and tokenizer."""
+    revision: str | None = None
+    """Commit, tag or branch of that model."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the weights but the head's, which are float32."""
+    _reader: Reader = field(init=False, repr=False)
+    _head: Tensor = field(init=False, repr=False)
+    _settings: Settings = field(init=False, repr=False)
+    _asked: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load model and head.
+
+        Raises:
+            ConfigError: a file cannot be used.
+            ValueError: an option cannot work.
+        """
+        if self.aspect not in ("overall", *ASPECTS):
+            raise ValueError(f"aspect is {self.aspect!r}; it must be 'overall', 'VQ', 'MQ' or 'TA'.")
+        if not self.clip_fps > 0:
+            raise ValueError(f"clip_fps is {self.clip_fps}; it must be above 0.")
+        device = chosen_device(self.device, local_rank(), what="device of reward 'video_align'")
+        self._settings = Settings.read(Path(self.settings))
+        self._asked = read_instruction(self.name, Path(self.instruction), _MARKS)
+        given = WeightsFile(reward=self.name, file=self.weights)
+        stored = merged(given.read(), self._settings.scale)
+        head = stored.pop("rm_head.weight", None)
+        if head is None or head.shape[0] not in (1, len(ASPECTS)):
+            raise given.unusable("it has no rm_head.weight of one or three rows")
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        self._reader = Reader(
+            given, stored, model=self.model, revision=self.revision, marks=_MARKS, device=device, dtype=dtype
+        )
+        if head.shape[1] != self._reader.width:
+            raise given.unusable(
+                f"rm_head.weight reads {head.shape[1]} numbers, and the model has {self._reader.width}"
+            )
+        # A head of three rows reads each aspect with its own.
+        self._head = head.float().expand(len(ASPECTS), -1).to(device)
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what the model takes of a device, its head aside; None where it is not known yet."""
+        known = encoder_of(str(options.get("model", cls.model)))
+        return None if known is None else known.takes(str(options.get("dtype", cls.dtype)))
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (F, H, W, 3) uint8 clip, and what each aspect got."""
+        seen = [self._look(clip) for clip in media]
+        tokens = [int(grid.prod()) // _MERGED**2 for _, grid in seen]
+        texts = [
+            self._reader.text(self._asked, prompt, "video", count)
+            for prompt, count in zip(prompts, tokens, strict=True)
+        ]
+        pixels, grids = torch.cat([patches for patches, _ in seen]), torch.stack([grid for _, grid in seen])
+        states = torch.stack(self._reader.verdicts(texts, pixels, grids, "video"), dim=1)
+        raw = (states * self._head).sum(-1).cpu().numpy()
+        mean, std = (np.array(each, np.float32) for each in (self._settings.mean, self._settings.std))
+        scores = (raw - mean) / std
+        chosen = scores.sum(1) if self.aspect == "overall" else scores[:, ASPECTS.index(self.aspect)]
+        named = [zip(ASPECTS, row, strict=True) for row in scores]
+        return Scores(
+            chosen.astype(np.float32), [" ".join(f"{name} {value:.2f}" for name, value in row) for row in named]
+        )
+
+    def _look(self, clip: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return patches and grid of the frames that are looked at."""
+        frames = clip[frame_numbers(len(clip), self.clip_fps, self._settings.fps)]
+        rows, columns = token_grid(*frames.shape[1:3], least=_LEAST_PIXELS, most=self._settings.pixels)
+        size = (rows * TOKEN, columns * TOKEN)
+        pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).float()
+        scaled = interpolate(pixels, size, mode="bicubic", antialias=True).round().clamp(0, 255)
+        return patches_of(scaled / 255)
+
+
+def frame_numbers(count: int, fps: float, wanted: float) -> list[int]:
+    """Return which frames of a clip are looked at (``vision_process.py``: ``smart_nframes``, ``uniform``).
+
+    Args:
+        count: frames of the clip.
+        fps: frames of it per second.
+        wanted: frames per second that are looked at.
+
+    Raises:
+        ValueError: it has one frame.
+    """
+    most = min(_MOST_FRAMES, count) // _FRAMES * _FRAMES
+    if most < _FRAMES:
+        raise ValueError(f"a clip has {count} frame, and video_align looks at {_FRAMES} at least; set model.frames")
+    number = round(min(max(count / fps * wanted, _LEAST_FRAMES), most) / _FRAMES) * _FRAMES
+    return torch.linspace(0, count - 1, number).round().long().tolist()
+
+
+def patches_of(frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Return frames as Qwen2-VL's vision model takes them (transformers' ``Qwen2VLImageProcessor``).
+
+    Args:
+        frames: (F, 3, H, W) float32 in [0, 1]; F even, sides whole tokens.
+
+    Returns:
+        (patches, 3 * 2 * 14 * 14) float32, those of a token side by side; (3,) int64 of patches in time, height, width.
+    """
+    mean, std = (torch.tensor(each, device=frames.device)[:, None, None] for each in (_MEAN, _STD))
+    grid = torch.tensor([len(frames) // _FRAMES, frames.shape[2] // _PATCH, frames.shape[3] // _PATCH])
+    time, rows, columns = grid.tolist()
+    shape = (time, _FRAMES, 3, rows // _MERGED, _MERGED, _PATCH, columns // _MERGED, _MERGED, _PATCH)
+    cut = ((frames - mean) / std).reshape(shape).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return cut.reshape(time * rows * columns, 3 * _FRAMES * _PATCH**2), grid
+
+
+def merged(stored: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return published weights by the names of the model they belong to, W + scale B A where there are adapters.
+
+    Args:
+        stored: tensors; with peft's names (``base_model.model.``, ``.base_layer``, ``.lora_A.default``) or without.
+        scale: alpha / r, or alpha / sqrt(r) (rslora).
+    """
+    plain = {name.removeprefix("base_model.model."): tensor for name, tensor in stored.items()}
+    found = {
+        name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."): tensor
+        for name, tensor in plain.items()
+        if ".lora_" not in name and ".original_module." not in name
+    }
+    for name, down in plain.items():
+        layer, _, rest = name.partition(".lora_A.")
+        if rest:
+            up = plain[f"{layer}.lora_B.{rest}"]
+            weight = found[f"{layer}.weight"]
+            found[f"{layer}.weight"] = (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
+    return found
