@@ -217,7 +217,7 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 _MOST_BYTES = 1 << 22
 #: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
-_PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"))
+_PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"), ("model", "checkpoint"))
 
 
 def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class ModelSection(Section):
     """A local diffusers folder or a Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    checkpoint: str | None = None
+    """A folder that `torch.distributed.checkpoint` wrote: training starts from what it has of what is trained."""
     build: Component | None = None
     """Builds and pre-trains a small base model instead of loading one (the quickstart does)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -11,14 +11,22 @@ from tasks.runs.addresses import model_address
 from tasks.runs.opening import open_run
 
 
-def export_command(model: str, to: Path, *, root: str) -> None:
-    """Copy the exported model of RUN or RUN@EPOCH, and print where it is.
+def export_command(model: str, to: Path, *, form: str, root: str) -> None:
+    """Copy the exported model of RUN or RUN@EPOCH, or write its policy as a checkpoint; print where it is.
 
     Raises:
         ConfigError: the address is none, or something is in the way.
         StoreError: there is no such run.
-        NotCommittedError: the epoch was not exported.
+        NotCommittedError: the epoch was not exported, or not trained.
     """
     run, epoch = model_address(model)
-    count = copy_export(open_run(root, run, reads=True), epoch, to)
-    console.print(f"{count} files in {quoted(to)}")
+    context = open_run(root, run, reads=True)
+    if form == "dcp":
+        from tasks.export.checkpoint import export_checkpoint
+
+        names, left_out = export_checkpoint(context, epoch, to)
+        for name in left_out:
+            console.print(f"{name} is left out: torch's AdamW has no moments in 8 bits")
+        console.print(f"{', '.join(names)} in {quoted(to)}")
+        return
+    console.print(f"{copy_export(context, epoch, to)} files in {quoted(to)}")

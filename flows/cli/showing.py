@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -182,13 +182,17 @@ def publish(
 def export(
     model: Annotated[str, typer.Argument(help="Run, or RUN@EPOCH.", metavar="RUN[@EPOCH]")],
     to: Annotated[Path, typer.Option("--to", help="Folder to make.", metavar="DIR")],
+    form: Annotated[
+        Literal["model", "dcp"],
+        typer.Option("--format", help="model, for diffusers; dcp: weights and optimizer, for torch."),
+    ] = "model",
     root: Root = None,
 ) -> None:
-    """Copy the exported model of a run into a folder, for diffusers and others to load."""
+    """Copy the exported model of a run into a folder, or write its policy as a checkpoint of torch."""
     uri = existing_root(root)
     from flows.cli.export import export_command
 
-    export_command(model, to, root=uri)
+    export_command(model, to, form=form, root=uri)
 
 
 @app.command()

@@ -121,6 +121,10 @@ class Trainable:
         if self.merged is not None:
             self.merged.forget()
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of the trained parameters, whole, by name."""
+        return {name: parameter.shape for name, parameter in self.named_parameters()}
+
     def state(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters, float32 on CPU; of spread ones all ranks must ask together."""
         return {name: whole(p.detach()).to("cpu", torch.float32, copy=True) for name, p in self.named_parameters()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from configs.errors import ConfigError
@@ -28,6 +30,24 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
     record = context.store.shards(ref)[0]
     folder = context.store.folder(ref, record)
     names = [file.name for file in record.files if file.name.startswith(f"{PIPELINE}/")]
+    with new_folder(to) as whole:
+        for name in names:
+            file = whole / name.removeprefix(f"{PIPELINE}/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, file)
+    return len(names)
+
+
+@contextmanager
+def new_folder(to: Path) -> Iterator[Path]:
+    """Let a folder be filled inside, which has its name when all is in it.
+
+    Args:
+        to: a folder that is not there yet, or is empty.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written.
+    """
     target = to.expanduser().absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -35,13 +55,10 @@ def copy_export(context: RunContext, epoch: int | None, to: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".flowmill-", dir=target.parent) as aside:
             whole = Path(aside) / "model"
-            for name in names:
-                file = whole / name.removeprefix(f"{PIPELINE}/")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, file)
+            whole.mkdir()
+            yield whole
             if target.exists():
                 target.rmdir()
             whole.rename(target)
     except OSError as error:
         raise ConfigError(f"--to '{to}' cannot be written: {error.strerror}. Name another folder.") from None
-    return len(names)

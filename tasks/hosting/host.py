@@ -279,11 +279,11 @@ class ModelHost:
         self._trainable.fill(values, files)
         return list(values.values())
 
-    def fresh_state(self) -> dict[str, torch.Tensor]:
-        """Return the trained parameters before any training."""
+    def fresh(self) -> Trainable:
+        """Return the policy before any training."""
         with self._lock:
             held = self._loaded()
-            return held.state() if self._holds == _BASE else self._fresh().state()
+            return held if self._holds == _BASE else self._fresh()
 
     def give_reference(self, trainable: Trainable) -> None:
         """Load the frozen base denoisers that full weights are compared with, unless they are there already."""

@@ -15,7 +15,7 @@ from storage.lineage import RunFolder
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import model_identity
+from tasks.inputs.sources import checkpoint_identity, model_identity
 
 
 class RunFacts:
@@ -39,6 +39,16 @@ class RunFacts:
     def model_identity(self) -> dict[str, Any]:
         """What makes the base model this one. A hub id means the commit it stood for when the run began."""
         return self._identity_of(self.config.model, "")
+
+    @cached_property
+    def checkpoint_identity(self) -> dict[str, str]:
+        """What makes the checkpoint that training starts from this one; as recorded where its folder is gone."""
+        folder = Path(str(self.config.model.checkpoint))
+        for entry in reversed(self.run.made(0, "policy")) if self.reads or not folder.is_dir() else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and "checkpoint" in manifest.options:
+                return dict(manifest.options["checkpoint"])
+        return checkpoint_identity(folder)
 
     @cached_property
     def renderer_identity(self) -> dict[str, Any]:

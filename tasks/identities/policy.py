@@ -10,17 +10,19 @@ from tasks.identities.nodes import Node
 
 
 class PolicyIdentity(Identity):
-    """The base model itself, or fresh adapters beside it."""
+    """The base model itself, or adapters beside it, fresh or of a checkpoint; with one, all weights may be its."""
 
     name = "policy"
     kind = "policies"
 
     def options(self) -> Mapping[str, Any]:
-        """What is trained, and the seed of fresh LoRA weights."""
-        lora = self.config.model.lora
-        if lora is None:
-            return {"trained": "full"}
-        return {"trained": "lora", "lora": lora.model_dump(mode="json"), "seed": self.config.run.seed}
+        """What is trained, and what it starts from: a checkpoint, or the seed of fresh LoRA weights."""
+        model = self.config.model
+        start = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
+        if model.lora is None:
+            return {"trained": "full", **start}
+        seed = {} if start else {"seed": self.config.run.seed}
+        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

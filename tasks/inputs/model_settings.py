@@ -26,6 +26,7 @@ from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
 from models.sizes.published import Architecture
+from models.weights.shared_checkpoints import SharedCheckpoint
 from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.
@@ -81,6 +82,8 @@ def _check_source(config: RunConfig) -> None:
         looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
         if looks_local and not Path(path).is_dir():
             raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+    if config.model.checkpoint is not None:
+        SharedCheckpoint(Path(config.model.checkpoint))
 
 
 def _check_base(config: RunConfig) -> None:

@@ -66,6 +66,17 @@ def model_identity(path: str, revision: str | None, *, deep: bool = False) -> di
     return {"files": file_hashes(folder, _model_files(folder), deep=deep)}
 
 
+def checkpoint_identity(folder: Path) -> dict[str, str]:
+    """Return what makes a checkpoint of ``torch.distributed.checkpoint`` this one: a checksum of every file of it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"model.checkpoint: there is no folder '{folder}'. Name one that dcp.save() wrote.")
+    return file_hashes(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
+
+
 def changed_files(section: ModelSection) -> list[str] | None:
     """Read a local model again; return its files that changed unnoticed, None for models that are not local folders."""
     if section.path is None or not Path(section.path).is_dir():

@@ -15,7 +15,7 @@ from tasks.kinds.kind import make_kind
 #: Settings of how the image model is carried out, which do nothing without one.
 _OF_EXECUTION = ("render_rows", "render_device", "keep_renderer")
 #: Settings of a model that only training has, or that images do not.
-_FOREIGN = ("lora", "gradient_checkpointing", "frames")
+_FOREIGN = ("lora", "checkpoint", "gradient_checkpointing", "frames")
 
 
 def check_render(config: RunConfig) -> None:

@@ -11,7 +11,7 @@ from tasks.inputs.sources import ABOUT_POLICY, Weights
 from tasks.stages.stage import Output, Shard, Stage
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from models.policies.base import Part
 
@@ -19,29 +19,41 @@ SHARD = "policy"
 
 
 class PolicyStage(Stage):
-    """The policy before training: the base model itself, or fresh LoRA weights (which change nothing yet)."""
+    """The policy before training: the base model itself, fresh LoRA weights (which change nothing yet), or others'."""
 
     @property
     def parts(self) -> frozenset[Part]:
         """What is trained."""
         return self.policy_kind.training_parts
 
-    _fresh: Mapping[str, Tensor] | None = None
+    _fresh: Mapping[str, torch.Tensor] | None = None
+    _shapes: Mapping[str, torch.Size] | None = None
 
     def shards(self) -> list[Shard]:
         """One."""
         return [Shard(SHARD)]
 
     def load(self) -> None:
-        """The fresh adapters, if there are any."""
-        if self.config.model.lora is not None:
-            self._fresh = self.host.fresh_state()
+        """The fresh adapters, if there are any; of what a checkpoint has, the shapes."""
+        if self.config.model.checkpoint is not None:
+            self._shapes = self.host.fresh().shapes()
+        elif self.config.model.lora is not None:
+            self._fresh = self.host.fresh().state()
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Write fresh LoRA weights; for full weights the base model is the policy and nothing is copied."""
+        """Write a checkpoint's weights, or fresh LoRA weights; else the base model is the policy: nothing is copied."""
         (folder / ABOUT_POLICY).write_text(canonical_json(self.identity.options()))
-        if self.config.model.lora is not None:
+        weights = self._weights()
+        if weights:
             from safetensors.torch import save_file
 
-            save_file(dict(self._fresh or self.host.fresh_state()), folder / Weights.TRAINED.value)
+            save_file(dict(weights), folder / Weights.TRAINED.value)
         return Output(rows=1)
+
+    def _weights(self) -> Mapping[str, torch.Tensor]:
+        model = self.config.model
+        if model.checkpoint is not None:
+            from models.weights.shared_checkpoints import SharedCheckpoint
+
+            return SharedCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
+        return {} if model.lora is None else self._fresh or self.host.fresh().state()

@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from configs.errors import LostRankError
 from configs.schema import RunConfig
+from tasks.export.checkpoint import export_checkpoint
 from tasks.inputs.sources import OPTIMIZER, Weights
 from tasks.optimize.state import METRICS
 from tasks.runs.context import RunContext
@@ -23,7 +25,11 @@ from tests.support.inside import execution_of
 from tests.tasks.execution.test_launch import execute
 from tests.tasks.stages.test_stages import stored
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("forked_ranks"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 SETTINGS = (
     "optimize.updates_per_epoch=8",
     "optimize.learning_rate=1e-4",
@@ -60,6 +66,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
         execute(whole, name, 0)
     train(whole)
     execution_of(whole).close()
+    if optimizer == "adamw":
+        check_checkpoint(whole, tmp_path / "checkpoint")
     expected, files = {file: stored(whole, 1, file) for file in FILES}, content(whole)
 
     broken = begin_run(make_config(f"store.root={tmp_path / 'broken'}", *settings, "execution.retries=0"))
@@ -96,6 +104,18 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
             same = {name for name in files if written[name] == files[name]}
             assert same >= set(parts), "equal content is equal bytes"
         assert names == sorted([METRICS, "policy.json", *(FILES if ranks == 1 else parts)])
+
+
+def check_checkpoint(context: RunContext, folder: Path) -> None:
+    """Check that what both ranks wrote is one checkpoint of torch, for another program in one process."""
+    names, left_out = export_checkpoint(context, 1, folder)
+    assert (names, left_out) == (["behavior", "ema", "model", "optim"], [])
+    weights, moments = stored(context, 1, Weights.TRAINED.value), stored(context, 1, OPTIMIZER)
+    model = {name: torch.zeros_like(value) for name, value in weights.items()}
+    optim = {name: {"exp_avg": torch.zeros_like(value)} for name, value in weights.items()}
+    dcp.load({"model": model, "optim": {"state": optim}}, checkpoint_id=folder)
+    assert all(torch.equal(model[name], value) for name, value in weights.items())
+    assert all(torch.equal(optim[name]["exp_avg"], moments[f"exp_avg/{name}"]) for name in weights)
 
 
 def content(context: RunContext) -> dict[str, str]:
