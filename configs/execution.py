@@ -18,6 +18,9 @@ class ExecutionSection(Section):
     """Processes that hold models; more than one stay under torchrun for the whole run and share every stage."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """How several processes hold the weights: each whole, or each a part of every block while training (FSDP2)."""
+    fsdp_size: int | None = Field(None, ge=2)
+    """With fsdp: so many processes next to each other hold the weights together, and each group of them holds them
+    (HSDP); it divides their number. All hold them together when absent."""
     offload: bool = False
     """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
     sampling: Literal["whole", "spread"] = "whole"
@@ -75,3 +78,8 @@ class ExecutionSection(Section):
     def ranks(self) -> int:
         """Processes on all machines together."""
         return self.processes * self.nodes
+
+    @property
+    def holders(self) -> int:
+        """Processes that hold the weights together; 1 where each holds them whole."""
+        return (self.fsdp_size or self.ranks) if self.strategy == "fsdp" else 1

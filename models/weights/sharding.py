@@ -1,5 +1,8 @@
 """Weights spread over ranks (FSDP2, ``torch.distributed.fsdp.fully_shard``): each rank holds a part of every tensor.
 
+All ranks hold the weights together, or each of several groups of them does (HSDP): then a tensor has two placements, of
+which the second says which part of it is here.
+
 A block is whole only while it computes. What is done to weights here works on plain tensors too, so that nothing else
 needs to know.
 """
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -25,9 +29,22 @@ class Sharding:
     """Over which ranks, and where parts lie while nothing computes."""
 
     mesh: DeviceMesh
-    """One dimension: all ranks."""
+    """One dimension: all ranks; two: groups that hold the same, and the ranks of each."""
     offload: bool = False
     """Parameters, gradients and optimizer state stay in host memory."""
+
+    @classmethod
+    def over(cls, device: torch.device, *, world: int, size: int, offload: bool) -> Sharding:
+        """Return a spread over ranks; all ask together.
+
+        Args:
+            device: this rank's.
+            world: ranks.
+            size: ranks next to each other that hold all weights together; every group of so many does.
+            offload: parts stay in host memory.
+        """
+        shape, names = ((world,), ("parts",)) if size == world else ((world // size, size), ("copies", "parts"))
+        return cls(mesh=init_device_mesh(device.type, shape, mesh_dim_names=names), offload=offload)
 
     @property
     def device(self) -> torch.device:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from configs.registry import resolve
 from configs.schema import RunConfig
@@ -336,7 +335,8 @@ class ModelHost:
         execution = self.config.execution
         if execution.strategy != "fsdp" or self.ranks.world == 1:
             return None
-        return Sharding(mesh=init_device_mesh(self.device.type, (self.ranks.world,)), offload=execution.offload)
+        world, size = self.ranks.world, execution.holders
+        return Sharding.over(self.device, world=world, size=size, offload=execution.offload)
 
     @cached_property
     def saving_ranks(self) -> Ranks:

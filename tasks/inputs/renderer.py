@@ -21,6 +21,7 @@ def renderer_config(config: RunConfig) -> RunConfig:
         "device": execution.render_device or execution.device,
         "rollout_batch_size": execution.render_rows,
         "strategy": "ddp",
+        "fsdp_size": None,
         "offload": False,
         "sampling": "whole",
         "context_parallel": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from configs.errors import ConfigError
+from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 from models.devices import chosen_device
 from models.policies import REFERENCES, most_images
@@ -54,6 +55,8 @@ def _check_strategy(config: RunConfig) -> None:
             "execution.strategy is 'fsdp', but there is one process, which has nobody to share weights with. Set "
             "execution.processes to 2 or more, or strategy to 'ddp'."
         )
+    if execution.fsdp_size is not None:
+        _check_groups(execution, execution.fsdp_size)
     if execution.offload and execution.strategy != "fsdp":
         raise ConfigError(
             f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
@@ -68,6 +71,25 @@ def _check_strategy(config: RunConfig) -> None:
         odd = "compile" if model.compile else "device_map"
         raise ConfigError(
             f"model.{odd} is set, but execution.strategy 'fsdp' places and wraps the blocks itself. Remove one of them."
+        )
+
+
+def _check_groups(execution: ExecutionSection, size: int) -> None:
+    where = f"execution.fsdp_size is {size}"
+    if execution.strategy != "fsdp":
+        raise ConfigError(
+            f"{where}, but execution.strategy '{execution.strategy}' keeps whole weights on every rank. Set strategy "
+            "to 'fsdp', or remove fsdp_size."
+        )
+    if execution.ranks % size:
+        raise ConfigError(
+            f"{where}, but there are {execution.ranks} processes, which cannot be put in groups of {size} that each "
+            f"hold all weights. Set execution.processes times execution.nodes to a multiple of {size}, or remove it."
+        )
+    if size % execution.context_parallel:
+        raise ConfigError(
+            f"{where}, but {execution.context_parallel} processes share the tokens of each row "
+            "(execution.context_parallel), who must be in one group. Set fsdp_size to a multiple of that."
         )
 
 

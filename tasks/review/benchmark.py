@@ -291,9 +291,9 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -
 
 
 #: How a run is measured, however it was trained.
+_ALONE = ("nodes", "strategy", "fsdp_size", "offload", "sampling", "context_parallel")
 _HERE = {
-    **{name: ExecutionSection.model_fields[name].default for name in ("nodes", "strategy", "offload", "sampling")},
-    "context_parallel": 1,
+    **{name: ExecutionSection.model_fields[name].default for name in _ALONE},
     "launcher": {"name": "local"},
     "runner": {"name": "threads"},
     "ahead": 0,

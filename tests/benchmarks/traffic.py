@@ -35,7 +35,9 @@ from tasks.hosting.ranks import Ranks
 RANKS = (2, 4)
 #: Ranks that share tokens.
 _DEGREE = 2
-STRATEGIES = ("ddp", "fsdp", "ulysses")
+STRATEGIES = ("ddp", "fsdp", "groups", "ulysses")
+#: Ranks of a group that holds all weights.
+_GROUP = 2
 _GATHER, _SCATTER, _REDUCE, _ALL = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 _OPERATIONS = {
     "_allgather_base_": _GATHER,
@@ -70,7 +72,7 @@ def expected(strategy: str, *, frozen: int, trained: int, tokens: int, attention
     """Return the bytes an update of one micro-batch exchanges: whole tensors, or what one rank sends of its tokens.
 
     Args:
-        strategy: ddp, fsdp or ulysses (with ddp).
+        strategy: ddp, fsdp, groups (fsdp in groups of two) or ulysses (with ddp).
         frozen: bytes of frozen weights.
         trained: bytes of trained weights, and of their gradients.
         tokens: bytes of the queries of all of a rank's tokens in one layer.
@@ -82,17 +84,21 @@ def expected(strategy: str, *, frozen: int, trained: int, tokens: int, attention
         # Queries, keys, values and results, forward and backward; gradients of rows that are shared are added up.
         return {_REDUCE: trained, _ALL: 2 * 4 * tokens * attentions}
     # Every block is put together for the forward and again for the backward pass.
-    return {_GATHER: 2 * (frozen + trained), _SCATTER: trained}
+    found = {_GATHER: 2 * (frozen + trained), _SCATTER: trained}
+    # Groups add up what each of their ranks has of the gradients.
+    return {**found, _REDUCE: trained // _GROUP} if strategy == "groups" else found
 
 
 def measure(strategy: str, folder: Path) -> tuple[dict[str, int], dict[str, int]]:
     """Return bytes counted and expected of one update on this rank's group."""
     ranks = Ranks(dist.get_rank(), dist.get_world_size())
-    settings = DiffusionSettings(height=64, width=64, dtype=torch.bfloat16, empty=strategy == "fsdp")
+    settings = DiffusionSettings(height=64, width=64, dtype=torch.bfloat16, empty=strategy in ("fsdp", "groups"))
     policy = Flux1.load(folder, settings, frozenset(Part), {})
     trainable = TrainableDenoiser(policy, LoraSpec(rank=4, alpha=8, targets=policy.lora_targets), seed=0)
     if strategy == "fsdp":
         trainable.shard(Sharding(mesh=init_device_mesh("cpu", (ranks.world,))))
+    if strategy == "groups":
+        trainable.shard(Sharding.over(torch.device("cpu"), world=ranks.world, size=_GROUP, offload=False))
     rows = policy.encode(["a photo"])
     latents = policy.initial_latents([torch.Generator().manual_seed(0)])
     weights = [p for module in policy.denoisers.values() for p in module.parameters()]
@@ -106,7 +112,7 @@ def measure(strategy: str, folder: Path) -> tuple[dict[str, int], dict[str, int]
             velocity.square().mean().backward()  # type: ignore[no-untyped-call]
         ranks.sum_gradients(trainable.parameters())
     # Which parameters have a gradient at all is asked first, a byte each.
-    asked = len(trainable.parameters()) if strategy != "fsdp" else 0
+    asked = len(trainable.parameters()) if strategy in ("ddp", "ulysses") else 0
     counted = {kind: count - (asked if kind == _REDUCE else 0) for kind, count in traffic.bytes.items()}
     config = policy.pipeline.transformer.config
     width = config.num_attention_heads * config.attention_head_dim
@@ -129,7 +135,8 @@ def main() -> None:
                 subprocess.run([*command, "-m", "tests.benchmarks.traffic", folder], check=True)
         return
     dist.init_process_group("gloo")
-    for strategy in STRATEGIES:
+    several = dist.get_world_size() > _GROUP
+    for strategy in (each for each in STRATEGIES if several or each != "groups"):
         counted, said = measure(strategy, Path(sys.argv[1]))
         if dist.get_rank() == 0:
             for kind, count in sorted(said.items()):

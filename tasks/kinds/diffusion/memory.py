@@ -200,7 +200,7 @@ def denoiser_memory(
     beside = total * number * (int(reference and spec is None) + len(requires.teachers))
     weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + beside
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
-    parts = execution.ranks if execution.strategy == "fsdp" else 1
+    parts = execution.holders
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
     state = int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts
     blocks = 0

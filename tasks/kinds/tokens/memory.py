@@ -252,7 +252,7 @@ class _Sizes:
     def __init__(self, config: RunConfig, optimizer: OptimizerSizes, spec: LoraSpec | None) -> None:
         self._config, self._optimizer, self._spec = config, optimizer, spec
         execution = config.execution
-        self.parts = execution.ranks if execution.strategy == "fsdp" else 1
+        self.parts = execution.holders
 
     def role(self, module: Any, blocks: tuple[str, ...], *, dtype: str, copies: int) -> Role:
         """Return the sizes of a model that is trained.

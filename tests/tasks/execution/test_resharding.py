@@ -49,18 +49,29 @@ def train(context: RunContext) -> None:
         execute(context, name, 1, slot)
 
 
+#: Four ranks in groups of two that hold the weights.
+GROUPS = ("execution.processes=4", "execution.fsdp_size=2")
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "numbers"),
+    ("optimizer", "numbers", "held"),
     [
-        ("adamw", (1,)),
-        pytest.param("adamw", (2, 4), marks=pytest.mark.campaign),
-        pytest.param("adamw8bit", (1, 2), marks=pytest.mark.campaign),
+        ("adamw", (1,), ("execution.processes=2",)),
+        pytest.param("adamw", (2, 4), ("execution.processes=2",), marks=pytest.mark.campaign),
+        pytest.param("adamw8bit", (1, 2), ("execution.processes=2",), marks=pytest.mark.campaign),
+        pytest.param("adamw", (1, 2, 4), GROUPS, marks=pytest.mark.campaign),
+        pytest.param("adamw8bit", (4,), GROUPS, marks=pytest.mark.campaign),
     ],
 )
-def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
-    make_config: Callable[..., RunConfig], tmp_path: Path, optimizer: str, numbers: tuple[int, ...]
+def test_a_checkpoint_of_several_ranks_goes_on_with_any_number(
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    optimizer: str,
+    numbers: tuple[int, ...],
+    held: tuple[str, ...],
 ) -> None:
-    settings = (*SETTINGS, f"optimize.optimizer={optimizer}", "execution.processes=2")
+    settings = (*SETTINGS, f"optimize.optimizer={optimizer}", *held)
+    many = 4 if held == GROUPS else 2
     whole = begin_run(make_config(f"store.root={tmp_path / 'whole'}", *settings))
     for name in ("base", "encode", "preprocess", "policy"):
         execute(whole, name, 0)
@@ -93,14 +104,14 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_any_number(
         for file, tensors in expected.items():
             found = stored(again, 1, file)
             assert found.keys() == tensors.keys()
-            if ranks == 2:
+            if ranks == many:
                 assert all(torch.equal(found[name], tensors[name]) for name in tensors), "bit for bit on as many"
             elif file not in rounded:
                 assert max(float((found[name] - tensors[name]).abs().max()) for name in tensors) < 3e-5
         written = content(again)
         names = sorted(written)
         parts = [f"parts/{rank:05d}/{file}" for rank in range(ranks) for file in FILES]
-        if ranks == 2:
+        if ranks == many:
             same = {name for name in files if written[name] == files[name]}
             assert same >= set(parts), "equal content is equal bytes"
         assert names == sorted([METRICS, "policy.json", *(FILES if ranks == 1 else parts)])

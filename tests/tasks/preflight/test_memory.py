@@ -132,7 +132,7 @@ def test_ranks_exchange_what_the_page_says() -> None:
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
     lines = said.stdout.splitlines()
-    assert len(lines) == 10
+    assert len(lines) == 13
     assert all(line.endswith("ratio 1.000") for line in lines), said.stdout
 
 
@@ -302,6 +302,9 @@ def test_ranks_that_share_the_weights_hold_less() -> None:
     assert offloaded.sampling_weights == one.sampling_weights
     spread = estimate("flux1_dev", ranks, "execution.strategy=fsdp", "execution.sampling=spread")
     assert spread.sampling_weights == fsdp.training_weights
+    groups = estimate("flux1_dev", ranks, "execution.strategy=fsdp", "execution.fsdp_size=4")
+    assert groups.training_weights - blocks == one.training_weights // 4, "each group of four holds all"
+    assert groups.training_state == one.training_state // 4
     split = estimate("flux1_dev", ranks, "execution.context_parallel=2")
     assert split.optimize_activations == one.optimize_activations // 2
 
