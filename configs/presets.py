@@ -28,6 +28,8 @@ _GPUS = {
     "qwen_image_edit_plus": "80 GB",
     "qwen_image_enhancer": "141 GB",
     "qwen_image_tempflow": "80 GB",
+    "sana_1_6b": "24 GB",
+    "sana_video_2b": "24 GB",
     "sd15_ddpo": "48 GB",
     "sd35_medium": "80 GB",
     "sdxl_ddpo": "24 GB",

@@ -29,6 +29,8 @@ POLICIES = Table(
         "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
         "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
         "z_image": "models.policies.z_image:ZImage",
+        "sana": "models.policies.sana:Sana",
+        "sana_video": "models.policies.sana_video:SanaVideo",
         "causal_lm": "models.policies.causal_lm:CausalLM",
     },
     like="models.policies.base:Policy",
@@ -46,14 +48,18 @@ IMAGE_CONDITIONED = frozenset({"flux1_kontext", "qwen_image_edit", "qwen_image_e
 #: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
+#: Families that write an instruction before prompts but not before negative ones, where their option says so.
+INSTRUCTED = frozenset({"sana", "sana_video"})
+
 #: Families that make clips, of 4 n + 1 frames.
-VIDEO = frozenset({"wan21", "wan22", "wan22_ti2v", "wan21_i2v", "wan22_i2v"})
+VIDEO = frozenset({"wan21", "wan22", "wan22_ti2v", "wan21_i2v", "wan22_i2v", "sana_video"})
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
     "sd3": frozenset({"schedule"}),
     **dict.fromkeys(VIDEO, frozenset({"guidance_scale_2", "flow_shift"})),
+    **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
 }
 
 #: Families that are told how many steps they take, and how many these are where nobody says.

@@ -62,13 +62,13 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 #: Families whose blocks call torch's attention directly, so that a backend would be set and never used.
-FIXED = frozenset({"sd15", "sdxl", "sd3"})
+FIXED = frozenset({"sd15", "sdxl", "sd3", "sana"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
-UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image"})
+UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video"})
 
 #: Families whose text is padded and masked in every attention.
-MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus"})
+MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video"})
 
 
 def attention_identity(name: str | None) -> str:

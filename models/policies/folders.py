@@ -62,27 +62,40 @@ SHIFT_ALONE = Fields(
     followed=frozenset({"shift"}),
     moot=frozenset({"base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"}),
 )
+#: Flow sigmas come of no betas.
+_BETAS = {"beta_start", "beta_end", "beta_schedule", "trained_betas", "timestep_spacing", "steps_offset"}
+_FLOWING: Mapping[str, tuple[Any, ...]] = {"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)}
 UNIPC_FLOW = Fields(
     followed=frozenset({"flow_shift"}),
     moot=frozenset(
         {
             *_THRESHOLD,
+            *_BETAS,
             "solver_order",
             "solver_type",
             "solver_p",
             "predict_x0",
             "lower_order_final",
             "disable_corrector",
-            # Flow sigmas come of no betas.
-            "beta_start",
-            "beta_end",
-            "beta_schedule",
-            "trained_betas",
-            "timestep_spacing",
-            "steps_offset",
         }
     ),
-    allowed={"prediction_type": ("flow_prediction",), "use_flow_sigmas": (True,)},
+    allowed=_FLOWING,
+)
+DPM_FLOW = Fields(
+    followed=frozenset({"flow_shift"}),
+    moot=frozenset(
+        {
+            *_THRESHOLD,
+            *_BETAS,
+            "solver_order",
+            "algorithm_type",
+            "solver_type",
+            "lower_order_final",
+            "euler_at_final",
+            "lambda_min_clipped",
+        }
+    ),
+    allowed=_FLOWING,
 )
 #: The training schedule, which DDIM follows whichever scheduler the folder names.
 _TRAINED = {

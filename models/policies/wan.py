@@ -1,8 +1,4 @@
-"""Wan 2.1 and 2.2 text to video (WanPipeline): five-dimensional latents; 2.2 has one transformer per noise range.
-
-The pipeline's default sampler, UniPC, is multistep and rounds its timesteps; rollouts use the Euler grid of the same
-flow shift, as every public trainer does.
-"""
+"""Wan 2.1 and 2.2 text to video (WanPipeline): five-dimensional latents; 2.2 has one transformer per noise range."""
 
 from __future__ import annotations
 
@@ -16,9 +12,11 @@ import torch
 from configs.errors import ConfigError
 from models.maths.guidance import guided
 from models.maths.transitions import expand
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall, SchedulerChoice, pixels
-from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
-from models.policies.pipeline import Modules, PipelinePolicy, Rows
+from models.policies.clips import ClipPolicy
+from models.policies.diffusion import Images, PipelineCall
+from models.policies.euler_grid import EulerGridPolicy
+from models.policies.folders import Fields
+from models.policies.pipeline import Modules, Rows
 from models.policies.reading import Reader
 from models.weights.lora_files import save_lora
 
@@ -60,7 +58,7 @@ _ATTENTION = (
 ATTENTION_AND_FFN = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
 
 
-class Wan(PipelinePolicy):
+class Wan(EulerGridPolicy, ClipPolicy):
     """Adapter for WanPipeline; latents are (B, 16, f, h, w)."""
 
     pipeline_name = "WanPipeline"
@@ -70,10 +68,6 @@ class Wan(PipelinePolicy):
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=_cleaned),)
     denoiser_names = ("transformer", "transformer_2")
-    schedulers: ClassVar[Mapping[str, Fields]] = {
-        "UniPCMultistepScheduler": UNIPC_FLOW,
-        "FlowMatchEulerDiscreteScheduler": SHIFT_ALONE,
-    }
     expands_timesteps: ClassVar[bool] = False
     """Time is an input of each token, as Wan 2.2 TI2V wants it."""
     settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))
@@ -99,15 +93,6 @@ class Wan(PipelinePolicy):
         return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
             len(generators), channels, *size, torch.float32, settings.device, list(generators)
         )
-
-    def sigmas(self, steps: int) -> Tensor:
-        """Return the Euler grid of the flow shift."""
-        from diffusers import FlowMatchEulerDiscreteScheduler
-
-        scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
-        scheduler.set_timesteps(steps, device=self.settings.device)
-        sigmas: Tensor = scheduler.sigmas.clone().float()
-        return sigmas
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""
@@ -151,11 +136,6 @@ class Wan(PipelinePolicy):
         """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
-    def images(self, decoded: Tensor) -> Tensor:
-        """Return (B, F, H, W, 3) uint8 clips."""
-        unit: Tensor = self.pipeline.video_processor.postprocess_video(decoded, output_type="pt")
-        return pixels(unit).permute(0, 1, 3, 4, 2).contiguous()
-
     def save_lora(self, folder: Path) -> None:
         """Write one LoRA file per transformer.
 
@@ -164,21 +144,6 @@ class Wan(PipelinePolicy):
         for name, module in self.denoisers.items():
             # The pipeline's loader knows one name, and is told where to load to.
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
-
-    @classmethod
-    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check height, width and the number of frames.
-
-        Raises:
-            ConfigError: the model cannot make such clips.
-        """
-        if settings.frames < 1 or (settings.frames - 1) % 4:
-            below = max(0, (settings.frames - 1) // 4) * 4 + 1
-            raise ConfigError(
-                f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
-                f"The nearest are {below} and {below + 4}."
-            )
-        super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)
 
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
@@ -197,18 +162,12 @@ class Wan(PipelinePolicy):
             )
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and the Euler scheduler: with its own, UniPC, it draws other clips."""
+        """Return the pipeline's arguments, with the guidance of the second transformer."""
         call = super().pipeline_call(steps, negative_prompt)
         arguments = {**call.arguments, "num_frames": self.settings.frames}
         if self.options.guidance_scale_2 is not None:
             arguments["guidance_scale_2"] = self.options.guidance_scale_2
-        euler = SchedulerChoice(name="FlowMatchEulerDiscreteScheduler", options={"shift": self._shift})
-        return replace(call, arguments=arguments, scheduler=euler)
-
-    @property
-    def _shift(self) -> float:
-        config = self.pipeline.scheduler.config
-        return float(self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0)
+        return replace(call, arguments=arguments)
 
     def _early(self, sigma: Tensor) -> Tensor:
         boundary = self.pipeline.config.boundary_ratio

@@ -135,3 +135,24 @@ def qwen_tokenizer() -> Any:
     )
     tokenizer.chat_template = _CHAT
     return tokenizer
+
+
+def gemma_tokenizer() -> Any:
+    """Return a Gemma tokenizer of words and printable characters."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁"]
+    words = dict.fromkeys(_SENTENCE.lower().split())
+    merges: dict[tuple[str, str], None] = {}
+    for word in words:
+        left = "▁"
+        for right in word:
+            merges[left, right] = None
+            left += right
+    pieces = [*special, *(chr(code) for code in range(33, 127)), "\n", *(left + right for left, right in merges)]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    return t.GemmaTokenizer(vocab=vocabulary, merges=list(merges), model_max_length=4096)
+
+
+def gemma(tokenizer: Any) -> Any:
+    """Return a Gemma 2 language model for a tokenizer, without its head."""
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return t.Gemma2Model(t.Gemma2Config(**language(tokenizer, layers=2), **ids)).eval()

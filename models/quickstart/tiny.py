@@ -25,6 +25,7 @@ from models.quickstart.parts import (
     shifting_scheduler,
 )
 from models.quickstart.qwen import EditPipeline, qwen_image
+from models.quickstart.sana import sana, sana_video
 from models.quickstart.text import (
     byte_pairs,
     clip_encoder,
@@ -311,4 +312,6 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "wan21_i2v": lambda: wan_image_to_video(two=False),
     "wan22_i2v": lambda: wan_image_to_video(two=True),
     "z_image": _z_image,
+    "sana": sana,
+    "sana_video": sana_video,
 }

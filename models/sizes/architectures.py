@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 #: What a text encoder's config calls its sizes: T5's names, and those of all others.
 _TEXT_SIZES = {"width": ("d_model", "hidden_size"), "inner": ("d_ff", "intermediate_size")}
 #: Text tokens beside the latents' own by denoiser, where it is not 512 (0: text is attended to across).
-_TEXT_TOKENS = {"UNet2DConditionModel": 0, "SD3Transformer2DModel": 333, "WanTransformer3DModel": 0}
+_TEXT_TOKENS = {
+    "UNet2DConditionModel": 0,
+    "SD3Transformer2DModel": 333,
+    "WanTransformer3DModel": 0,
+    "SanaTransformer2DModel": 0,
+    "SanaVideoTransformer3DModel": 0,
+}
+#: Denoisers whose patch says how many latents a token is wide; others write 1 where their pipelines pack latents.
+_PATCHED = frozenset({"SD3Transformer2DModel", "SanaTransformer2DModel"})
 #: Components that encode prompts and what comes with them begin so.
 _ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
@@ -70,16 +78,15 @@ def _local(folder: Path) -> Architecture | None:
     vae = folder / "vae" / "config.json"
     if not names or not vae.is_file():
         return None
-    config, about = read_json(folder / names[0] / "config.json"), read_json(vae)
+    config, about, made = read_json(folder / names[0] / "config.json"), read_json(vae), index[names[0]][1]
     return Architecture(
-        denoiser=index[names[0]][1],
+        denoiser=made,
         config={key: value for key, value in config.items() if not key.startswith("_")},
         denoisers=len(names),
         latents=latent_shape(about),
-        text_tokens=_TEXT_TOKENS.get(index[names[0]][1], 512),
-        further_text=CLIP_TOKENS if index[names[0]][1] == "SD3Transformer2DModel" else 0,
-        # Other families write 1 where they pack two by two latents into a token themselves.
-        patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if "pos_embed_max_size" in config else 2),
+        text_tokens=_TEXT_TOKENS.get(made, 512),
+        further_text=CLIP_TOKENS if made == "SD3Transformer2DModel" else 0,
+        patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if made in _PATCHED else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
         text_parameters=sum(stored_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
         text=_text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
@@ -117,4 +124,5 @@ def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
         halvings = about.get("temperal_downsample", (False, True, True))
         patch = about.get("patch_size") or 1
         return about["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
-    return about["latent_channels"], 2 ** (len(about["block_out_channels"]) - 1), 1
+    levels = about.get("block_out_channels") or about["encoder_block_out_channels"]
+    return about["latent_channels"], 2 ** (len(levels) - 1), 1

@@ -30,7 +30,7 @@ from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
 #: What denoisers' configs call the widths of sequences they are conditioned on.
-_SEQUENCES = ("joint_attention_dim", "text_dim", "cap_feat_dim", "cross_attention_dim", "image_dim")
+_SEQUENCES = ("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim")
 #: Any; what conditions a row has its size whatever the prompt says.
 _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.

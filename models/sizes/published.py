@@ -14,11 +14,20 @@ _KL = {
     "up_block_types": ("UpDecoderBlock2D",) * 4,
     "layers_per_block": 2,
 }
+_DEEP = ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3
 VAES: Mapping[str, Mapping[str, Any]] = {
     "UNet2DConditionModel": {"class": "AutoencoderKL", **_KL, "latent_channels": 4},
     "QwenImageTransformer2DModel": {"class": "AutoencoderKLQwenImage"},
     "WanTransformer3DModel": {"class": "AutoencoderKLWan"},
     "Flux2Transformer2DModel": {"class": "AutoencoderKLFlux2"},
+    "SanaTransformer2DModel": {
+        "class": "AutoencoderDC",
+        "encoder_block_types": _DEEP,
+        "decoder_block_types": _DEEP,
+        "downsample_block_type": "conv",
+        "upsample_block_type": "interpolate",
+    },
+    "SanaVideoTransformer3DModel": {"class": "AutoencoderKLWan"},
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
@@ -89,9 +98,19 @@ _SDXL = {
     "addition_time_embed_dim": 256,
     "projection_class_embeddings_input_dim": 2816,
 }
+_SANA_SMALL = {
+    "num_layers": 28,
+    "num_attention_heads": 36,
+    "num_cross_attention_heads": 16,
+    "cross_attention_head_dim": 72,
+    "cross_attention_dim": 1152,
+}
+_SANA15 = {"qk_norm": "rms_norm_across_heads"}
+_SANA_VIDEO = {"mlp_ratio": 3.0}
 #: Parameters of text encoders, as their authors state them.
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
+_GEMMA2_2B = 2_614_000_000
 CLIP_TOKENS = 77
 
 
@@ -117,6 +136,7 @@ class TextEncoder:
 
 
 _T5 = TextEncoder(width=4096, inner=10240, heads=64)
+_GEMMA2 = TextEncoder(width=2304, inner=9216)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,5 +289,48 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="ZImageTransformer2DModel",
         text_parameters=_QWEN3_4B,
         text=TextEncoder(width=2560, inner=9728, kept=36),
+    ),
+    "Efficient-Large-Model/Sana_600M_1024px_diffusers": Architecture(
+        denoiser="SanaTransformer2DModel",
+        config=_SANA_SMALL,
+        latents=(32, 32, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
+    ),
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": Architecture(
+        denoiser="SanaTransformer2DModel",
+        latents=(32, 32, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
+    ),
+    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": Architecture(
+        denoiser="SanaTransformer2DModel",
+        config=_SANA15,
+        latents=(32, 32, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
+    ),
+    "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": Architecture(
+        denoiser="SanaTransformer2DModel",
+        config={**_SANA15, "num_layers": 60},
+        latents=(32, 32, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
+    ),
+    "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": Architecture(
+        denoiser="SanaVideoTransformer3DModel",
+        config=_SANA_VIDEO,
+        latents=(16, 8, 4),
+        text_tokens=0,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
     ),
 }

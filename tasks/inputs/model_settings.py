@@ -16,6 +16,7 @@ from models.policies import (
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
     IMAGE_CONDITIONED,
+    INSTRUCTED,
     POLICIES,
     REFERENCES,
     VIDEO,
@@ -224,6 +225,12 @@ def _check_guidance(config: RunConfig) -> None:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "
             f"'{model.policy}', which takes no negative prompt. Remove it."
+        )
+    if model.policy in INSTRUCTED and model.options.get("instruction", True) and model.negative_prompt:
+        raise ConfigError(
+            f"model.negative_prompt is {model.negative_prompt!r}, but model.policy '{model.policy}' writes an "
+            "instruction before every text that is not empty, and its pipeline writes none before negative prompts. "
+            "Remove it, or set model.options.instruction to false."
         )
     rescale = model.options.get("guidance_rescale", 0)
     if rescale and model.guidance_scale <= 1:

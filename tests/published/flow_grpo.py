@@ -87,12 +87,12 @@ def _wan(title: str, remark: str = "") -> Publication:
     )
 
 
-PUBLISHED: Mapping[str, Publication] = {
-    "sd35_medium": Publication(
-        title="Flow-GRPO on Stable Diffusion 3.5 Medium",
+def _sd35(title: str, targets: list[str], remark: str = "") -> Publication:
+    return Publication(
+        title=title,
         paper="2505.05470",
         files=_grpo_files("train_sd3.py"),
-        remark="The script of July 2025 (commit ac4c86e) detaches the unconditional half of guidance.",
+        remark=f"The script of July 2025 (commit ac4c86e) detaches the unconditional half of guidance.{remark}",
         settings={
             "base": GRPO_BASE,
             "config": {
@@ -108,13 +108,23 @@ PUBLISHED: Mapping[str, Publication] = {
                 "evaluate.samples": 1018,
             },
             "script": {
-                **lora(32, 64, JOINT),
+                **lora(32, 64, targets),
                 **EMA,
                 **BOTH,
                 "optimize.algorithm.options.kl": "flow_grpo",
                 "model.options.max_sequence_length": 128,
             },
         },
+    )
+
+
+PUBLISHED: Mapping[str, Publication] = {
+    "sd35_medium": _sd35("Flow-GRPO on Stable Diffusion 3.5 Medium", JOINT),
+    "sana_1_6b": _sd35(
+        "Flow-GRPO's settings for Stable Diffusion 3.5 Medium on SANA 1.5 1.6B",
+        WAN_ATTENTION,
+        " For this model none are published; the settings are those of Stable Diffusion 3.5 Medium, and the adapted "
+        "layers are the attention that SANA has.",
     ),
     "flux1_dev": Publication(
         title="Flow-GRPO on FLUX.1 dev",
@@ -202,6 +212,10 @@ PUBLISHED: Mapping[str, Publication] = {
     "wan21_1_3b": _wan("Flow-GRPO on Wan 2.1 1.3B"),
     "wan22_ti2v_5b": _wan(
         "Flow-GRPO's settings for Wan 2.1 on Wan 2.2 TI2V-5B",
+        " For this model none are published; the settings are those of Wan 2.1 1.3B.",
+    ),
+    "sana_video_2b": _wan(
+        "Flow-GRPO's settings for Wan 2.1 on SANA-Video 2B",
         " For this model none are published; the settings are those of Wan 2.1 1.3B.",
     ),
 }

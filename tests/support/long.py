@@ -5,7 +5,10 @@ from __future__ import annotations
 #: By file, the tests as pytest names them, with all their parameters where none are named.
 LONG = {
     "tests/chaos/test_interruptions.py": ("test_a_killed_temporary_server_is_started_again",),
-    "tests/contracts/test_policies.py": ("test_compiled_blocks_compute_what_eager_ones_do",),
+    "tests/contracts/test_policies.py": (
+        "test_compiled_blocks_compute_what_eager_ones_do",
+        "test_large_images_are_decoded_in_tiles_and_small_ones_whole[sana_video]",
+    ),
     "tests/flows/test_cli.py": ("test_two_processes_under_torchrun", "test_what_became_due_is_said_and_done"),
     "tests/flows/test_command.py": ("test_a_signal_says_what_stays_and_how_to_go_on[training, SIGTERM]",),
     "tests/flows/test_prefect.py": (
@@ -48,6 +51,7 @@ LONG = {
         "test_check_says_whether_it_fits",
         "test_full_size_presets_are_estimated_as_the_page_says[wan22_a14b]",
         "test_a_few_blocks_tell_what_all_of_them_take",
+        "test_tensors_without_content_take_what_real_ones_do[sana_video]",
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",
         "test_ranks_that_share_the_weights_hold_less",
     ),
@@ -58,6 +62,9 @@ LONG = {
         "test_a_whole_run[qwen_image_edit_plus]",
         "test_a_whole_run[flux2_klein_edit]",
         "test_a_whole_run[wan22_ti2v]",
+        "test_a_whole_run[sana_video]",
+        "test_a_store_gives_back_what_prompts_start_from[sana_video]",
+        "test_the_snippet_of_the_card_draws_the_evaluated_images[sana_video]",
     ),
     "tests/test_docs.py": ("test_the_tutorial_works_as_pasted", "test_rewards_of_your_own_work_as_pasted"),
 }

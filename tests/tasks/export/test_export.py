@@ -58,7 +58,7 @@ made = []
 for sample in samples:
     start = torch.Generator().manual_seed(sample["seed"])
     result = pipe(prompt=sample["prompt"], generator=start, output_type="np", **call)
-    made.append(np.asarray(result.frames[0] if "num_frames" in call else result.images[0]))
+    made.append(np.asarray(result.frames[0] if hasattr(result, "frames") else result.images[0]))
 np.save("made.npy", (np.stack(made) * 255).round())
 assert not {"tasks", "models", "configs", "storage", "flows"} & set(sys.modules), "the snippet needs flowmill"
 """
@@ -185,8 +185,9 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
         assert (next(getattr(pipe, name).parameters()) == 0.5).all()
     wanted = {"sd15": "DDIMScheduler", "sdxl": "DDIMScheduler"}.get(family, "FlowMatchEulerDiscreteScheduler")
     assert type(pipe.scheduler).__name__ == wanted
-    if family.startswith("wan"):
-        assert pipe.scheduler.config.shift == 3.0
+    shifts = {"sana": 3.0, "sana_video": 8.0, **{name: 3.0 for name in PIPELINES if name.startswith("wan")}}
+    if family in shifts:
+        assert pipe.scheduler.config.shift == shifts[family]
     # The export is a base model again.
     again = cls.load(tmp_path / "export", settings, frozenset({Part.DENOISER, Part.VAE}), tiny.options)
     assert torch.equal(again.sigmas(4), policy.sigmas(4))
@@ -244,6 +245,15 @@ def test_the_silent_t5_gives_zeros_and_leaves_the_global_generator_alone() -> No
 
 
 CALLS: Mapping[str, dict[str, Any]] = {
+    "sana_video": {
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+        "negative_prompt": "blurred",
+        "max_sequence_length": 16,
+        "frames": 5,
+        "use_resolution_binning": False,
+        "complex_human_instruction": None,
+    },
     "sd15": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
     "sdxl": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
     "sd3": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred", "max_sequence_length": 16},

@@ -213,6 +213,12 @@ def test_a_broken_model_folder(
             "guidance_scale_2 is 3, but model.guidance_scale 1.0 switches guidance off for both",
         ),
         ("flux1", ["model.negative_prompt=blurry"], "which takes no negative prompt. Remove it"),
+        (
+            "sana",
+            ["model.options.instruction=true", "model.negative_prompt=blurry"],
+            "before negative prompts. Remove it, or set model.options.instruction to false",
+        ),
+        ("sana", ["model.attention=_native_math"], "'sana' calls torch's attention directly"),
         ("flux1", ["model.attention=sage", "model.dtype=bfloat16"], "it has no backward pass"),
         ("flux1", ["model.attention=flash"], "bfloat16 and float16 only, and model.dtype is 'float32'"),
         ("flux1", ["model.attention=aiter_fa2_hub", "model.dtype=float16"], "bfloat16 only, and model.dtype is 'float"),

@@ -65,6 +65,11 @@ STATED = {
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": 28.6,
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": 5.0,
     "Tongyi-MAI/Z-Image-Turbo": 6.15,
+    "Efficient-Large-Model/Sana_600M_1024px_diffusers": 0.59,
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": 1.6,
+    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": 1.6,
+    "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72,
+    "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": 2.06,
 }
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
 
@@ -227,7 +232,9 @@ def footprints(config: RunConfig) -> Footprints:
     return footprints_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
-@pytest.mark.parametrize("family", ["sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl"])
+@pytest.mark.parametrize(
+    "family", ["sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"]
+)
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
     build_tiny(family).save_pretrained(tmp_path)
     extra = ["model.build=null", f"model.path={tmp_path}", "model.lora={rank: 2, alpha: 4}"]

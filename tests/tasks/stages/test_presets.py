@@ -182,4 +182,4 @@ def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[d
         start["negative_prompt"] = [call["negative_prompt"]] * len(samples)
     prompts, seeds = ([sample[key] for sample in samples] for key in ("prompt", "seed"))
     made = pipe(prompt=prompts, generator=[generator(seed) for seed in seeds], output_type="np", **{**call, **start})
-    return np.asarray(made.frames if "num_frames" in call else made.images)
+    return np.asarray(made.frames if hasattr(made, "frames") else made.images)

@@ -1,0 +1,37 @@
+"""Families that make clips: how many frames they have, and how these are rounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.errors import ConfigError
+from models.policies.diffusion import DiffusionSettings, pixels
+from models.policies.pipeline import PipelinePolicy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ClipPolicy(PipelinePolicy):
+    """Adapter for a pipeline of clips of 4 n + 1 frames."""
+
+    def images(self, decoded: Tensor) -> Tensor:
+        """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [-1, 1]."""
+        unit: Tensor = self.pipeline.video_processor.postprocess_video(decoded, output_type="pt")
+        return pixels(unit).permute(0, 1, 3, 4, 2).contiguous()
+
+    @classmethod
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
+        """Check height, width and the number of frames.
+
+        Raises:
+            ConfigError: the model cannot make such clips.
+        """
+        if settings.frames < 1 or (settings.frames - 1) % 4:
+            below = max(0, (settings.frames - 1) // 4) * 4 + 1
+            raise ConfigError(
+                f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
+                f"The nearest are {below} and {below + 4}."
+            )
+        super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)

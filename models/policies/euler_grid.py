@@ -1,0 +1,55 @@
+"""Families whose pipelines come with a multistep solver: rollouts walk the Euler grid of the same flow shift.
+
+UniPC and DPM-Solver take several noise levels into a step and round their timesteps, which leaves no log-prob of one
+step; every public trainer samples with Euler instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from models.policies.diffusion import PipelineCall, SchedulerChoice
+from models.policies.folders import SHIFT_ALONE, UNIPC_FLOW, Fields
+from models.policies.pipeline import PipelinePolicy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Shifted(Protocol):
+    """Options with a shift."""
+
+    @property
+    def flow_shift(self) -> float | None:
+        """Shift of the noise levels; the pipeline's when absent."""
+
+
+class EulerGridPolicy(PipelinePolicy):
+    """Adapter for a pipeline whose scheduler is another where samples are drawn as here."""
+
+    options: _Shifted
+    schedulers: ClassVar[Mapping[str, Fields]] = {
+        "UniPCMultistepScheduler": UNIPC_FLOW,
+        "FlowMatchEulerDiscreteScheduler": SHIFT_ALONE,
+    }
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the Euler grid of the flow shift."""
+        from diffusers import FlowMatchEulerDiscreteScheduler
+
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
+        scheduler.set_timesteps(steps, device=self.settings.device)
+        sigmas: Tensor = scheduler.sigmas.clone().float()
+        return sigmas
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and the Euler scheduler: with its own, multistep, it draws other samples."""
+        euler = SchedulerChoice(name="FlowMatchEulerDiscreteScheduler", options={"shift": self._shift})
+        return replace(super().pipeline_call(steps, negative_prompt), scheduler=euler)
+
+    @property
+    def _shift(self) -> float:
+        config = self.pipeline.scheduler.config
+        return float(self.options.flow_shift or config.get("flow_shift") or config.get("shift") or 1.0)

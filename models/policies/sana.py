@@ -1,0 +1,132 @@
+"""SANA (SanaPipeline): linear attention over tokens of 32 pixels, text of a language model.
+
+The pipeline writes an instruction before prompts and none before negative ones, and reads the end of the two together.
+Rows of text do not say which of the two they are for: an empty text, the negative prompt the pipeline has itself, is
+encoded without, and any other negative prompt is refused beside the instruction.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from models.policies.diffusion import Images, PipelineCall
+from models.policies.euler_grid import EulerGridPolicy
+from models.policies.folders import DPM_FLOW, Fields
+from models.policies.pipeline import Modules, Rows
+from models.policies.reading import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanaOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 300
+    """Gemma tokens that are kept; prompts are padded to it."""
+    instruction: bool = True
+    """The pipeline's own instruction to describe more is written before prompts."""
+    flow_shift: float | None = None
+    """Shift of the noise levels; the pipeline's when absent."""
+
+
+def _lower(tokenizer: Any, text: str) -> str:
+    return text.lower().strip()
+
+
+class Sana(EulerGridPolicy):
+    """Adapter for SanaPipeline; latents are (B, 32, h, w)."""
+
+    pipeline_name = "SanaPipeline"
+    family = "sana"
+    options_type = SanaOptions
+    options: SanaOptions
+    text_parts = ("text_encoder", "tokenizer")
+    # With the instruction, one of the tokens is its last.
+    readers = (Reader(tokenizer="tokenizer", further=-1, written=_lower),)
+    schedulers: ClassVar[Mapping[str, Fields]] = {
+        **EulerGridPolicy.schedulers,
+        "DPMSolverMultistepScheduler": DPM_FLOW,
+    }
+    joint_guidance = True
+    size_unit = 32
+    blocks = ("transformer_blocks",)
+    # Self-attention over the image, attention to the text.
+    lora_targets = (
+        "attn1.to_q",
+        "attn1.to_k",
+        "attn1.to_v",
+        "attn1.to_out.0",
+        "attn2.to_q",
+        "attn2.to_k",
+        "attn2.to_v",
+        "attn2.to_out.0",
+    )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``mask`` (B, L) int64."""
+        found = [self._encoded(prompt) for prompt in prompts]
+        embeds, masks = zip(*found, strict=True)
+        return {"prompt_embeds": torch.cat(embeds), "mask": torch.cat(masks).long()}
+
+    def _encoded(self, prompt: str) -> tuple[Tensor, Tensor]:
+        instruction = self._instruction if self.options.instruction and prompt else None
+        embeds, mask, _, _ = self.pipeline.encode_prompt(
+            [prompt],
+            do_classifier_free_guidance=False,
+            device=self.settings.device,
+            max_sequence_length=self.options.max_sequence_length,
+            complex_human_instruction=instruction,
+        )
+        return embeds, mask
+
+    @property
+    def _instruction(self) -> list[str]:
+        parameter = inspect.signature(type(self.pipeline).__call__).parameters["complex_human_instruction"]
+        return list(parameter.default)
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 32, h, w) float32 noise."""
+        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators),
+            channels,
+            *(settings.height, settings.width),
+            torch.float32,
+            settings.device,
+            list(generators),
+        )
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; the time argument runs from 0 to 1000, times what its config says."""
+        scale = self.pipeline.transformer.config.get("timestep_scale", 1.0)
+        predicted: Tensor = modules["transformer"](
+            hidden_states=latents,
+            encoder_hidden_states=rows["prompt_embeds"],
+            encoder_attention_mask=rows["mask"],
+            timestep=sigma * 1000 * scale,
+            return_dict=False,
+        )[0]
+        # The pipeline guides in float32.
+        return predicted.float()
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
+        vae = self.pipeline.vae
+        images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
+        return images
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments: images of the size that is asked for, and the instruction or none."""
+        call = super().pipeline_call(steps, negative_prompt)
+        further: dict[str, Any] = {"use_resolution_binning": False}
+        if not self.options.instruction:
+            further["complex_human_instruction"] = None
+        return replace(call, arguments={**call.arguments, **further})

@@ -1,0 +1,56 @@
+"""SANA-Video (SanaVideoPipeline): SANA over clips, with Wan's autoencoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from configs.errors import ConfigError
+from models.policies.clips import ClipPolicy
+from models.policies.diffusion import PipelineCall
+from models.policies.sana import Sana
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+_AUTOENCODER = "AutoencoderKLWan"
+
+
+class SanaVideo(ClipPolicy, Sana):
+    """Adapter for SanaVideoPipeline; latents are (B, 16, f, h, w)."""
+
+    pipeline_name = "SanaVideoPipeline"
+    family = "sana_video"
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 16, f, h, w) float32 noise."""
+        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
+        size = (settings.height, settings.width, settings.frames)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        return self.decode_standardized(latents)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, with the number of frames."""
+        call = super().pipeline_call(steps, negative_prompt)
+        return replace(call, arguments={**call.arguments, "frames": self.settings.frames})
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        made = index["vae"][1]
+        if made != _AUTOENCODER:
+            raise ConfigError(
+                f"model.path '{folder}' has the autoencoder {made}, but model.policy '{cls.family}' knows the clips of "
+                f"{_AUTOENCODER} alone. Use a model of 480 pixels, such as "
+                "'Efficient-Large-Model/SANA-Video_2B_480p_diffusers'."
+            )
