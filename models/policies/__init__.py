@@ -31,6 +31,7 @@ POLICIES = Table(
         "z_image": "models.policies.z_image:ZImage",
         "sana": "models.policies.sana:Sana",
         "sana_video": "models.policies.sana_video:SanaVideo",
+        "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
         "causal_lm": "models.policies.causal_lm:CausalLM",
     },
     like="models.policies.base:Policy",
@@ -52,7 +53,7 @@ REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_
 INSTRUCTED = frozenset({"sana", "sana_video"})
 
 #: Families that make clips, of 4 n + 1 frames.
-VIDEO = frozenset({"wan21", "wan22", "wan22_ti2v", "wan21_i2v", "wan22_i2v", "sana_video"})
+VIDEO = frozenset({"wan21", "wan22", "wan22_ti2v", "wan21_i2v", "wan22_i2v", "sana_video", "hunyuan_video15"})
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {

@@ -65,10 +65,10 @@ BACKENDS: Mapping[str, Backend] = {
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
-UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video"})
+UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15"})
 
 #: Families whose text is padded and masked in every attention.
-MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video"})
+MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15"})
 
 
 def attention_identity(name: str | None) -> str:

@@ -63,6 +63,10 @@ class PipelineCall:
     """Arguments besides prompt, image and generator; plain JSON values."""
     scheduler: SchedulerChoice | None = None
     """Scheduler to set first; None: the pipeline's own."""
+    guider: Mapping[str, float] | None = None
+    """Options of the classifier-free guider to set first, of pipelines that take no guidance as an argument."""
+    loads_adapters: bool = True
+    """The pipeline has ``load_lora_weights``; else the components that LoRA files are for load them."""
     image_size: tuple[int, int] | None = None
     """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
     image_area: int | None = None

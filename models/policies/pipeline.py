@@ -88,6 +88,8 @@ class PipelinePolicy(DecodingPolicy):
     """What is read of the settings in ``model_index.json``, beside the components."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """What the pipeline calls the guidance scale."""
+    needs_autoencoder: ClassVar[bool] = False
+    """The pipeline cannot be made without an autoencoder's config, even where only prompts are encoded."""
     size_unit: ClassVar[int] = 16
     """Height and width must be multiples of it, where the folder's config says nothing else."""
 
@@ -113,7 +115,7 @@ class PipelinePolicy(DecodingPolicy):
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
         # Without an autoencoder its config alone says how large latents are; pipelines read it when they are made.
-        unloaded = Part.DENOISER in parts and Part.VAE not in parts
+        unloaded = Part.VAE not in parts and (Part.DENOISER in parts or cls.needs_autoencoder)
         shape = described(folder / "vae", index["vae"][1]) if unloaded else None
         absent |= {} if Part.VAE in parts else {"vae": shape}
         pipeline_class = diffusers_class(cls.pipeline_name)
@@ -130,7 +132,7 @@ class PipelinePolicy(DecodingPolicy):
             pipeline.vae = None
         if settings.device_map is None:
             pipeline.to(settings.device)
-        if shape is not None:
+        if shape is not None and Part.DENOISER in parts:
             pipeline.vae = shape
         elif pipeline.vae is not None and settings.vae_tiling:
             pipeline.vae.enable_tiling()

@@ -80,15 +80,23 @@ def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any
     return t.T5EncoderModel(t.T5Config(**options)).eval()
 
 
-def byte_pairs(special: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return vocabulary and merges of a byte-pair encoding trained on a few words."""
+def byt5_encoder(tokenizer: Any, width: int) -> Any:
+    """Return a T5 encoder of bytes."""
+    return t5_encoder(tokenizer, width)
+
+
+def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return vocabulary and merges of a byte-pair encoding trained on a few words, and on these."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, show_progress=False, initial_alphabet=alphabet
+        vocab_size=1200 if words else 600,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=alphabet,
     )
-    tokenizer.train_from_iterator([_SENTENCE] * 3, trainer)
+    tokenizer.train_from_iterator([*[_SENTENCE] * 3, *[words] * 3 * bool(words)], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
     return dict(model["vocab"]), merges
@@ -122,9 +130,9 @@ def t5_tokenizer() -> Any:
     return t.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
 
 
-def qwen_tokenizer() -> Any:
-    """Return a Qwen tokenizer of a few hundred pieces, with a chat template."""
-    vocabulary, merges = byte_pairs(_QWEN_TOKENS)
+def qwen_tokenizer(words: str = "") -> Any:
+    """Return a Qwen tokenizer of a few hundred pieces, with a chat template; it knows these words too."""
+    vocabulary, merges = byte_pairs(_QWEN_TOKENS, words)
     tokenizer = t.Qwen2Tokenizer(
         vocab=vocabulary,
         merges=merges,

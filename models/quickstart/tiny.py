@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
+from models.quickstart.hunyuan import hunyuan_video15
 from models.quickstart.parts import (
     flow_scheduler,
     flux2_transformer,
@@ -314,4 +315,5 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "z_image": _z_image,
     "sana": sana,
     "sana_video": sana_video,
+    "hunyuan_video15": hunyuan_video15,
 }

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from models.libraries import diffusers_class, read_json
 from models.policies.folders import whole
-from models.sizes.published import CLIP_TOKENS, PUBLISHED, VAE, VAES, Architecture, TextEncoder
+from models.sizes.published import CLIP_TOKENS, HUNYUAN15_FURTHER, PUBLISHED, VAE, VAES
+from models.sizes.shapes import Architecture, TextEncoder
 from models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
@@ -30,9 +31,13 @@ _TEXT_TOKENS = {
     "WanTransformer3DModel": 0,
     "SanaTransformer2DModel": 0,
     "SanaVideoTransformer3DModel": 0,
+    # Qwen's, ByT5's and those of an image, which there are without one too.
+    "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
 }
+#: Of these the ones that no setting changes.
+_FURTHER_TEXT = {"SD3Transformer2DModel": CLIP_TOKENS, "HunyuanVideo15Transformer3DModel": HUNYUAN15_FURTHER}
 #: Denoisers whose patch says how many latents a token is wide; others write 1 where their pipelines pack latents.
-_PATCHED = frozenset({"SD3Transformer2DModel", "SanaTransformer2DModel"})
+_PATCHED = frozenset({"SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"})
 #: Components that encode prompts and what comes with them begin so.
 _ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
@@ -85,7 +90,7 @@ def _local(folder: Path) -> Architecture | None:
         denoisers=len(names),
         latents=latent_shape(about),
         text_tokens=_TEXT_TOKENS.get(made, 512),
-        further_text=CLIP_TOKENS if made == "SD3Transformer2DModel" else 0,
+        further_text=_FURTHER_TEXT.get(made, 0),
         patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if made in _PATCHED else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
         text_parameters=sum(stored_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
@@ -124,5 +129,7 @@ def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
         halvings = about.get("temperal_downsample", (False, True, True))
         patch = about.get("patch_size") or 1
         return about["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
+    if "temporal_compression_ratio" in about:
+        return about["latent_channels"], about["spatial_compression_ratio"], about["temporal_compression_ratio"]
     levels = about.get("block_out_channels") or about["encoder_block_out_channels"]
     return about["latent_channels"], 2 ** (len(levels) - 1), 1

@@ -25,12 +25,16 @@ from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
 from models.sizes.architectures import meta_decoder, meta_denoiser
 from models.sizes.casts import CudaCasts
-from models.sizes.published import Architecture
+from models.sizes.masks import WholeMasks
+from models.sizes.shapes import Architecture
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
 #: What denoisers' configs call the widths of sequences they are conditioned on.
-_SEQUENCES = ("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim")
+_SEQUENCES = (
+    *("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim"),
+    *("text_embed_dim", "text_embed_2_dim"),
+)
 #: Any; what conditions a row has its size whatever the prompt says.
 _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.
@@ -95,7 +99,7 @@ class PeakMemory(TorchDispatchMode):
 @contextmanager
 def traced(fakes: FakeTensorMode) -> Iterator[PeakMemory]:
     """Count what is made inside, on tensors without content, with autocast as it is on CUDA."""
-    with fakes, CudaCasts(), PeakMemory() as memory:
+    with fakes, CudaCasts(), WholeMasks(), PeakMemory() as memory:
         yield memory
 
 
@@ -150,7 +154,8 @@ class Footprints:
         if settings.vae_tiling:
             vae.enable_tiling()
         channels, pixels, times = self._architecture.latents
-        frames = ((settings.frames - 1) // times + 1,) if "z_dim" in vae.config else ()
+        clips = "z_dim" in vae.config or "temporal_compression_ratio" in vae.config
+        frames = ((settings.frames - 1) // times + 1,) if clips else ()
         with traced(fakes) as memory, torch.no_grad():
             latents = torch.empty((1, channels, *frames, settings.height // pixels, settings.width // pixels))
             decoded = vae.decode(latents, return_dict=False)[0]

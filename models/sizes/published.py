@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from models.sizes.shapes import Architecture, TextEncoder
 
 _DUAL = tuple(range(13))
 #: Autoencoders as published, by class; arguments that differ from the class's defaults.
@@ -28,6 +29,7 @@ VAES: Mapping[str, Mapping[str, Any]] = {
         "upsample_block_type": "interpolate",
     },
     "SanaVideoTransformer3DModel": {"class": "AutoencoderKLWan"},
+    "HunyuanVideo15Transformer3DModel": {"class": "AutoencoderKLHunyuanVideo15"},
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
@@ -111,68 +113,13 @@ _SANA_VIDEO = {"mlp_ratio": 3.0}
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
 _GEMMA2_2B = 2_614_000_000
+_BYT5_SMALL, _QWEN25_VL_7B_TEXT = 219_000_000, 7_070_000_000
 CLIP_TOKENS = 77
+#: ByT5's tokens and an image's, of HunyuanVideo 1.5.
+HUNYUAN15_FURTHER = 256 + 729
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextEncoder:
-    """What of a text encoder decides what it computes with."""
-
-    width: int
-    """Of its layers."""
-    inner: int
-    """Of their feed-forwards."""
-    heads: int = 0
-    """Whose attention scores are computed as such, as T5's are; 0: they are never held."""
-    kept: int = 0
-    """Layers whose outputs are kept until the last is computed."""
-
-    def row(self, tokens: int, number: int) -> int:
-        """Return the bytes that encoding a text of so many tokens takes at most, of numbers of so many bytes."""
-        # As of any transformer's feed-forward: what was given, residual, norm and copies; activation, gate and product.
-        layer = tokens * (5 * self.width + 3 * self.inner) * number
-        # Scores, and their softmax in float32 and back.
-        return layer + self.kept * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
-
-
-_T5 = TextEncoder(width=4096, inner=10240, heads=64)
 _GEMMA2 = TextEncoder(width=2304, inner=9216)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """What of a pipeline decides its memory."""
-
-    denoiser: str
-    """diffusers class of the denoiser."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that differ from the class's defaults."""
-    denoisers: int = 1
-    """How many there are."""
-    latents: tuple[int, int, int] = (16, 8, 1)
-    """Latent channels, pixels a latent is wide, frames it is long."""
-    text_tokens: int = 512
-    """Text tokens beside the latents' own, of models that attend to both."""
-    further_text: int = 0
-    """Of these the ones that no setting changes: CLIP's, before T5's."""
-    patch: int = 2
-    """Latents a token is wide."""
-    image_tokens: bool = False
-    """The image a prompt starts from stands beside the generated tokens, as many again."""
-    text_parameters: int = 0
-    """Of all text encoders, and of image encoders where prompts come with images."""
-    text: TextEncoder = _T5
-    """The largest text encoder."""
-    vae: Mapping[str, Any] | None = None
-    """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
-
-    def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
-        """Return the tokens of one row, text aside; ``references``: pixels of the images that stand beside it."""
-        _, pixels, times = self.latents
-        unit = pixels * self.patch
-        made = ((frames - 1) // times + 1) * (height // unit) * (width // unit)
-        return made * (2 if self.image_tokens else 1) + references // unit**2
-
 
 PUBLISHED: Mapping[str, Architecture] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
@@ -332,5 +279,25 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         text_parameters=_GEMMA2_2B,
         text=_GEMMA2,
+    ),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": Architecture(
+        denoiser="HunyuanVideo15Transformer3DModel",
+        config={"target_size": 640, "task_type": "t2v"},
+        latents=(32, 16, 4),
+        text_tokens=1000 + HUNYUAN15_FURTHER,
+        further_text=HUNYUAN15_FURTHER,
+        patch=1,
+        text_parameters=_QWEN25_VL_7B_TEXT + _BYT5_SMALL,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
+    ),
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": Architecture(
+        denoiser="HunyuanVideo15Transformer3DModel",
+        config={"target_size": 960, "task_type": "t2v"},
+        latents=(32, 16, 4),
+        text_tokens=1000 + HUNYUAN15_FURTHER,
+        further_text=HUNYUAN15_FURTHER,
+        patch=1,
+        text_parameters=_QWEN25_VL_7B_TEXT + _BYT5_SMALL,
+        text=TextEncoder(width=3584, inner=18944, kept=28),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def store_scheduler(choice: SchedulerChoice, target: Path) -> None:
     make_scheduler(choice, target / "scheduler").save_pretrained(target / "scheduler")
     index = {**read_json(target / INDEX), "scheduler": ["diffusers", choice.name]}
     (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def store_guider(options: Mapping[str, float], target: Path) -> None:
+    """Make classifier-free guidance with these options that of an exported pipeline."""
+    diffusers_class("ClassifierFreeGuidance")(**options).save_pretrained(target / "guider")
 
 
 def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from configs.visible import in_python
 from models.policies.diffusion import PipelineCall, SchedulerChoice
 from models.weights.lora_files import LORA_FILE
 from tasks.export.publish import HERE
+
+_GUIDER = "ClassifierFreeGuidance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Usage:
             "lora_files": list(self.loras),
             "dtype": self.dtype,
             "scheduler": None if scheduler is None else _plain_scheduler(scheduler),
+            **({} if call.guider is None else {"guider": dict(call.guider)}),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
             "input_image": {"file": self.inputs[0], "size": call.image_size} if self.inputs else None,
@@ -76,11 +80,14 @@ def input_names(count: int) -> tuple[str, ...]:
 def snippet(usage: Usage) -> str:
     """Return Python that loads the export and draws the first image of the evaluation."""
     scheduler = usage.call.scheduler
-    lines = ["import torch", f"from diffusers import {_imports(scheduler)}"]
+    lines = ["import torch", f"from diffusers import {_imports(usage.call)}"]
     lines += ["from PIL import Image"] * bool(usage.inputs)
     lines += ["", f"folder = {HERE}", *_loading(usage)]
     if scheduler is not None:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
+    if usage.call.guider is not None:
+        given = ", ".join(f"{name}={value!r}" for name, value in usage.call.guider.items())
+        lines += [f"pipe.guider = {_GUIDER}({given})"]
     lines += ["pipe.vae.enable_tiling()"] * usage.call.vae_tiling
     lines += ['pipe.to("cuda" if torch.cuda.is_available() else "cpu")', ""]
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
@@ -106,6 +113,9 @@ def _loading(usage: Usage) -> list[str]:
     ]
     for name in usage.loras:
         component = name.rpartition("/")[0]
+        if not usage.call.loads_adapters:
+            lines.append(f"pipe.transformer.load_lora_adapter(folder, weight_name={in_python(name)})")
+            continue
         # Not subfolder=: of a local folder diffusers 0.42 then takes the file of the same name above it.
         other = f", load_into_{component}=True" if component else ""
         lines.append(f"pipe.load_lora_weights(folder, weight_name={in_python(name)}{other})")
@@ -132,8 +142,9 @@ def _image_lines(usage: Usage) -> list[str]:
     return ["image = [  # the images to start from", *(f"    {one}," for one in opened), "]"]
 
 
-def _imports(scheduler: SchedulerChoice | None) -> str:
-    return ", ".join(sorted(["DiffusionPipeline", *([] if scheduler is None else [scheduler.name])]))
+def _imports(call: PipelineCall) -> str:
+    set_first = [[] if call.scheduler is None else [call.scheduler.name], [] if call.guider is None else [_GUIDER]]
+    return ", ".join(sorted(["DiffusionPipeline", *chain(*set_first)]))
 
 
 def _scheduler_code(choice: SchedulerChoice) -> str:

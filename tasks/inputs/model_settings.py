@@ -26,7 +26,7 @@ from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
-from models.sizes.published import Architecture
+from models.sizes.shapes import Architecture
 from models.weights.shared_checkpoints import SharedCheckpoint
 from tasks.inputs.prompts import Prompt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import json
 import shutil
@@ -38,12 +39,13 @@ from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
+from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
 from tests.support.families import PIPELINES
 
 ALL = frozenset(Part)
 FLUX2 = ("flux2", "flux2_klein")
-PROMPTS = ["a red cube", "two cats and a dog in the photo", "a sign", "a blue circle on a green cube"]
+PROMPTS = ["a red cube", "two cats and a dog in the photo", 'a sign "9"', "a blue circle on a green cube"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Tiny:
     call: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the pipeline."""
     guidance: str = "guidance_scale"
-    """What the pipeline calls guidance."""
+    """What the pipeline calls guidance; nothing where it has a guider."""
     guidance_offset: float = 0.0
     """What the pipeline's guidance is more than ours."""
     negative: str = ""
@@ -120,6 +122,7 @@ TINY: Mapping[str, Tiny] = {
         },
         frames=5,
     ),
+    "hunyuan_video15": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
     # The pipeline runs both halves of guidance in one forward of other padding.
     "z_image": Tiny(**of_length(64), guidance_offset=-1.0, tolerance=2e-6),
 }
@@ -139,6 +142,15 @@ def small_references(monkeypatch: pytest.MonkeyPatch) -> None:
     plus = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
     monkeypatch.setattr(f"{plus}.VAE_IMAGE_SIZE", 64 * 64)
     monkeypatch.setattr(f"{plus}.CONDITION_IMAGE_SIZE", 64 * 64)
+    # As much text as our own pipeline reads, and fewer tokens of things that are not there.
+    made = diffusers.HunyuanVideo15Pipeline.__init__
+
+    def smaller(self: Any, **parts: Any) -> None:
+        made(self, **parts)
+        self.tokenizer_max_length, self.tokenizer_2_max_length, self.vision_num_semantic_tokens = 24, 16, 3
+
+    smaller.__signature__ = inspect.signature(made)  # type: ignore[attr-defined]
+    monkeypatch.setattr(diffusers.HunyuanVideo15Pipeline, "__init__", smaller)
 
 
 @pytest.fixture(scope="session")
@@ -248,7 +260,9 @@ def ode(policy: DiffusionPolicy, steps: int, guided: bool) -> torch.Tensor:
 
 
 def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
-    """Give a pipeline the scheduler that a policy's call names."""
+    """Give a pipeline the scheduler, and the guider, that a policy's call names."""
+    if call is not None and call.guider is not None:
+        pipeline.guider = diffusers.ClassifierFreeGuidance(**call.guider)
     choice = call and call.scheduler
     if choice is None:
         return
@@ -272,9 +286,13 @@ def test_ode_equals_the_pipeline(
     pipeline.set_progress_bar_config(disable=True)
     # UniPC, Wan's default, is multistep and rounds its timesteps; Euler's steps end lower than DDIM's.
     set_scheduler(pipeline, policy.pipeline_call(steps, None))
+    if family == "hunyuan_video15":
+        # Of several clips its autoencoder decodes none at once.
+        pipeline.vae.enable_slicing()
     call = {"height": tiny.size, "width": tiny.size, "num_inference_steps": steps, **tiny.call, **second}
-    call[tiny.guidance] = guidance_scale + tiny.guidance_offset
-    if tiny.guidance != "guidance_scale":
+    if tiny.guidance:
+        call[tiny.guidance] = guidance_scale + tiny.guidance_offset
+    if tiny.guidance not in ("", "guidance_scale"):
         call["negative_prompt"] = [tiny.negative] * 4
     images_to_start_from = pictures(family, 4)
     if images_to_start_from is not None and family not in REFERENCES:
@@ -699,7 +717,10 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
     policy.save_lora(tmp_path)
     fresh = load()
     before = fresh.velocity(latents, sigma, cond)
-    fresh.pipeline.load_lora_weights(tmp_path)
+    call = fresh.pipeline_call(4, None)
+    assert call is not None
+    loader = fresh.pipeline.load_lora_weights if call.loads_adapters else fresh.pipeline.transformer.load_lora_adapter
+    loader(tmp_path, weight_name=LORA_FILE)
     if family in TWO:
         fresh.pipeline.load_lora_weights(tmp_path / "transformer_2", load_into_transformer_2=True)
         low = torch.full((4,), 0.3)
@@ -802,6 +823,42 @@ def test_a_device_map_places_the_parts(load: Load) -> None:
     # Where a row is computed alone, its products round by where weights lie in memory.
     atol = 1e-6 if row_by_row(policy) else 0.0
     torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"guidance_rescale": 0.7}, "guidance_rescale of its guider ClassifierFreeGuidance is 0.7, which"),
+        ({"stop": 0.5}, "stop of its guider ClassifierFreeGuidance is 0.5, which"),
+    ],
+)
+def test_a_guider_that_guides_otherwise_is_refused(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    pipeline = build_tiny("hunyuan_video15")
+    pipeline.guider = diffusers.ClassifierFreeGuidance(**change)
+    pipeline.save_pretrained(tmp_path)
+    settings, cls = (
+        DiffusionSettings(height=32, width=32, frames=5),
+        resolve(POLICIES, "hunyuan_video15", what="policy"),
+    )
+    with pytest.raises(ConfigError, match=expected):
+        cls.load(tmp_path, settings, ALL, {})
+    path = tmp_path / "model_index.json"
+    path.write_text(path.read_text().replace("ClassifierFreeGuidance", "PerturbedAttentionGuidance"))
+    with pytest.raises(ConfigError, match="has the guider PerturbedAttentionGuidance, but"):
+        cls.load(tmp_path, settings, ALL, {})
+
+
+def test_what_prompts_put_in_quotes_is_read_apart(tmp_path: Path) -> None:
+    build_tiny("hunyuan_video15").save_pretrained(tmp_path)
+    settings, cls = (
+        DiffusionSettings(height=32, width=32, frames=5),
+        resolve(POLICIES, "hunyuan_video15", what="policy"),
+    )
+    options = {"max_sequence_length": 24}
+    rows = cls.load(tmp_path, settings, frozenset({Part.TEXT}), options).encode(["a sign", 'a sign "9"'])
+    # A byte is a token, and the end is one.
+    assert rows["glyph_mask"].sum(1).tolist() == [0, len('Text "9". ') + 1]
+    assert not rows["glyph_embeds"][0].any()
 
 
 def test_clips_of_another_autoencoder_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ _PER_RANK = (
 )
 
 
-def _wan(title: str, remark: str = "") -> Publication:
+def _wan(title: str, remark: str = "", targets: list[str] = WAN_ATTENTION) -> Publication:
     return Publication(
         title=title,
         paper="2505.05470",
@@ -75,7 +75,7 @@ def _wan(title: str, remark: str = "") -> Publication:
                 "evaluate.steps": 50,
             },
             "script": {
-                **lora(32, 64, WAN_ATTENTION),
+                **lora(32, 64, targets),
                 **EMA,
                 **BOTH,
                 "rollout.sampler.name": "wan_sde",
@@ -213,6 +213,12 @@ PUBLISHED: Mapping[str, Publication] = {
     "wan22_ti2v_5b": _wan(
         "Flow-GRPO's settings for Wan 2.1 on Wan 2.2 TI2V-5B",
         " For this model none are published; the settings are those of Wan 2.1 1.3B.",
+    ),
+    "hunyuan_video15_480p": _wan(
+        "Flow-GRPO's settings for Wan 2.1 on HunyuanVideo 1.5",
+        " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are the "
+        "attention that this model has.",
+        JOINT,
     ),
     "sana_video_2b": _wan(
         "Flow-GRPO's settings for Wan 2.1 on SANA-Video 2B",

@@ -13,7 +13,7 @@ from models.pictures import within
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
 from tasks.export.card import About, model_card
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
-from tasks.export.files import INDEX, copy_licenses, store_scheduler, write_pipeline
+from tasks.export.files import INDEX, copy_licenses, store_guider, store_scheduler, write_pipeline
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
@@ -64,6 +64,8 @@ class PipelineExport:
         write_pipeline(policy, base, target)
         if call is not None and call.scheduler is not None:
             store_scheduler(call.scheduler, target)
+        if call is not None and call.guider is not None:
+            store_guider(call.guider, target)
 
     def _draw(self, path: Path) -> str | None:
         split = self._split

@@ -23,7 +23,7 @@ from models.sizes.architectures import (
     parameters,
 )
 from models.sizes.footprints import Footprints
-from models.sizes.published import Architecture
+from models.sizes.shapes import Architecture
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements

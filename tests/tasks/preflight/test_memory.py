@@ -70,6 +70,8 @@ STATED = {
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": 1.6,
     "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72,
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": 2.06,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": 8.3,
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": 8.3,
 }
 FULL = [ROOT / "configs" / f"{name}.yaml" for name in PRESETS]
 
@@ -233,7 +235,11 @@ def footprints(config: RunConfig) -> Footprints:
 
 
 @pytest.mark.parametrize(
-    "family", ["sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"]
+    "family",
+    [
+        *("sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"),
+        "hunyuan_video15",
+    ],
 )
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
     build_tiny(family).save_pretrained(tmp_path)

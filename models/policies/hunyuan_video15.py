@@ -1,0 +1,166 @@
+"""HunyuanVideo 1.5 text to video (HunyuanVideo15Pipeline): text of Qwen2.5-VL, and of ByT5 what prompts put in quotes.
+
+Guidance is no argument of the pipeline but a component, and the pipeline loads no LoRA files; its transformer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.policies.clips import ClipPolicy
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.folders import SHIFT_ALONE, Fields, settings_of
+from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
+from models.policies.reading import Reader
+from models.weights.lora_files import save_lora
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Tokens the pipeline reads, and those of its template, which it drops.
+_LENGTH, _TEMPLATE = 1000, 108
+_GLYPHS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HunyuanVideo15Options:
+    """Options of the family."""
+
+    max_sequence_length: int = _LENGTH
+    """Qwen tokens; the pipeline itself reads 1000. Padding is computed with, so fewer are faster."""
+
+
+def _asked(tokenizer: Any, text: str) -> Any:
+    import inspect
+
+    from diffusers import HunyuanVideo15Pipeline
+    from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
+
+    embeds = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
+    (messages,) = format_text_input([text], embeds.parameters["system_message"].default)
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _quoted(tokenizer: Any, text: str) -> str:
+    from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+    return extract_glyph_texts(text) or ""
+
+
+class HunyuanVideo15(ClipPolicy):
+    """Adapter for HunyuanVideo15Pipeline; latents are (B, 32, f, h, w)."""
+
+    pipeline_name = "HunyuanVideo15Pipeline"
+    family = "hunyuan_video15"
+    options_type = HunyuanVideo15Options
+    options: HunyuanVideo15Options
+    text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    readers = (
+        Reader(tokenizer="tokenizer", further=_TEMPLATE, written=_asked),
+        Reader(tokenizer="tokenizer_2", limit=_GLYPHS, written=_quoted),
+    )
+    schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
+    needs_autoencoder = True
+    blocks = ("transformer_blocks",)
+    # Attention of both streams.
+    lora_targets = JOINT_ATTENTION
+
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
+        """Wrap a loaded pipeline, which reads as many tokens as the options say."""
+        super().__init__(pipeline, settings, options)
+        if options.max_sequence_length != _LENGTH:
+            pipeline.tokenizer_max_length = options.max_sequence_length
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``glyph_embeds`` (B, M, E), their masks (B, L) and (B, M) int64."""
+        found = self.pipeline.encode_prompt(list(prompts), device=self.settings.device, batch_size=len(prompts))
+        names = ("prompt_embeds", "mask", "glyph_embeds", "glyph_mask")
+        rows: dict[str, Tensor] = dict(zip(names, found, strict=True))
+        return {name: row.long() if name.endswith("mask") else row for name, row in rows.items()}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 32, f, h, w) float32 noise."""
+        settings, channels = self.settings, self.pipeline.transformer.config.out_channels
+        size = (settings.height, settings.width, settings.frames)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
+        scheduler = self.pipeline.scheduler
+        scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1], device=self.settings.device)
+        return scheduler.sigmas.clone().float()  # type: ignore[no-any-return]
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer, without an image: latents of one, their mask and its embeddings are zeros."""
+        pipeline, (batch, _, *shape) = self.pipeline, latents.shape
+        width = pipeline.transformer.config.image_embed_dim
+        return modules["transformer"](  # type: ignore[no-any-return]
+            hidden_states=torch.cat([latents, torch.zeros_like(latents), latents.new_zeros(batch, 1, *shape)], dim=1),
+            image_embeds=latents.new_zeros(batch, pipeline.vision_num_semantic_tokens, width),
+            timestep=(sigma * 1000).to(latents.dtype),
+            encoder_hidden_states=rows["prompt_embeds"],
+            encoder_attention_mask=rows["mask"],
+            encoder_hidden_states_2=rows["glyph_embeds"],
+            encoder_attention_mask_2=rows["glyph_mask"],
+            return_dict=False,
+        )[0]
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        vae = self.pipeline.vae
+        scaled = latents.to(vae.dtype) / vae.config.scaling_factor
+        # One by one: the masks of its attention fit one row alone (diffusers 0.42).
+        return torch.cat([vae.decode(row, return_dict=False)[0] for row in scaled.split(1)])
+
+    def save_lora(self, folder: Path) -> None:
+        """Write a LoRA file, for ``load_lora_adapter`` of the transformer; its form is that of other pipelines'."""
+        save_lora("WanPipeline", folder, "transformer", self.pipeline.transformer)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and its guider."""
+        call = super().pipeline_call(steps, negative_prompt)
+        known = {
+            key: each for key, each in call.arguments.items() if key not in ("guidance_scale", "max_sequence_length")
+        }
+        length = self.options.max_sequence_length
+        differences = (f"It reads {_LENGTH} tokens of a prompt; the policy reads {length}.",) * (length != _LENGTH)
+        return replace(
+            call,
+            arguments={**known, "num_frames": self.settings.frames},
+            guider={"guidance_scale": max(1.0, self.settings.guidance_scale)},
+            loads_adapters=False,
+            differences=(*call.differences, *differences),
+        )
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
+        if made != "ClassifierFreeGuidance":
+            raise ConfigError(
+                f"model.path '{folder}' has the guider {made}, but model.policy '{cls.family}' guides as "
+                "ClassifierFreeGuidance does. Save the pipeline with that."
+            )
+        for key, default in settings_of(made).items():
+            if key != "guidance_scale" and config.get(key, default) != default:
+                raise ConfigError(
+                    f"model.path '{folder}': {key} of its guider {made} is {config[key]!r}, which '{cls.family}' does "
+                    f"not follow; it knows {default!r}. Save this pipeline with a guider whose {key} is that."
+                )
+
+    @classmethod
+    def unit_of(cls, folder: Path) -> int:
+        """Return what height and width must be multiples of."""
+        vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
+        return int(vae["spatial_compression_ratio"] * transformer["patch_size"])

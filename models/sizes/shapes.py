@@ -1,0 +1,67 @@
+"""What of a pipeline decides its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder:
+    """What of a text encoder decides what it computes with."""
+
+    width: int
+    """Of its layers."""
+    inner: int
+    """Of their feed-forwards."""
+    heads: int = 0
+    """Whose attention scores are computed as such, as T5's are; 0: they are never held."""
+    kept: int = 0
+    """Layers whose outputs are kept until the last is computed."""
+
+    def row(self, tokens: int, number: int) -> int:
+        """Return the bytes that encoding a text of so many tokens takes at most, of numbers of so many bytes."""
+        # As of any transformer's feed-forward: what was given, residual, norm and copies; activation, gate and product.
+        layer = tokens * (5 * self.width + 3 * self.inner) * number
+        # Scores, and their softmax in float32 and back.
+        return layer + self.kept * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
+
+
+#: T5-XXL's.
+T5 = TextEncoder(width=4096, inner=10240, heads=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What of a pipeline decides its memory."""
+
+    denoiser: str
+    """diffusers class of the denoiser."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that differ from the class's defaults."""
+    denoisers: int = 1
+    """How many there are."""
+    latents: tuple[int, int, int] = (16, 8, 1)
+    """Latent channels, pixels a latent is wide, frames it is long."""
+    text_tokens: int = 512
+    """Text tokens beside the latents' own, of models that attend to both."""
+    further_text: int = 0
+    """Of these the ones that no setting changes: CLIP's, before T5's."""
+    patch: int = 2
+    """Latents a token is wide."""
+    image_tokens: bool = False
+    """The image a prompt starts from stands beside the generated tokens, as many again."""
+    text_parameters: int = 0
+    """Of all text encoders, and of image encoders where prompts come with images."""
+    text: TextEncoder = T5
+    """The largest text encoder."""
+    vae: Mapping[str, Any] | None = None
+    """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
+
+    def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
+        """Return the tokens of one row, text aside; ``references``: pixels of the images that stand beside it."""
+        _, pixels, times = self.latents
+        unit = pixels * self.patch
+        made = ((frames - 1) // times + 1) * (height // unit) * (width // unit)
+        return made * (2 if self.image_tokens else 1) + references // unit**2
