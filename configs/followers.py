@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Algorithms that noise final latents anew, and so need nothing else of a rollout; a test compares with what they say.
-FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient"})
+FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align"})
+#: Algorithms that go on from stored states; a test compares here too.
+STATES = frozenset({"refl"})
 #: Algorithms whose advantages are per token, and the estimator each is defined with; a test compares here too.
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
 #: Section and setting of what follows, and what it is where the algorithm does not care.
@@ -18,7 +20,7 @@ def with_followers(data: Any) -> Any:
     optimize = _section(data, "optimize")
     algorithm = None if optimize is None else optimize.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    needed = ("final" if name in FORWARD else None, PER_TOKEN.get(name)) if isinstance(name, str) else (None, None)
+    needed = (_plan_of(name), PER_TOKEN.get(name)) if isinstance(name, str) else (None, None)
     for (part, setting, default), component in zip(_FOLLOWING, needed, strict=True):
         section = _section(data, part)
         if section is None:
@@ -29,6 +31,11 @@ def with_followers(data: Any) -> Any:
         elif isinstance(given, Mapping) and "name" not in given:
             data = {**data, part: {**section, setting: {"name": component or default, **given}}}
     return data
+
+
+def _plan_of(algorithm: str) -> str | None:
+    """Return the plan that an algorithm needs, None where it does not care."""
+    return "final" if algorithm in FORWARD else "late" if algorithm in STATES else None
 
 
 def without_followers(filled: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -208,12 +208,14 @@ class StoreSection(Section):
 
 
 class AlgorithmNeeds(NamedTuple):
-    """What of an algorithm's requirements decides which stages a run has and what its rollouts store."""
+    """What of an algorithm's requirements decides which stages a run has and what they are made from."""
 
     old_means: bool
     """Rollouts store the means of the behavior policy's steps."""
     gradients: bool
     """There are stages of gradients of the rewards."""
+    rewards: bool
+    """Rewards are asked while training."""
 
 
 class RunConfig(Section):

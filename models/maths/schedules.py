@@ -20,6 +20,7 @@ PLANS = Table(
         "subset": "models.maths.schedules:Subset",
         "fraction": "models.maths.schedules:RandomFraction",
         "final": "models.maths.schedules:FinalOnly",
+        "late": "models.maths.schedules:LateStates",
         "branch": "models.maths.schedules:BranchEveryStep",
     },
     like="models.maths.schedules:Plan",
@@ -230,6 +231,47 @@ class FinalOnly:
     def draw(self, steps: int, seed: int, epoch: int) -> Steps:
         """Return the plan that keeps state T."""
         return Steps(stochastic=(), trained=(), kept=(steps,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateStates(DrawnPerSample):
+    """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored: ``refl`` goes on from them.
+
+    State i is what step i starts from. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
+    """
+
+    count: int = 1
+    """States of each sample."""
+    low: int | None = None
+    """First state there may be; that of the last quarter of the steps when absent."""
+    high: int | None = None
+    """State behind the last there may be; ``rollout.steps`` when absent, so that the last is what the last step starts
+    from."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: there would be no state.
+        """
+        if self.count < 1 or (self.low is not None and self.low < 0):
+            raise ValueError(f"count is {self.count} and low {self.low}; count must be at least 1, low at least 0.")
+
+    def draw(self, steps: int, seed: int, epoch: int) -> Steps:
+        """Return the states of one sample.
+
+        Raises:
+            ValueError: there are fewer than are to be drawn.
+        """
+        low = steps - max(1, steps // 4) if self.low is None else self.low
+        high = steps if self.high is None else self.high
+        if high > steps or high - low < self.count:
+            raise ValueError(
+                f"{self.count} states cannot be drawn from [{low}, {high}) of rollout.steps {steps}. Lower count or "
+                "low, or raise rollout.steps."
+            )
+        chosen = random.Random(seed).sample(range(low, high), self.count)
+        return Steps(stochastic=(), trained=(), kept=tuple(sorted(chosen)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

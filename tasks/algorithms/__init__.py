@@ -23,6 +23,8 @@ ALGORITHMS = Table(
         "ram": "tasks.algorithms.ram:RAM",
         "fdfo": "tasks.algorithms.fdfo:FDFO",
         "reward_gradient": "tasks.algorithms.reward_gradient:RewardGradient",
+        "refl": "tasks.algorithms.refl:ReFL",
+        "direct_align": "tasks.algorithms.direct_align:DirectAlign",
         "opd": "tasks.algorithms.opd:OnPolicyDistillation",
     },
     like="tasks.algorithms.base:Algorithm",

@@ -93,8 +93,9 @@ class Requirements:
 
     kind: str = "diffusion"
     """The kind of policies it trains: a name of the table, or "package.module:Class"."""
-    data: Literal["transitions", "forward"] = "transitions"
-    """Stored stochastic steps with log-probs, or final latents noised anew."""
+    data: Literal["transitions", "forward", "states"] = "transitions"
+    """Stored stochastic steps with log-probs, final latents noised anew, or stored states that denoising goes on
+    from."""
     times: ForwardTimes | None = None
     """Noise levels, for forward data."""
     unit: Literal["row", "pair", "group"] = "row"
@@ -121,6 +122,10 @@ class Requirements:
     """Rewards enter the loss."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
+    rewards: bool = False
+    """The rewards themselves, followed back through the decoder while training."""
+    calls: int = 1
+    """Forwards with gradient that a row takes, one after the other; the state of a row has as many steps after it."""
     once: bool = False
     """Rows are trained on once: the loss has no optimum, so that every further pass moves as far again."""
     notes: tuple[str, ...] = ()

@@ -188,7 +188,7 @@ def check_replay(config: RunConfig, requires: Requirements, kernel: Kernel | Non
     _check_choice(section, requires, algorithm, config.rollout.steps)
     weights = {"weight": section.weight, "max_importance": section.max_importance, "level": section.level}
     changed = [name for name, value in weights.items() if value != ReplaySection.model_fields[name].default]
-    if requires.data == "forward":
+    if requires.data != "transitions":
         changed = [*changed, *(() if section.proximal else ("proximal",))]
         reason = f"optimize.algorithm '{algorithm}' looks at samples anew, and no log-probs of who made them enter it"
     else:

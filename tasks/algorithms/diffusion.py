@@ -5,8 +5,9 @@ Legend: B rows of a micro-batch, ... latent dims.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -22,6 +23,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Subjects:
+    """What rewards are told of B rows, where they are asked while training."""
+
+    prompts: tuple[str, ...]
+    """B prompts."""
+    metadata: tuple[Mapping[str, Any], ...]
+    """B mappings with the other columns of the prompt source."""
+    samples: tuple[str, ...]
+    """B sample ids, for messages."""
+    draws: tuple[int, ...]
+    """B numbers of the rows' own, of 63 bits, drawn from the run's seed: for what an algorithm chooses by chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Prompts that B samples are scored for, each with a factor of its score."""
+
+    prompts: Sequence[str]
+    """B prompts."""
+    factor: Tensor
+    """(B,) float32."""
+
+
+class AsksRewards(Protocol):
+    """Asks a run's rewards what they say of latents."""
+
+    def __call__(self, latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
+        """Return (B,) float32 sums of the weighted rewards over all questions, with a gradient to (B, ...) latents."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionBatch(Batch):
     """States of denoising, steps and samples freely mixed."""
 
@@ -31,6 +64,16 @@ class DiffusionBatch(Batch):
     """Noise levels of each row."""
     conditioning: Conditioning
     """B rows."""
+    subjects: Subjects | None = None
+    """What rewards are told of the rows, if the algorithm asks them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBatch(DiffusionBatch):
+    """Stored states of rollouts, from which denoising goes on."""
+
+    levels: Tensor
+    """(B, K) float32 noise levels of the state, and of those that the next K - 1 steps of its schedule lead to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +146,8 @@ class DiffusionModels(Models):
     """The policy being trained."""
     kernel: Kernel
     """The rollout's stochastic step."""
+    rewards: AsksRewards | None = None
+    """Asks the rewards, if the algorithm does."""
 
     def velocity(self, batch: DiffusionBatch) -> Tensor:
         """Return (B, ...) velocities of the policy, with gradient."""
@@ -160,6 +205,23 @@ class DiffusionModels(Models):
                 part = (batch.latents[own], batch.grid.sigma[own], batch.conditioning.rows(own))
                 found[own] = self.trainable.teacher_velocity(*part, name).to(found.dtype)
         return found
+
+    def asked(self, latents: Tensor, batch: DiffusionBatch, questions: Sequence[Question] | None = None) -> Tensor:
+        """Return (B,) rewards of (B, ...) final latents, with a gradient to them.
+
+        Args:
+            latents: what a row's denoising is taken to end in.
+            batch: the rows.
+            questions: what else than the rows' own prompts they are scored for.
+
+        Raises:
+            TypeError: the algorithm has not said in ``requires`` that it asks rewards.
+        """
+        subjects = batch.subjects
+        if self.rewards is None or subjects is None:
+            raise TypeError("this algorithm asks rewards while training, but has not said so in 'requires'")
+        own = [Question(prompts=subjects.prompts, factor=torch.ones_like(batch.weights))]
+        return self.rewards(latents, subjects, own if questions is None else questions)
 
     def step(self, batch: DiffusionBatch, velocity: Tensor) -> Gaussian:
         """Return the distribution of the next latents under a velocity."""

@@ -15,39 +15,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardProcess:
-    """Options and parts of an algorithm on forward-process samples."""
+class VelocityKL:
+    """Options and parts of an algorithm that may be held back by KLs of velocities."""
 
-    times: Mapping[str, Any] = field(default_factory=dict)
-    """Noise levels, see ``base.ForwardTimes``: count, kind, low, high, power, shared."""
     kl_coef: float = 0.0
     """Weight of mean (v - v_base)^2."""
     ema_kl_coef: float = 0.0
     """Weight of mean (v - v_average)^2, with the moving average of the weights (Flow-Factory's ``ema_kl_beta``)."""
-
-    def levels(self, **forced: Any) -> ForwardTimes:
-        """Return the noise levels; ``forced`` are what the algorithm itself demands.
-
-        Raises:
-            ValueError: an option is unknown or cannot work.
-        """
-        try:
-            return ForwardTimes(**{**self.times, **forced})
-        except TypeError as error:
-            raise ValueError(f"times: {error}") from None
-
-    def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
-        """Return requirements on forward data; a KL needs the base model, and all samples, whatever their advantage."""
-        with_kl = self.kl_coef > 0 or self.ema_kl_coef > 0
-        base: dict[str, Any] = {
-            "data": "forward",
-            "times": levels,
-            "min_group_size": 2,
-            "reference": self.kl_coef > 0,
-            "average": self.ema_kl_coef > 0,
-            "zero_advantages": with_kl,
-        }
-        return Requirements(**{**base, **further})
 
     def check_kl(self) -> None:
         """Check the weights of the KLs.
@@ -72,6 +46,38 @@ class ForwardProcess:
             metrics["ema_kl"] = kl.detach()
             loss = loss + self.ema_kl_coef * kl
         return loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardProcess(VelocityKL):
+    """Options and parts of an algorithm on forward-process samples."""
+
+    times: Mapping[str, Any] = field(default_factory=dict)
+    """Noise levels, see ``base.ForwardTimes``: count, kind, low, high, power, shared."""
+
+    def levels(self, **forced: Any) -> ForwardTimes:
+        """Return the noise levels; ``forced`` are what the algorithm itself demands.
+
+        Raises:
+            ValueError: an option is unknown or cannot work.
+        """
+        try:
+            return ForwardTimes(**{**self.times, **forced})
+        except TypeError as error:
+            raise ValueError(f"times: {error}") from None
+
+    def needs(self, *, levels: ForwardTimes, **further: Any) -> Requirements:
+        """Return requirements on forward data; a KL needs the base model, and all samples, whatever their advantage."""
+        with_kl = self.kl_coef > 0 or self.ema_kl_coef > 0
+        base: dict[str, Any] = {
+            "data": "forward",
+            "times": levels,
+            "min_group_size": 2,
+            "reference": self.kl_coef > 0,
+            "average": self.ema_kl_coef > 0,
+            "zero_advantages": with_kl,
+        }
+        return Requirements(**{**base, **further})
 
 
 def errors(batch: ForwardBatch, *velocities: Tensor) -> tuple[Tensor, ...]:

@@ -18,13 +18,10 @@ from typing import Literal
 
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.climbing import fooled_note
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess
 
-_FOOLED = (
-    "optimize.algorithm 'reward_gradient' climbs the slope of the rewards, and finds what fools them sooner than "
-    "algorithms that compare samples: watch monitors that are not optimized, and set kl_coef where they fall."
-)
 _LINEAR = (
     "optimize.algorithm.options.target is 'linear': a gradient is that of the image it was taken at, so samples are "
     "trained on once. 'bounded' may be passed over often, and its strength does not depend on the reward's scale."
@@ -68,7 +65,7 @@ class RewardGradient(ForwardProcess):
             advantages=False,
             gradients=True,
             once=linear,
-            notes=(_FOOLED, _LINEAR if linear else _BOUNDED),
+            notes=(fooled_note("reward_gradient"), _LINEAR if linear else _BOUNDED),
         )
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from tasks.identities.kinds import KindIdentity
@@ -47,13 +48,22 @@ class DiffusionIdentity(KindIdentity):
         return {**_drawn(config), "media": media_options(config)}
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
-        """The step the log-probs belong to, and how gradients of several rewards are summed."""
+        """The step the log-probs belong to, and what of rewards enters training."""
         summed = {"gradient_weights": [reward.weight for reward in config.rewards]} if has_gradients(config) else {}
-        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed}
+        asked: dict[str, Any] = {}
+        if algorithm_needs(config).rewards:
+            # What is asked while training, and how the model is called that decodes for it.
+            asked = {"asked": [_asked(reward) for reward in config.rewards], "model": call_options(config)}
+        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked}
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the model is called."""
         return {**_drawn(config), "fps": config.rollout.media.fps}
+
+
+def _asked(reward: RewardSection) -> dict[str, Any]:
+    """Return what a reward says, and for which prompts; who computes it, and how many rows at a time, is no part."""
+    return reward.model_dump(mode="json", include={"name", "options", "weight", "frames", "over_frames", "sources"})
 
 
 def _drawn(config: RunConfig) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
 
 
 def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
-    """Return what of an algorithm's requirements decides which stages there are and what rollouts store.
+    """Return what of an algorithm's requirements decides which stages there are and what they are made from.
 
     Who reads a run knows it from what the run wrote down, and imports no code that only its record names.
 
@@ -49,7 +49,7 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
     if known is not None:
         return known
     requires = make_algorithm(config).requires
-    return AlgorithmNeeds(old_means=requires.old_means, gradients=requires.gradients)
+    return AlgorithmNeeds(*(getattr(requires, name) for name in AlgorithmNeeds._fields))
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.gradients import StoredGradients
+from tasks.inputs.policy_kind import kind_name
 
 if TYPE_CHECKING:
     from tasks.hosting.host import ModelHost
+
+
+def no_slopes(config: RunConfig) -> ConfigError:
+    """Return the refusal of rewards with gradients by a kind whose samples have none."""
+    return ConfigError(
+        f"Samples of the kind '{kind_name(config)}' are no numbers that a reward could be followed back to. Choose an "
+        "optimize.algorithm that needs no gradients."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from tasks.inputs.prompts import Prompt, StoredPrompt
 from tasks.inputs.sources import Weights
 from tasks.kinds import KINDS
 from tasks.kinds.cost import Cost
-from tasks.kinds.gradients import Followed, Following, RewardGradients
+from tasks.kinds.gradients import Followed, Following, RewardGradients, no_slopes
 from tasks.kinds.memory import DrawingMemory, Memory, OptimizerSizes
 from tasks.kinds.sample_set import SampleSet
 
@@ -313,10 +313,19 @@ class Kind(ABC):
         Raises:
             ConfigError: samples of this kind have no such end.
         """
-        raise ConfigError(
-            f"Samples of the kind '{kind_name(following.config)}' are no numbers that a reward could be followed back "
-            "to. Choose an optimize.algorithm that needs no gradients."
-        )
+        raise no_slopes(following.config)
+
+    def asked_parts(self, config: RunConfig) -> frozenset[Part]:
+        """Return what of the model it takes to ask rewards while training."""
+        return frozenset()
+
+    def give_rewards(self, models: Models, host: ModelHost) -> None:
+        """Let an algorithm ask the run's rewards, with gradients.
+
+        Raises:
+            ConfigError: samples of this kind are nothing that gradients lead back to.
+        """
+        raise no_slopes(host.config)
 
     @abstractmethod
     def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> Models:

@@ -142,6 +142,8 @@ class TrainingEpoch:
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
             # Ranks that compute in step cannot leave out what one of them happens to know.
             models.remembered = {}
+        if requires.rewards:
+            self._data.kind.give_rewards(models, self._host)
         if requires.behavior:
             stored = tensor_files(policy_folder(self._context.store, self._data.policy), Weights.BEHAVIOR.value)
             models.on_policy = not stored and self._config.optimize.replay is None

@@ -57,7 +57,7 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
     Raises:
         ConfigError: one cannot be, or a setting of it would do nothing.
     """
-    if not requires.gradients:
+    if not (requires.gradients or requires.rewards):
         return
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
     for section in config.rewards:

@@ -39,4 +39,4 @@ def knowing_needs(config: RunConfig, run: RunFolder) -> RunConfig:
             "versions wrote none of it down; it is not imported to find out. Start the run once more with its "
             "config file ('flowmill run CONFIG'): what is made is kept, and what is needed is written down."
         )
-    return config.knowing(algorithm, AlgorithmNeeds(old_means=note["old_means"], gradients=note["gradients"]))
+    return config.knowing(algorithm, AlgorithmNeeds(*(note[name] for name in AlgorithmNeeds._fields)))

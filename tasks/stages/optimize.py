@@ -29,9 +29,11 @@ class OptimizeStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What is trained."""
-        critic = frozenset({Part.CRITIC} if make_algorithm(self.config).requires.critic else ())
-        return self.policy_kind.training_parts | critic
+        """What is trained, and what rewards that are asked meanwhile look through."""
+        requires = make_algorithm(self.config).requires
+        critic = frozenset({Part.CRITIC} if requires.critic else ())
+        asked = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
+        return self.policy_kind.training_parts | critic | asked
 
     @property
     def sizes(self) -> Mapping[str, int | None]:

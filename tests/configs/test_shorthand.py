@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.followers import FORWARD, PER_TOKEN
+from configs.followers import FORWARD, PER_TOKEN, STATES
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
 from configs.registry import create
@@ -44,6 +44,7 @@ def test_algorithms_that_need_final_latents_are_known() -> None:
     made = {name: create(ALGORITHMS, name, given.get(name, {}), what="algorithm") for name in ALGORITHMS}
     needs = {name for name, algorithm in made.items() if algorithm.requires.data == "forward"}
     assert needs == FORWARD
+    assert {name for name, algorithm in made.items() if algorithm.requires.data == "states"} == STATES
 
 
 def test_algorithms_that_need_advantages_of_tokens_are_known() -> None:

@@ -65,8 +65,16 @@ PLANS: dict[str, tuple[str, Options]] = {
 _ONE_LEVEL = {"times": {"count": 1}}
 ALGORITHMS: dict[str, tuple[str, Options]] = {
     **{name: (name, {}) for name in algorithms.ALGORITHMS},
-    **{name: (name, _ONE_LEVEL) for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient")},
+    **{
+        name: (name, _ONE_LEVEL)
+        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
+    },
     "reward_gradient, linear": ("reward_gradient", {"target": "linear", **_ONE_LEVEL}),
+    "direct_align, SRPO": (
+        "direct_align",
+        {"positive": ("Bright",), "negative": ("Dark",), "step": 0.1, "times": {"count": 1, "high": 0.8}},
+    ),
+    "refl, K": ("refl", {"steps": 2, "truncate": True}),
     "dpo, SDPO": ("dpo", {"winner_margin": 0.5}),
     "grpo, SPO": ("grpo", {"surrogate": "spo"}),
     "grpo, KL": ("grpo", {"kl_coef": 0.1}),

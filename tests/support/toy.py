@@ -11,7 +11,14 @@ from torch import Tensor
 
 from models.maths.conditioning import Conditioning
 from models.maths.transitions import FlowSDE, Grid, Kernel
-from tasks.algorithms.diffusion import DiffusionModels, ForwardBatch, TransitionBatch
+from tasks.algorithms.diffusion import (
+    DiffusionModels,
+    ForwardBatch,
+    Question,
+    StateBatch,
+    Subjects,
+    TransitionBatch,
+)
 
 SHAPE = (2, 3)
 #: v = a x + b sigma + c with c along the last dim.
@@ -51,6 +58,21 @@ class Toy:
             yield
         finally:
             self.theta = own
+
+
+def liking(latents: Tensor, subjects: Subjects, questions: Sequence[Question]) -> Tensor:
+    """Rewards that like latents near 0.1 for each letter of a prompt."""
+    total = torch.zeros(len(latents), dtype=latents.dtype)
+    for question in questions:
+        wanted = torch.tensor([0.1 * len(prompt) for prompt in question.prompts], dtype=latents.dtype)
+        total = total - question.factor * ((latents - wanted.reshape(-1, 1, 1)) ** 2).flatten(1).mean(1)
+    return total
+
+
+def subjects_of(rows: int, first: int = 0) -> Subjects:
+    """Return what rewards are told of rows; their draws are whole numbers in order."""
+    names = tuple("abcdefgh"[: row + 1] for row in range(rows))
+    return Subjects(prompts=names, metadata=({},) * rows, samples=names, draws=tuple(range(first, first + rows)))
 
 
 def models_of(
@@ -110,6 +132,19 @@ def transitions(
     )
 
 
+def states(calls: int = 1, *, rows: int = 4, first: int = 0) -> StateBatch:
+    """Return states that ``calls`` steps of 0.2 follow, from levels around 0.8."""
+    start = vector([0.9, 0.8, 0.7, 0.65, 0.6, 0.55][:rows])
+    (latents,) = draws(1, rows, *SHAPE, seed=2)
+    return StateBatch(
+        latents=latents,
+        grid=Grid(start, start - 0.2, torch.full_like(start, 0.8)),
+        levels=torch.stack([start - 0.2 * step for step in range(calls)], 1),
+        subjects=subjects_of(rows, first),
+        **common([0.0] * rows, range(rows)),
+    )
+
+
 def noised(
     advantages: Sequence[float],
     units: Sequence[int],
@@ -133,5 +168,6 @@ def noised(
         clean=clean,
         noise=noise,
         grid=Grid(levels, torch.zeros_like(levels), levels),
+        subjects=subjects_of(rows),
         **common(advantages, units),
     )

@@ -14,7 +14,8 @@ from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import make_kernel, make_plan
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.cost import Cost
-from tasks.kinds.diffusion.combinations import Combination, check_combination, draw_plans
+from tasks.kinds.diffusion.combination import Combination, draw_plans
+from tasks.kinds.diffusion.combinations import check_combination
 from tasks.runs.cuts import rollout_cuts
 
 
@@ -47,6 +48,8 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
     trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
     positions = requires.times.count if requires.times is not None else trained
+    if requires.data == "states":
+        positions = sum(state + requires.calls <= rollout.steps for state in steps.states)
     branched = sum(steps.branches * (rollout.steps - 1 - step) for step in steps.trained)
     used = 2 * rollout.prompts_per_epoch if requires.unit == "pair" else samples
     rows = (
@@ -66,7 +69,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         samples_per_epoch=samples,
         rollout_forwards=trunks * (rollout.steps + branched) * calls,
         optimize_rows=rows,
-        optimize_forwards=rows * calls,
+        optimize_forwards=rows * calls * requires.calls,
         reference_forwards=rows * calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,

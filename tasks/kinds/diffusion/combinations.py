@@ -6,7 +6,6 @@ a setting without effect. A rule asks components what they need and what they dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,77 +13,14 @@ import torch
 from configs.errors import ConfigError
 from configs.registry import resolve
 from configs.schema import RunConfig
-from models.maths.schedules import Plan, Steps
-from models.maths.transitions import Gaussian, Grid, Kernel
+from models.maths.transitions import Gaussian, Grid
 from models.policies import NOISE_RANGE, POLICIES
-from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
+from tasks.kinds.diffusion.combination import Combination
 
 #: A noise std at or below this is none: the log-prob divides by its square.
 _NO_NOISE = 1e-6
-#: Group seeds and epochs whose steps are looked at.
-_SEEDS, _EPOCHS = 64, 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
-    """The parts of a config that must fit."""
-
-    config: RunConfig
-    """The whole config."""
-    kernel: Kernel
-    """The sampler."""
-    requires: Requirements
-    """What the algorithm needs."""
-    draws: tuple[Steps, ...]
-    """Distinct plans of groups and epochs; most plans have one."""
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm with where it is set, for messages."""
-        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
-
-    @property
-    def plan(self) -> str:
-        """The plan with where it is set, for messages."""
-        return f"rollout.plan '{self.config.rollout.plan.name}'"
-
-    @property
-    def group(self) -> int:
-        """Samples that are compared with each other: of one prompt, or the branches of one prompt and step."""
-        return self.config.rollout.group_size * max(1, self.draws[0].branches)
-
-    @property
-    def trained(self) -> list[int]:
-        """Steps that some group trains."""
-        return sorted({step for steps in self.draws for step in steps.trained})
-
-
-def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:
-    """Return the distinct steps that groups get, over many seeds and the epochs of the run.
-
-    Raises:
-        ConfigError: the plan does not fit the schedule, or steps are repeated.
-    """
-    name, steps = config.rollout.plan.name, config.rollout.steps
-    at = [(seed, 1) for seed in range(_SEEDS)] + [(0, epoch + 1) for epoch in range(min(config.run.epochs, _EPOCHS))]
-    try:
-        draws = tuple(dict.fromkeys(plan.draw(steps, seed, epoch) for seed, epoch in at))
-    except ValueError as error:
-        raise ConfigError(f"rollout.plan '{name}': {error}") from None
-    for drawn in draws:
-        if len(set(drawn.trained)) < len(drawn.trained):
-            raise ConfigError(
-                f"rollout.plan '{name}' trains the steps {list(drawn.trained)}, but a sample passes each step once. "
-                "Remove the repeated ones from its options."
-            )
-    if len({(len(drawn.trained), drawn.branches) for drawn in draws}) > 1:
-        raise ConfigError(
-            f"rollout.plan '{name}' trains more steps of some groups than of others, but they are sampled in one "
-            "batch. Let its 'draw' return equally many steps for every seed."
-        )
-    return draws
 
 
 def check_combination(found: Combination) -> None:
@@ -96,6 +32,7 @@ def check_combination(found: Combination) -> None:
     for rule in (
         _transitions_need_noise_and_steps,
         _forward_data_needs_final_latents,
+        _states_need_steps_after_them,
         _compared_samples_need_their_ends,
         _compared_samples_start_together,
         _sources_have_their_teachers,
@@ -144,6 +81,21 @@ def _forward_data_needs_final_latents(found: Combination) -> None:
             f"{found.algorithm} needs the final latents of a rollout, but {found.plan} does not store {who}. "
             "Set rollout.plan to 'final'."
         )
+
+
+def _states_need_steps_after_them(found: Combination) -> None:
+    if found.requires.data != "states":
+        return
+    latest = found.config.rollout.steps - found.requires.calls
+    branches = found.draws[0].branches > 0
+    if not branches and all(any(state <= latest for state in steps.states) for steps in found.draws):
+        return
+    lacks = "stores one step of each branch" if branches else f"stores none from 0 to {latest} of some samples"
+    raise ConfigError(
+        f"{found.algorithm} goes on from stored states for {found.requires.calls} steps of rollout.steps "
+        f"{found.config.rollout.steps}, but {found.plan} {lacks}. Set rollout.plan to {{name: late, options: {{low: "
+        f"{max(0, latest)}, high: {max(0, latest) + 1}}}}}, or lower the algorithm's steps."
+    )
 
 
 def _compared_samples_need_their_ends(found: Combination) -> None:
@@ -324,7 +276,7 @@ def _stored_predictions_are_used(found: Combination) -> None:
     without = {
         "there is no guidance by two forwards": not uses_guidance(config),
         "optimize.guidance_gradient is 'both'": config.optimize.guidance_gradient == "both",
-        f"{found.algorithm} noises samples anew": found.requires.data != "transitions",
+        f"{found.algorithm} trains no stochastic steps": found.requires.data != "transitions",
         "optimize.replay trains rows of older policies": config.optimize.replay is not None,
         "with execution.ahead rollouts are made by an older policy": config.execution.ahead > 0,
     }

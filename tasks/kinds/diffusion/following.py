@@ -5,7 +5,7 @@ Legend: B rows, F frames, H W image pixels, ... latent dims.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,7 @@ from configs.rewards import RewardSection
 from models.rewards.base import Batch
 from models.rewards.call import needs_of_made
 from models.rewards.differentiable import Differentiable, followed
-from models.rewards.failures import describe
+from models.rewards.failures import Origin, describe
 from tasks.inputs.components import decode_rows
 from tasks.kinds.gradients import Followed, Following
 
@@ -68,19 +68,28 @@ def _follow(
     with torch.enable_grad():
         latents = torch.from_numpy(np.array(batch.media, np.float32)).to(device).requires_grad_(True)
         media = latents if decode is None else decode(latents)
-        values = _by_frames(reward, section, media, batch)
+        values = by_frames(reward, section, media, batch)
         (gradients,) = torch.autograd.grad(values.sum(), latents)
-    bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
-    if bad:
-        raise RewardError(
-            f"The gradient of reward '{section.slot}' is not finite for "
-            f"{describe(batch.origin, bad[0], batch.prompts)}, {len(bad)} of {len(batch)} rows. Mend the reward, or "
-            "set its dtype or model.dtype to 'float32'; the rollouts are kept."
-        )
+    check_slopes(gradients, section.slot, batch.origin, batch.prompts)
     return Followed(values=values.detach().float().cpu().numpy(), gradients=gradients.float().cpu().numpy())
 
 
-def _by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
+def check_slopes(gradients: Tensor, name: str, origin: Origin | None, prompts: Sequence[str]) -> None:
+    """Check gradients (B, ...) of a reward.
+
+    Raises:
+        RewardError: one is not finite.
+    """
+    bad = (~torch.isfinite(gradients)).flatten(1).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise RewardError(
+            f"The gradient of reward '{name}' is not finite for "
+            f"{describe(origin, bad[0], prompts)}, {len(bad)} of {len(gradients)} rows. Mend the reward, or "
+            "set its dtype or model.dtype to 'float32'; the rollouts are kept."
+        )
+
+
+def by_frames(reward: Differentiable, section: RewardSection, media: Tensor, batch: Batch) -> Tensor:
     """Return (B,) scores of (B, 3, H, W) images, or of the frames of (B, F, 3, H, W) clips that are scored."""
     if media.ndim != 5 or needs_of_made(reward).media == "latents":
         return followed(reward, section.slot, media, batch)

@@ -18,13 +18,14 @@ from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.trajectories.base import Sample, TrajectoryShard
-from tasks.algorithms.base import Requirements
+from tasks.algorithms.base import Models, Requirements
 from tasks.algorithms.diffusion import DiffusionModels
 from tasks.figures.pictures import CLIPS, GRID, grid
 from tasks.inputs.components import decode_rows, make_kernel, media_format
 from tasks.inputs.prompt_rows import read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
+from tasks.kinds.diffusion.asking import HeldRewards, decoded_parts
 from tasks.kinds.diffusion.checks import check_diffusion, cost_of_diffusion
 from tasks.kinds.diffusion.drawing import draw, drawing_memory
 from tasks.kinds.diffusion.evaluating import EvaluationMaker
@@ -151,6 +152,14 @@ class Diffusion(Kind):
     def follow(self, following: Following, batch: Scored) -> Followed:
         """Decode final latents, and go back through reward and decoder."""
         return follow(following, batch)
+
+    def asked_parts(self, config: RunConfig) -> frozenset[Part]:
+        """Return the autoencoder, where a reward looks at images."""
+        return decoded_parts(config)
+
+    def give_rewards(self, models: Models, host: ModelHost) -> None:
+        """Decode, score and follow back."""
+        cast(DiffusionModels, models).rewards = HeldRewards(host.config, host)
 
     def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> DiffusionModels:
         """Return velocities."""

@@ -23,10 +23,10 @@ from tasks.inputs.components import make_kernel
 from tasks.inputs.prompts import SOURCE
 from tasks.kinds.diffusion.conditioning import conditioning_of
 from tasks.kinds.diffusion.replay import recompute
+from tasks.kinds.diffusion.states import About, Condition, StateSet, latents_at
 from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.kind import Training
 from tasks.kinds.proximal import Proximal, RowFile, importance_weights
-from tasks.kinds.reader import SampleReader
 from tasks.kinds.rows import Units, padded, single_rows
 from tasks.kinds.sample_set import Correctable, SampleSet, stacked, tensor_of
 from tasks.runs.seeds import derive, generator, permutation
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Of an algorithm that trains the samples of an advantage alone.
 _PLAIN = Requirements()
-#: Prompt ids -> as many rows of conditioning, on the training device.
-Condition = Callable[[Sequence[str]], Conditioning]
 
 
 class TransitionSet(Correctable):
@@ -202,10 +200,11 @@ class ForwardSet(SampleSet):
         device: torch.device,
         ahead: int = 0,
         gradients: RewardGradients | None = None,
+        about: About | None = None,
     ) -> None:
         """Bind to the samples; levels and noise are drawn from ``seed``, which names run and epoch."""
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._gradients = gradients
+        self._gradients, self._about = gradients, about
         self._condition = condition
         self._times = times
         self._seed = seed
@@ -239,6 +238,7 @@ class ForwardSet(SampleSet):
             clean=clean,
             noise=noise,
             gradients=self._followed([sample for sample, _ in keys]),
+            subjects=None if self._about is None else self._about.of(self.reader, keys),
             **common,
         )
 
@@ -273,21 +273,25 @@ class ForwardSet(SampleSet):
         return float(grid[order[position % len(grid)]])
 
 
-def latents_at(reader: SampleReader, sample: int, state: int) -> np.ndarray:
-    """Return the stored latents (...) of a sample at one of its states."""
-    index = int(np.flatnonzero(reader.states[sample] == state)[0])
-    latents: np.ndarray = reader.array("latents", sample)[index]
-    return latents
-
-
 def training_set(
     training: Training, shards: Sequence[TrajectoryShard], advantages: pa.Table, requires: Requirements
 ) -> SampleSet:
-    """Return stored transitions, or samples to be noised anew, as the algorithm needs."""
+    """Return stored transitions, states, or samples to be noised anew, as the algorithm needs."""
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
     ahead, condition = config.execution.ahead, _condition(training)
+    seed = derive(config.run.seed, "forward", training.epoch)
+    about = About(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
+    if requires.data == "states":
+        return StateSet(
+            shards,
+            advantages,
+            calls=requires.calls,
+            condition=condition,
+            device=device,
+            ahead=ahead,
+            about=about,
+        )
     if requires.data == "forward" and requires.times is not None:
-        seed = derive(config.run.seed, "forward", training.epoch)
         times = requires.times
         return ForwardSet(
             shards,
@@ -298,6 +302,7 @@ def training_set(
             device=device,
             ahead=ahead,
             gradients=training.gradients,
+            about=about,
         )
     made = TransitionSet(
         shards,

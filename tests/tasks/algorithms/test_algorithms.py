@@ -24,6 +24,7 @@ from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardB
 from tasks.algorithms.grpo import GRPO
 from tasks.algorithms.grpo_guard import GRPOGuard
 from tasks.algorithms.objectives import divergence_mask, guarded_log_ratio, pair_sign, policy_kl
+from tests.support import toy
 
 ROWS, SHAPE = 6, (2, 3)
 
@@ -101,6 +102,7 @@ def noised() -> ForwardBatch:
         noise=noise,
         grid=Grid(sigma, torch.zeros_like(sigma), sigma),
         gradients=draws(7)(ROWS, *SHAPE),
+        subjects=toy.subjects_of(ROWS),
         **{**common(draw), "units": torch.tensor([0, 0, 1, 1, 2, 2])},
     )
 
@@ -134,7 +136,10 @@ def slow_loss(
 
 def models_of(policy: LinearPolicy, *, on_policy: bool = False) -> DiffusionModels:
     behavior = [torch.tensor(0.5, dtype=torch.float64)]
-    return DiffusionModels(trainable=policy, kernel=FlowSDE(0.7), behavior=behavior, on_policy=on_policy)  # type: ignore[arg-type]
+    trained: Any = policy
+    return DiffusionModels(
+        trainable=trained, kernel=FlowSDE(0.7), behavior=behavior, on_policy=on_policy, rewards=toy.liking
+    )
 
 
 def loss_of(policy: LinearPolicy, rows: DiffusionBatch, algorithm: Algorithm) -> Tensor:
@@ -142,6 +147,8 @@ def loss_of(policy: LinearPolicy, rows: DiffusionBatch, algorithm: Algorithm) ->
 
 
 def rows_of(algorithm: Algorithm) -> DiffusionBatch:
+    if algorithm.requires.data == "states":
+        return toy.states(algorithm.requires.calls, rows=ROWS)
     return noised() if algorithm.requires.data == "forward" else transitions(LinearPolicy(0.5))
 
 
@@ -171,6 +178,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ram", {"multiplier": 2.0, "kl_coef": 0.2}),
     ("fdfo", {"kl_coef": 0.2}),
     *[("reward_gradient", {"target": target, "kl_coef": kl}) for target in ("bounded", "linear") for kl in (0.0, 0.2)],
+    *[("refl", {"steps": steps, "kl_coef": kl}) for steps in (1, 3) for kl in (0.0, 0.2)],
+    ("refl", {"margin": 1.0, "scale": 0.5}),
+    ("direct_align", {"kl_coef": 0.2}),
+    ("direct_align", {"step": 0.05, "times": {"high": 0.9}, "positive": ("a", "bc"), "negative": ("def",)}),
     ("opd", {"teacher": "somewhere"}),
 ]
 

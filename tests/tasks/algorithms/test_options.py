@@ -44,6 +44,17 @@ DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("algorithm", "ram"): {**FORWARD, "multiplier": 100.0, "decay": {"rate": 0.01, "maximum": 0.9}},
     ("algorithm", "reward_gradient"): {**FORWARD, "target": "bounded", "strength": 0.3},
+    ("algorithm", "refl"): {"steps": 1, "truncate": False, "margin": None, "scale": 1.0, "kl_coef": 0.0},
+    ("algorithm", "direct_align"): {
+        **FORWARD,
+        "step": 0.25,
+        "positive": (),
+        "negative": (),
+        "denoising": (0.1, 0.25),
+        "inverting": (0.3, 0.01),
+        "margin": None,
+        "scale": 1.0,
+    },
     ("algorithm", "fdfo"): {"clip_range": 0.03, "kl_coef": 0.0},
     ("kernel", "flow_sde"): {"noise_level": 0.7},
     ("kernel", "dance_sde"): {"eta": 0.3},
@@ -109,7 +120,7 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "crd", "distance", ["mse", "bce"], ["x"]),
     *[
         ("algorithm", name, "times", [{}, {"count": 1}, {"low": 0.1, "high": 0.2}], bad)
-        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient")
+        for name in ("nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align")
         for bad in (
             [{"count": 0}, {"low": 0.0}, {"high": 1.0}, {"low": 0.5, "high": 0.5}, {"low": 0.6, "high": 0.5}],
             [{"kind": "power", "power": -0.1}, {"kind": "grid", "power": 2.0}],
@@ -122,6 +133,15 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     ("algorithm", "dpo", "winner_margin", [0.0, 0.5, 1.0], [-0.1, 1.1]),
     ("algorithm", "reward_gradient", "target", ["bounded", "linear"], ["x"]),
     ("algorithm", "reward_gradient", "strength", [1e-9, 9.0], [0.0, -1.0]),
+    ("algorithm", "refl", "steps", [1, 3], [0, -1]),
+    ("algorithm", "refl", "truncate", [False], [True]),
+    ("algorithm", "refl", "scale", [1e-3, 1.0], [0.0, -1.0]),
+    ("algorithm", "direct_align", "step", [1e-3, 1.0], [0.0, -0.1, 1.1]),
+    ("algorithm", "direct_align", "scale", [1e-3, 1.0], [0.0, -1.0]),
+    ("algorithm", "direct_align", "positive", [()], [("Real",)]),
+    ("algorithm", "direct_align", "negative", [()], [("Oil",)]),
+    ("algorithm", "direct_align", "denoising", [(0.1, 0.2)], [(0.1,)]),
+    ("algorithm", "refl", "kl_coef", [0.0, 0.1], [-0.1]),
     ("algorithm", "ram", "multiplier", [1e-9, 1e3], [0.0, -1.0]),
     ("kernel", "flow_sde", "noise_level", [1e-9, 2.0], [0.0, -0.1]),
     ("kernel", "dance_sde", "eta", [1e-9, 1.0], [0.0, -0.1]),
@@ -135,6 +155,8 @@ BOUNDS: list[tuple[str, str, str, list[Any], list[Any]]] = [
     *[("plan", "window", option, [1, 2], [0, -1]) for option in ("size", "stride", "epochs_per_shift")],
     ("plan", "window", "low", [0, 1], [-1]),
     ("plan", "branch", "branches", [1, 2], [0, -1]),
+    ("plan", "late", "count", [1, 2], [0, -1]),
+    ("plan", "late", "low", [0, 1, None], [-1]),
 ]
 
 
@@ -209,6 +231,23 @@ def test_what_algorithms_ask_for() -> None:
     for name in ("nft", "awm", "crd"):
         assert asked(name, kl_coef=0.1).reference
     assert asked("awm", kl_coef=0.1).zero_advantages
+
+
+def test_what_algorithms_ask_for_that_climb_rewards() -> None:
+    climbed: dict[str, Any] = {"rewards": True, "zero_advantages": True, "advantages": False}
+    refl = asked("refl", steps=3)
+    assert refl == Requirements(data="states", calls=3, notes=refl.notes, **climbed)
+    assert "monitors" in refl.notes[0]
+    assert asked("refl", kl_coef=0.1).reference
+    assert asked("refl", ema_kl_coef=0.1).average
+    aligned = asked("direct_align", times={"count": 7})
+    assert aligned == Requirements(data="forward", times=ForwardTimes(count=7), notes=aligned.notes, **climbed)
+    assert asked("direct_align", kl_coef=0.1).reference
+    words: dict[str, Any] = {"positive": ["Real"], "negative": ["Oil"], "step": 0.1}
+    asked("direct_align", **words, times={"high": 0.89})
+    for times in ({"high": 0.9}, {"kind": "grid"}):
+        with pytest.raises(ConfigError, match="is inverted from every level"):
+            asked("direct_align", **words, times=times)
 
 
 def test_kernels_and_their_noise() -> None:

@@ -74,7 +74,9 @@ def scores(rows: DiffusionBatch, theta: Tensor) -> Tensor:
 
 
 def test_every_algorithm_is_here() -> None:
-    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo", "reward_gradient"} == set(ALGORITHMS)
+    assert {name for name, _ in STEPS + SAMPLES} | {"opd", "fdfo", "reward_gradient", "refl", "direct_align"} == set(
+        ALGORITHMS
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), STEPS + SAMPLES, ids=str)

@@ -207,7 +207,7 @@ def test_the_first_update_uses_what_the_rollout_predicted_without_the_prompt(
     [
         (["model.guidance_scale=1"], "no guidance"),
         (["optimize.guidance_gradient=both"], "is 'both'"),
-        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "noises samples anew"),
+        (["optimize.algorithm={name: nft}", "rollout.plan={name: final}"], "trains no stochastic steps"),
         (["optimize.replay={epochs: 1}"], "older policies"),
         (["execution.ahead=1"], "an older policy"),
     ],

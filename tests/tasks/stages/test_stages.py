@@ -310,6 +310,8 @@ ALGORITHM_RUNS: dict[str, list[str]] = {
     "flash_grpo": ["rollout.plan={name: subset, options: {count: 1}}", "optimize.algorithm.options={surrogate: spo}"],
     "v_grpo": [FORWARD, "advantage.soft_clip=3"],
     "reward_gradient": [FORWARD, "rewards=[{name: digits_network}]", "optimize.inner_epochs=2"],
+    "refl": ["rollout.plan={name: late, options: {count: 2, low: 1}}", "rewards=[digits_network]"],
+    "direct_align": [FORWARD, "rewards=[digits_network]", "optimize.algorithm.options={times: {count: 1}}"],
     "ram": [FORWARD, "optimize.algorithm.options={times: {count: 2}}"],
     "fdfo": [
         "rollout.plan={name: all, options: {keep_final: true}}",

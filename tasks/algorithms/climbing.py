@@ -1,0 +1,42 @@
+"""What algorithms that climb the slope of rewards share. Pure; (B,) unless said.
+
+Legend: B rows, ... latent dims.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.maths.transitions import expand
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fooled_note(name: str) -> str:
+    """Return what a person should know who trains with an algorithm of this name."""
+    return (
+        f"optimize.algorithm '{name}' climbs the slope of the rewards, and finds what fools them sooner than "
+        "algorithms that compare samples: watch monitors that are not optimized, and set kl_coef where they fall."
+    )
+
+
+def reward_shortfall(rewards: Tensor, margin: float | None) -> Tensor:
+    """Return relu(margin - R), ReFL's loss (arXiv 2304.05977, eq. 6), or -R without a margin."""
+    return -rewards if margin is None else torch.relu(margin - rewards)
+
+
+def recovered(latents: Tensor, velocity: Tensor, noise: Tensor, level: Tensor, reached: Tensor) -> Tensor:
+    """Return x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), Direct-Align's image (arXiv 2509.06942), (B, ...).
+
+    Args:
+        latents: x (B, ...).
+        velocity: v (B, ...).
+        noise: eps (B, ...) that x was made with.
+        level: s, where x is.
+        reached: s_b, where the Euler step leads to, below or above it; below 1.
+    """
+    stepped = latents + expand(reached - level, latents) * velocity
+    return (stepped - expand(reached, noise) * noise) / expand(1 - reached, latents)

@@ -1,0 +1,118 @@
+"""Direct-Align and SRPO (arXiv 2509.06942; Tencent-Hunyuan/SRPO, ``fastvideo/SRPO.py``): rewards at any noise level.
+
+Final latents x0 are noised with noise that is known, x = (1 - s) x0 + s eps. One Euler step of the policy leads from s
+to s_b, and what is then recovered with the same noise, x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), is nearly the
+image, however much noise there is: d x^ / d v = (s_b - s) / (1 - s_b). It is decoded and scored.
+
+Without control words the reward of the prompt is climbed at s_b = s - ``step`` (Direct-Align). With words, a positive
+and a negative one drawn for each row, the reward is relative (SRPO): denoising to s - ``step`` climbs
+(1 + k) R(positive prompt) - R(negative prompt), and inverting to s + ``step``, the same step backwards, climbs
+(1 + k) R(negative prompt) - R(positive prompt), which holds the policy back from what the negative word stands for and
+from what the reward likes of any image. The public code has this for rewards that are a cosine of image and prompt,
+<image, (1 + k) text - text'>; for those the two are equal, and it means something for every reward that reads its
+prompt.
+
+The loss is relu(margin - R), or -R without a margin, of both branches the mean. Both start from one state here, so one
+forward gives both; the public code has two states that end at one level, clips images to 0..1, where a pixel has no
+gradient, and takes the noise that its rollout began with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasks.algorithms.base import Requirements, RowLoss, expect
+from tasks.algorithms.climbing import fooled_note, recovered, reward_shortfall
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Question
+from tasks.algorithms.forward import ForwardProcess
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectAlign(ForwardProcess):
+    """One forward with gradient per row, and one of decoder and rewards; with control words two of those."""
+
+    step: float = 0.25
+    """|s_b - s|, how far the policy's step leads; a level below it leads to 0, the image itself."""
+    positive: tuple[str, ...] = ()
+    """Control words of what is wanted; a prompt becomes 'WORD. PROMPT'."""
+    negative: tuple[str, ...] = ()
+    """Control words of what is not."""
+    denoising: tuple[float, float] = (0.1, 0.25)
+    """k while denoising, at ``times.low`` and ``times.high``; between them it is linear in the level."""
+    inverting: tuple[float, float] = (0.3, 0.01)
+    """k while inverting."""
+    margin: float | None = None
+    """Reward above which nothing is learned any more; None: there is none."""
+    scale: float = 1.0
+    """Factor of the loss."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not 0 < self.step <= 1 or not self.scale > 0:
+            raise ValueError(f"step is {self.step} and scale {self.scale}; 0 < step <= 1, and scale above 0.")
+        if bool(self.positive) != bool(self.negative):
+            raise ValueError("one of positive and negative holds control words, but each is compared with the other.")
+        if len(self.denoising) != 2 or len(self.inverting) != 2:
+            raise ValueError("denoising and inverting are two numbers each, at times.low and times.high.")
+        times = self.levels()
+        if self.positive and (not times.bounded or times.high + self.step >= 1):
+            raise ValueError(
+                f"control words are set, so that {self.step} (step) is inverted from every level, but times of kind "
+                f"{times.kind!r} reach {times.high if times.bounded else 1}; their sum must be below 1."
+            )
+        self.check_kl()
+
+    @property
+    def requires(self) -> Requirements:
+        """Forward data, and the rewards; for a KL the base model or the average."""
+        return self.needs(
+            levels=self.levels(),
+            rewards=True,
+            min_group_size=1,
+            advantages=False,
+            zero_advantages=True,
+            notes=(fooled_note("direct_align"),),
+        )
+
+    def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
+        """Return what the rewards lack of the margin, plus a KL if asked for."""
+        rows = expect(batch, ForwardBatch)
+        velocity, level = models.velocity(rows), rows.grid.sigma
+        clean = recovered(rows.latents, velocity, rows.noise, level, (level - self.step).clamp(min=0))
+        if not self.positive:
+            rewards = models.asked(clean, rows)
+            loss, metrics = reward_shortfall(rewards, self.margin), {"predicted_reward": rewards.detach()}
+        else:
+            inverted = recovered(rows.latents, velocity, rows.noise, level, level + self.step)
+            wanted, unwanted = self._prompts(rows)
+            relative = models.asked(clean, rows, self._relative(rows, wanted, unwanted, self.denoising))
+            backwards = models.asked(inverted, rows, self._relative(rows, unwanted, wanted, self.inverting))
+            loss = (reward_shortfall(relative, self.margin) + reward_shortfall(backwards, self.margin)) / 2
+            metrics = {"relative_reward": relative.detach(), "inverted_reward": backwards.detach()}
+        return RowLoss(loss=self.add_kl(rows, models, velocity, self.scale * loss, metrics), metrics=metrics)
+
+    def _prompts(self, rows: ForwardBatch) -> tuple[list[str], list[str]]:
+        """Return the prompts of rows with a positive and with a negative word before them."""
+        about = rows.subjects
+        if about is None:
+            raise TypeError("direct_align needs the prompts of its rows")
+        pairs = [divmod(draw % (len(self.positive) * len(self.negative)), len(self.negative)) for draw in about.draws]
+        wanted = [f"{self.positive[one]}. {prompt}" for (one, _), prompt in zip(pairs, about.prompts, strict=True)]
+        unwanted = [f"{self.negative[two]}. {prompt}" for (_, two), prompt in zip(pairs, about.prompts, strict=True)]
+        return wanted, unwanted
+
+    def _relative(
+        self, rows: ForwardBatch, towards: list[str], away: list[str], between: tuple[float, float]
+    ) -> list[Question]:
+        times = self.levels()
+        share = (rows.grid.sigma - times.low) / (times.high - times.low)
+        k: Tensor = between[0] + (between[1] - between[0]) * share
+        return [Question(prompts=towards, factor=1 + k), Question(prompts=away, factor=-k.new_ones(k.shape))]

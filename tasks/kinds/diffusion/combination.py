@@ -1,0 +1,74 @@
+"""The parts of a training config that must fit, and the steps that its plan draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.errors import ConfigError
+from configs.schema import RunConfig
+from models.maths.schedules import Plan, Steps
+from models.maths.transitions import Kernel
+from tasks.algorithms.base import Requirements
+
+#: Group seeds and epochs whose steps are looked at.
+_SEEDS, _EPOCHS = 64, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """The parts of a config that must fit."""
+
+    config: RunConfig
+    """The whole config."""
+    kernel: Kernel
+    """The sampler."""
+    requires: Requirements
+    """What the algorithm needs."""
+    draws: tuple[Steps, ...]
+    """Distinct plans of groups and epochs; most plans have one."""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm with where it is set, for messages."""
+        return f"optimize.algorithm '{self.config.optimize.algorithm.name}'"
+
+    @property
+    def plan(self) -> str:
+        """The plan with where it is set, for messages."""
+        return f"rollout.plan '{self.config.rollout.plan.name}'"
+
+    @property
+    def group(self) -> int:
+        """Samples that are compared with each other: of one prompt, or the branches of one prompt and step."""
+        return self.config.rollout.group_size * max(1, self.draws[0].branches)
+
+    @property
+    def trained(self) -> list[int]:
+        """Steps that some group trains."""
+        return sorted({step for steps in self.draws for step in steps.trained})
+
+
+def draw_plans(config: RunConfig, plan: Plan) -> tuple[Steps, ...]:
+    """Return the distinct steps that groups get, over many seeds and the epochs of the run.
+
+    Raises:
+        ConfigError: the plan does not fit the schedule, or steps are repeated.
+    """
+    name, steps = config.rollout.plan.name, config.rollout.steps
+    at = [(seed, 1) for seed in range(_SEEDS)] + [(0, epoch + 1) for epoch in range(min(config.run.epochs, _EPOCHS))]
+    try:
+        draws = tuple(dict.fromkeys(plan.draw(steps, seed, epoch) for seed, epoch in at))
+    except ValueError as error:
+        raise ConfigError(f"rollout.plan '{name}': {error}") from None
+    for drawn in draws:
+        if len(set(drawn.trained)) < len(drawn.trained):
+            raise ConfigError(
+                f"rollout.plan '{name}' trains the steps {list(drawn.trained)}, but a sample passes each step once. "
+                "Remove the repeated ones from its options."
+            )
+    if len({(len(drawn.trained), drawn.branches) for drawn in draws}) > 1:
+        raise ConfigError(
+            f"rollout.plan '{name}' trains more steps of some groups than of others, but they are sampled in one "
+            "batch. Let its 'draw' return equally many steps for every seed."
+        )
+    return draws
