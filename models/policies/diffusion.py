@@ -174,6 +174,15 @@ class DiffusionPolicy(Policy):
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
 
+    def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return what is decoded of the final latents of a chain: these, and what beside them does not move.
+
+        Args:
+            latents: (B, ...) at the end of a chain.
+            conditioning: B rows, what the model was called with.
+        """
+        return latents
+
     def decode_smoothly(self, latents: Tensor) -> Tensor:
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, through which a reward's gradient passes.
 

@@ -7,7 +7,7 @@ a ``Fields`` in the family's table, with every field of its class that is follow
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,8 +159,8 @@ def whole(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def read_index(folder: Path, pipeline: str, family: str) -> dict[str, Any]:
-    """Return the index of a folder, checked to be one of a pipeline class.
+def read_index(folder: Path, pipeline: str, family: str, *, others: Collection[str] = ()) -> dict[str, Any]:
+    """Return the index of a folder, checked to be one of a pipeline class, or of others whose folders are alike.
 
     Raises:
         ConfigError: there is none, or it is of another.
@@ -170,7 +170,7 @@ def read_index(folder: Path, pipeline: str, family: str) -> dict[str, Any]:
         raise ConfigError(f"model.path '{folder}' holds no model_index.json; it is not a diffusers pipeline folder.")
     with whole(folder):
         index = read_json(path)
-    if index.get("_class_name") != pipeline:
+    if index.get("_class_name") not in (pipeline, *others):
         raise ConfigError(
             f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{family}' needs a "
             f"{pipeline}. Choose the policy of that family, or another model."

@@ -68,6 +68,8 @@ class PipelinePolicy(DecodingPolicy):
 
     pipeline_name: ClassVar[str]
     """The diffusers class whose folder this family loads."""
+    folders_of: ClassVar[tuple[str, ...]] = ()
+    """Further classes whose folders it loads."""
     family: ClassVar[str]
     """Name in the table, for messages."""
     options_type: ClassVar[type[Any]]
@@ -249,7 +251,7 @@ class PipelinePolicy(DecodingPolicy):
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
         """Return text components the folder lacks although the pipeline's class has no default for them."""
-        index = read_index(folder, cls.pipeline_name, cls.family)
+        index = read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of)
         optional = diffusers_class(cls.pipeline_name)._optional_components
         absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
         return tuple(name for name in absent if name not in optional)
@@ -257,7 +259,7 @@ class PipelinePolicy(DecodingPolicy):
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
         """Check that a folder is of this family and its size, and all of it is read; return its index."""
-        index = read_index(folder, cls.pipeline_name, cls.family)
+        index = read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of)
         with whole(folder):
             check_variants(folder, [name for name in index if name not in cls.unused_parts])
             cls.check_size(folder, settings)

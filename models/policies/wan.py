@@ -153,7 +153,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
             raise ConfigError(
                 f"model.path '{folder}' is a Wan 2.2 TI2V model, which takes a time for each token "
                 f"(expand_timesteps); model.policy '{cls.family}' gives it one. Set model.policy to 'wan22_ti2v', "
-                "which makes clips of text."
+                "which makes clips of text, or 'wan22_ti2v_i2v', of images."
             )
         if cls.expands_timesteps and not expands:
             raise ConfigError(

@@ -309,6 +309,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "wan21": wan,
     "wan22": lambda: wan(two=True),
     "wan22_ti2v": wan_ti2v,
+    "wan22_ti2v_i2v": lambda: wan_ti2v(image=True),
     "flux1_kontext": _kontext,
     "wan21_i2v": lambda: wan_image_to_video(two=False),
     "wan22_i2v": lambda: wan_image_to_video(two=True),

@@ -26,8 +26,8 @@ def wan(*, two: bool = False) -> Any:
     )
 
 
-def wan_ti2v() -> Any:
-    """Return text to video of 2.2 TI2V: times for each token, an autoencoder of sixteen pixels per latent."""
+def wan_ti2v(*, image: bool = False) -> Any:
+    """Return text or image to video of 2.2 TI2V: times for each token, an autoencoder of sixteen pixels per latent."""
     text = wan()
     vae = d.AutoencoderKLWan(
         base_dim=8,
@@ -44,7 +44,7 @@ def wan_ti2v() -> Any:
         patch_size=2,
         scale_factor_spatial=16,
     )
-    return d.WanPipeline(
+    return (d.WanImageToVideoPipeline if image else d.WanPipeline)(
         tokenizer=text.tokenizer,
         text_encoder=text.text_encoder,
         vae=vae.eval(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ class Usage:
 
     pipeline: str
     """Class of the pipeline in diffusers."""
+    loader: str
+    """Class it is loaded with: any pipeline's, but where the base's folder names another."""
     base: str | None
     """Hub id or folder of the model that LoRA files are for; None for a whole pipeline."""
     revision: str | None
@@ -80,7 +81,7 @@ def input_names(count: int) -> tuple[str, ...]:
 def snippet(usage: Usage) -> str:
     """Return Python that loads the export and draws the first image of the evaluation."""
     scheduler = usage.call.scheduler
-    lines = ["import torch", f"from diffusers import {_imports(usage.call)}"]
+    lines = ["import torch", f"from diffusers import {_imports(usage)}"]
     lines += ["from PIL import Image"] * bool(usage.inputs)
     lines += ["", f"folder = {HERE}", *_loading(usage)]
     if scheduler is not None:
@@ -105,11 +106,11 @@ def snippet(usage: Usage) -> str:
 def _loading(usage: Usage) -> list[str]:
     dtype = f"dtype=torch.{usage.dtype}"
     if usage.base is None:
-        return [f"pipe = DiffusionPipeline.from_pretrained(folder, {dtype}{_absent(usage.missing)})"]
+        return [f"pipe = {usage.loader}.from_pretrained(folder, {dtype}{_absent(usage.missing)})"]
     revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
     lines = [
         f"base = {in_python(usage.base)}",
-        f"pipe = DiffusionPipeline.from_pretrained(base, {revision}{dtype}{_absent(usage.missing)})",
+        f"pipe = {usage.loader}.from_pretrained(base, {revision}{dtype}{_absent(usage.missing)})",
     ]
     for name in usage.loras:
         component = name.rpartition("/")[0]
@@ -142,9 +143,10 @@ def _image_lines(usage: Usage) -> list[str]:
     return ["image = [  # the images to start from", *(f"    {one}," for one in opened), "]"]
 
 
-def _imports(call: PipelineCall) -> str:
-    set_first = [[] if call.scheduler is None else [call.scheduler.name], [] if call.guider is None else [_GUIDER]]
-    return ", ".join(sorted(["DiffusionPipeline", *chain(*set_first)]))
+def _imports(usage: Usage) -> str:
+    scheduler = [] if usage.call.scheduler is None else [usage.call.scheduler.name]
+    guider = [] if usage.call.guider is None else [_GUIDER]
+    return ", ".join(sorted([usage.loader, *scheduler, *guider]))
 
 
 def _scheduler_code(choice: SchedulerChoice) -> str:

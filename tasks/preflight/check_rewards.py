@@ -9,6 +9,7 @@ from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from models.policies import UNFOLLOWED
 from models.rewards import REWARDS
 from models.rewards.base import Needs
 from models.rewards.differentiable import is_differentiable
@@ -60,6 +61,12 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
     if not (requires.gradients or requires.rewards):
         return
     algorithm = f"optimize.algorithm '{config.optimize.algorithm.name}'"
+    if config.model.policy in UNFOLLOWED:
+        raise ConfigError(
+            f"{algorithm} trains on gradients of rewards, but clips of model.policy '{config.model.policy}' are "
+            "decoded with the image they start from, which these are not given. Choose an algorithm that needs no "
+            "gradients, such as grpo."
+        )
     for section in config.rewards:
         what = resolve(REWARDS, section.name, what="reward")
         if is_differentiable(what) and not is_differentiable(what, section.options):

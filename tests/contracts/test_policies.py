@@ -33,7 +33,7 @@ from models.maths.schedules import AllSteps
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE, FlowSDE
 from models.pictures import within
-from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, REFERENCES, most_images
+from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, REFERENCES, UNFOLLOWED, most_images
 from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
@@ -41,6 +41,7 @@ from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
+from tasks.export.files import write_pipeline
 from tests.support.families import PIPELINES
 
 ALL = frozenset(Part)
@@ -104,6 +105,7 @@ TINY: Mapping[str, Tiny] = {
     "wan21": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22_ti2v": Tiny(64, **of_length(16, num_frames=5), frames=5),
+    "wan22_ti2v_i2v": Tiny(64, **of_length(16, num_frames=5), frames=5),
     "wan21_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     # The pipeline's own instruction has a test of its own. Linear layers of the autoencoder round by where memory is.
@@ -280,7 +282,7 @@ def test_ode_equals_the_pipeline(
     steps, tiny = 4, TINY[family]
     second = {"guidance_scale_2": 3.0} if family in TWO else {}
     policy = load(guidance_scale, options=second)
-    ours = ode(policy, steps, guidance_scale > 1)
+    ours = policy.finished(ode(policy, steps, guidance_scale > 1), conditioning(policy, False))
     given = resolve(POLICIES, family, what="policy").components(folder, ALL)
     pipeline = DiffusionPipeline.from_pretrained(folder, **given)
     pipeline.set_progress_bar_config(disable=True)
@@ -418,6 +420,66 @@ def test_prompts_are_instructed_and_negative_ones_are_not(load: Load) -> None:
     assert torch.equal(sample(policy, cond, start, sigmas, sampler=sampler, plans=plans, noise=no_noise).final, theirs)
     plain = load(4.5).encode(prompts)
     assert not torch.equal(plain["prompt_embeds"], cond.positive["prompt_embeds"])
+
+
+MOVING = pytest.mark.parametrize(
+    "family", [pytest.param("wan22_ti2v_i2v", marks=pytest.mark.xdist_group("family wan22_ti2v_i2v"))]
+)
+
+
+@MOVING
+def test_log_probs_of_image_to_video_are_means_over_the_frames_that_move(load: Load) -> None:
+    policy, step = load(), 1
+    rollout, cond = rollout_of(policy), conditioning(policy, False)
+    grid = grid_at(policy.sigmas(4), torch.full((4,), step))
+    before, after = rollout.states[:, step], rollout.states[:, step + 1]
+    velocity = policy.velocity(before, grid.sigma, cond)
+    # The whole clip under the same kernel, of which the first frame is masked.
+    whole, following = (policy.finished(part, cond) for part in (before, after))
+    moves = torch.ones(1, 1, *whole.shape[2:])
+    moves[:, :, 0] = 0
+    drift = torch.cat([torch.randn_like(whole[:, :, :1]), velocity], dim=2)
+    distribution = FlowSDE().step(whole, drift, grid)
+    std = distribution.std.double().view(-1, 1, 1, 1, 1)
+    terms = torch.distributions.Normal(distribution.mean.double(), std).log_prob(following.double()) * moves
+    mean = terms.flatten(1).sum(1) / (moves.sum() * whole.shape[1])
+    torch.testing.assert_close(rollout.log_probs[:, step].double(), mean, rtol=1e-5, atol=1e-5)
+    assert moves.sum() * whole.shape[1] == before[0].numel()
+
+
+@MOVING
+def test_gradients_of_log_probs_of_image_to_video_are_finite_differences(load: Load) -> None:
+    policy, step = load(), 1
+    rollout, cond = rollout_of(policy), conditioning(policy, False)
+    grid = grid_at(policy.sigmas(4), torch.full((4,), step))
+    trainable = TrainableDenoiser(policy, None, seed=0)
+    weight = max(trainable.parameters(), key=torch.numel)
+
+    def log_prob() -> torch.Tensor:
+        velocity = policy.velocity(rollout.states[:, step], grid.sigma, cond)
+        # Against what another policy drew, so that the slope is not that of noise alone.
+        return replay(FlowSDE(), rollout.states[:, step], velocity, rollout.states[:, step + 1] + 0.5, grid)[1].sum()
+
+    (gradient,) = torch.autograd.grad(log_prob(), weight)
+    slope, found = gradient.norm(), []
+    direction = gradient / slope
+    with torch.no_grad():
+        for sign in (1, -1):
+            weight.add_(direction, alpha=sign * 1e-2)
+            found.append(log_prob())
+            weight.sub_(direction, alpha=sign * 1e-2)
+    torch.testing.assert_close((found[0] - found[1]) / 2e-2, slope, rtol=1e-2, atol=0)
+
+
+@MOVING
+def test_the_published_folder_names_the_pipeline_of_text(load: Load, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "base")
+    index = json.loads((tmp_path / "base" / "model_index.json").read_text())
+    text = {key: value for key, value in index.items() if key not in ("image_encoder", "image_processor")}
+    (tmp_path / "base" / "model_index.json").write_text(json.dumps({**text, "_class_name": "WanPipeline"}))
+    assert torch.equal(ode(load(folder=tmp_path / "base"), 2, False), ode(load(), 2, False))
+    write_pipeline(load(folder=tmp_path / "base"), tmp_path / "base", tmp_path / "export")
+    assert type(DiffusionPipeline.from_pretrained(tmp_path / "export")).__name__ == "WanImageToVideoPipeline"
 
 
 @pytest.mark.parametrize("schedule", ["scheduler", "linear"])
@@ -787,9 +849,13 @@ def test_large_images_are_decoded_in_tiles_and_small_ones_whole(family: str, loa
         assert torch.equal(*images) is same
 
 
-def test_gradients_pass_through_images_that_are_those_that_are_decoded(load: Load) -> None:
+def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: str, load: Load) -> None:
     policy = load()
     latents = noise(policy, 2).requires_grad_(True)
+    if family in UNFOLLOWED:
+        with pytest.raises(ConfigError, match="decoded with the image they start from"):
+            policy.decode_smoothly(latents)
+        return
     images = policy.decode_smoothly(latents)
     rounded = (images.detach().clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1)
     assert torch.equal(rounded, policy.decode(latents.detach()))

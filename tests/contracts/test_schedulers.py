@@ -160,7 +160,7 @@ class Folder:
         sampler = Sampler(kernel=ODE(), solver=Euler())
         cond, plans = conditioning(policy, self.settings.guidance_scale > 1, ["a red cube"]), [ode_plan()]
         final = sample(policy, cond, start, sigmas, sampler=sampler, plans=plans, noise=no_noise).final
-        return policy, final
+        return policy, policy.finished(final, cond)
 
     def theirs(self, policy: DiffusionPolicy, output: str) -> Any:
         pipeline, call = self.pipeline(), policy.pipeline_call(STEPS, None)

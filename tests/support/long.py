@@ -63,6 +63,8 @@ LONG = {
         "test_a_whole_run[flux2_klein_edit]",
         "test_a_whole_run[wan22_ti2v]",
         "test_a_whole_run[sana_video]",
+        "test_a_whole_run[wan22_ti2v_i2v]",
+        "test_a_store_gives_back_what_prompts_start_from[wan22_ti2v_i2v]",
         "test_a_whole_run[hunyuan_video15]",
         "test_a_store_gives_back_what_prompts_start_from[hunyuan_video15]",
         "test_the_snippet_of_the_card_draws_the_evaluated_images[hunyuan_video15]",
@@ -73,12 +75,16 @@ LONG = {
 }
 
 #: Families that others stand for, and of their contract what is tried with every change.
-_SELDOM = re.compile(r"\[(?:.*-)?(?:hunyuan_video15|sana_video)(?:-.*)?\]$")
+_SELDOM = re.compile(r"\[(?:.*-)?(?:hunyuan_video15|sana_video|wan22_ti2v_i2v)(?:-.*)?\]$")
 _ALWAYS = (
     "test_ode_equals_the_pipeline",
     "test_replay_equals_the_rollout_exactly",
     "test_the_exported_lora_gives_our_images_in_plain_diffusers",
     "test_a_scheduler_that_cannot_be_followed_is_refused",
+    "test_a_training_step_lowers_the_loss_and_reaches_every_parameter[wan22_ti2v_i2v",
+    "test_log_probs_of_image_to_video_",
+    "test_gradients_of_log_probs_of_image_to_video_",
+    "test_the_published_folder_names_",
 )
 
 

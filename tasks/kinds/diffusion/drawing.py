@@ -47,9 +47,10 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.n
     policy = cast(DiffusionPolicy, renderer.policy())
     positive = _encoded(renderer, [texts[row] for row in padding])
     negative = _encoded(renderer, [config.model.negative_prompt] * size) if uses_guidance(config) else None
+    conditioning = Conditioning(positive, negative)
     rollout = sample(
         policy,
-        Conditioning(positive, negative),
+        conditioning,
         policy.initial_latents([generator(seeds[row]) for row in padding]),
         policy.sigmas(config.rollout.steps),
         sampler=Sampler(kernel=ODE(), solver=make_solver(config.evaluate.solver, "render.solver")),
@@ -57,7 +58,7 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.n
         noise=no_noise,
     )
     with torch.no_grad():
-        media = Finals.of(policy, rollout.final, config).media
+        media = Finals.of(policy, rollout.final, config, conditioning).media
     assert media is not None
     return media[: len(texts)]
 

@@ -43,16 +43,17 @@ class EvaluationMaker:
         policy, velocities = self._models.held()
         seeds = [derive(section.seed, "evaluate", job.prompt.id, job.replica) for job in padded]
         sigmas = noise_levels(policy, section.steps or self._config.rollout.steps)
+        conditioning = self._models.conditioning([job.prompt for job in padded])
         rollout = sample(
             velocities,
-            self._models.conditioning([job.prompt for job in padded]),
+            conditioning,
             policy.initial_latents([generator(seed) for seed in seeds]),
             sigmas,
             sampler=Sampler(kernel=ODE(), solver=make_solver(section.solver, "evaluate.solver")),
             plans=[ode_plan()] * size,
             noise=no_noise,
         )
-        finals = Finals.of(policy, rollout.final, self._config)
+        finals = Finals.of(policy, rollout.final, self._config, conditioning)
         return [
             Sample(
                 sample_id=job.name,

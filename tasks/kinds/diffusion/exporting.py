@@ -80,8 +80,10 @@ class PipelineExport:
         lora, config, prompt = self._identity.format == "lora", self._config, self._example
         inputs = self._copy_images(prompt, target, call.image_area) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
+        named, needed = str(read_json(folder / INDEX)["_class_name"]), policy.pipeline_name
         return Usage(
-            pipeline=str(read_json(folder / INDEX)["_class_name"]),
+            pipeline=needed or named,
+            loader="DiffusionPipeline" if needed in (None, named) else needed,
             base=base.name if lora else None,
             revision=base.revision if lora else None,
             missing=policy.missing_parts(folder),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning
 from models.meter import timed
 from models.policies.diffusion import DiffusionPolicy, finite
 from tasks.inputs.components import decode_rows
@@ -27,8 +28,10 @@ class Finals:
     """(B, ...) float32 or float16; None where they are not kept."""
 
     @classmethod
-    def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig) -> Finals:
+    def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig, conditioning: Conditioning) -> Finals:
         """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents.
+
+        Kept is what moved; decoded are B rows with what the conditioning holds of a clip beside it.
 
         Raises:
             SamplingError: latents or images are not finite.
@@ -38,7 +41,7 @@ class Finals:
         kept = final.to(getattr(torch, config.rollout.latents_dtype)).cpu().numpy() if media.latents else None
         if not media.decodes:
             return cls(None, kept)
-        return cls(decode_in_slices(policy, final, decode_rows(config)).numpy(), kept)
+        return cls(decode_in_slices(policy, policy.finished(final, conditioning), decode_rows(config)).numpy(), kept)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Return the fields of a ``Sample`` about its end."""

@@ -73,16 +73,17 @@ class RolloutMaker:
         sigmas = noise_levels(policy, self._config.rollout.steps)
         plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
         latents = self._start(policy, padded, seeds)
+        conditioning = self._models.conditioning([job.prompt for job in padded])
         rollout = sample(
             velocities,
-            self._models.conditioning([job.prompt for job in padded]),
+            conditioning,
             latents,
             sigmas,
             sampler=self._sampler(velocities.reference_velocity if self._with_kl else None),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
         )
-        finals = Finals.of(policy, rollout.final, self._config)
+        finals = Finals.of(policy, rollout.final, self._config, conditioning)
         finite(rollout.log_probs, "log-probs")
         about: dict[str, Any] = {
             "epoch": self._epoch,
@@ -111,9 +112,10 @@ class RolloutMaker:
         sigmas = noise_levels(policy, self._config.rollout.steps)
         latents = self._start(policy, jobs, seeds)
         plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
+        conditioning = self._models.conditioning([job.prompt for job in jobs])
         made = branch(
             velocities,
-            self._models.conditioning([job.prompt for job in jobs]),
+            conditioning,
             latents,
             sigmas,
             sampler=self._sampler(None),
@@ -121,7 +123,7 @@ class RolloutMaker:
             noise=lambda step, number: self._noise(jobs, step, latents, number),
             max_rows=self._config.execution.rollout_batch_size,
         )
-        finals = Finals.of(policy, made.final, self._config)
+        finals = Finals.of(policy, made.final, self._config, conditioning.rows(made.trunk.to(made.final.device)))
         finite(made.log_probs, "log-probs")
         about: dict[str, Any] = {
             "epoch": self._epoch,

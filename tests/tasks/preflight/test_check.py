@@ -214,6 +214,11 @@ def test_a_broken_model_folder(
         ),
         ("flux1", ["model.negative_prompt=blurry"], "which takes no negative prompt. Remove it"),
         (
+            "wan22_ti2v_i2v",
+            ["optimize.algorithm={name: reward_gradient}", "rewards=[{name: digits}]"],
+            "are decoded with the image they start from",
+        ),
+        (
             "sana",
             ["model.options.instruction=true", "model.negative_prompt=blurry"],
             "before negative prompts. Remove it, or set model.options.instruction to false",

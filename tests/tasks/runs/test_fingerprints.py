@@ -135,9 +135,9 @@ KEEPS: list[tuple[str, str, list[str], str]] = [
     ("rollout", "sd3", [], "rollout.own_noise=0"),
     ("optimize", "sd3", ["optimize.replay={epochs: 1}"], "optimize.replay.share=1"),
     *[
-        ("encode", family, [], change)
+        ("encode", family, [], f"model.options.{option}=2")
         for family in sorted(VIDEO)
-        for change in ("model.options.guidance_scale_2=2", "model.options.flow_shift=2")
+        for option in sorted(NOT_ENCODED.get(family, ()))
     ],
     *[("encode", family, [], "model.frames=9") for family in ("wan21", "wan22")],
     *[("encode", "flux1", [], change) for change in ("model.guidance_scale=0.5", "rollout.steps=9")],

@@ -1,0 +1,99 @@
+"""Wan 2.2 TI2V-5B image to video (WanImageToVideoPipeline with ``expand_timesteps``).
+
+The first latent frame is the image's and stays as it is: its tokens are told time 0, all others that of the step.
+Chains hold the frames that move and nothing else, so that noise, log-probs, KL and losses are means over what the
+policy makes; the first frame would only add terms that no weight changes. It is put before them where the model is
+called and where a clip is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from PIL import Image
+
+from configs.errors import ConfigError
+from configs.extras import require_extra
+from models.maths.conditioning import Conditioning
+from models.policies.base import Part
+from models.policies.diffusion import Images
+from models.policies.pipeline import Rows
+from models.policies.wan import ATTENTION_AND_FFN
+from models.policies.wan_ti2v import Wan22TI2V
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Wan22TI2VImage(Wan22TI2V):
+    """Adapter for WanImageToVideoPipeline with a time for each token; latents are (B, 48, f - 1, h, w)."""
+
+    pipeline_name = "WanImageToVideoPipeline"
+    # The published folder names the pipeline of text.
+    folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
+    family = "wan22_ti2v_i2v"
+    text_parts = ("text_encoder", "tokenizer", "image_encoder", "image_processor")
+    encoding_parts = frozenset({Part.TEXT, Part.VAE})
+    lora_targets = ATTENTION_AND_FFN
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``condition`` (B, 48, 1, h, w), the image's latents.
+
+        Raises:
+            ConfigError: the package this pipeline cleans prompts with is not installed.
+        """
+        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
+        pipeline, settings = self.pipeline, self.settings
+        size, conditions = (settings.height, settings.width), []
+        for (pixels,) in images or ():
+            unit = pipeline.video_processor.preprocess(Image.fromarray(pixels), *size)
+            # The latents that come along are not used; a generator of their own keeps the global one as it was.
+            _, condition, _ = pipeline.prepare_latents(
+                unit.to(settings.device, torch.float32),
+                *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
+                torch.Generator(),
+            )
+            conditions.append(condition)
+        return {**super().encode(prompts), "condition": torch.cat(conditions)}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 48, f - 1, h, w) float32 noise: of all frames, as the pipeline draws it, those that move."""
+        from diffusers.utils.torch_utils import randn_tensor
+
+        settings, pipeline = self.settings, self.pipeline
+        frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
+        side = pipeline.vae_scale_factor_spatial
+        shape = (len(generators), pipeline.vae.config.z_dim, frames, settings.height // side, settings.width // side)
+        noise: Tensor = randn_tensor(shape, list(generators), settings.device, torch.float32)
+        return noise[:, :, 1:].contiguous()
+
+    def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return (B, 48, f, h, w): the image's latents, and those of the frames that moved."""
+        first = conditioning.positive["condition"].to(latents.device, latents.dtype)
+        return torch.cat([first, latents], dim=2)
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Refuse.
+
+        Raises:
+            ConfigError: always; gradients are asked of latents alone, which do not hold the first frame.
+        """
+        raise ConfigError(
+            f"model.policy '{self.family}': clips are decoded with the image they start from, which rewards that are "
+            "followed by their gradients are not given. Choose an optimize.algorithm that needs no gradients."
+        )
+
+    def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        batch, _, moving, height, width = latents.shape
+        tokens = ((height + 1) // 2) * ((width + 1) // 2)
+        times = (sigma * 1000)[:, None].expand(-1, moving * tokens)
+        predicted: Tensor = module(
+            hidden_states=torch.cat([rows["condition"].to(latents.dtype), latents], dim=2),
+            timestep=torch.cat([times.new_zeros(batch, tokens), times], dim=1),
+            encoder_hidden_states=rows["prompt_embeds"],
+            return_dict=False,
+        )[0]
+        return predicted[:, :, 1:]
