@@ -9,7 +9,8 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from tasks.inputs.components import make_algorithm
 from tasks.inputs.policy_kind import kind_name
-from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, denoiser_memory, measure_activations
+from tasks.kinds.diffusion.activations import Activations, measure_activations
+from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
 from tasks.preflight.memory import SCORE, RunMemory, estimate_memory, optimizer_sizes, with_rewards
 from tests.benchmarks.traffic import expected
 
@@ -115,7 +116,8 @@ def main() -> None:
     """Replace the tables of the page."""
     rows = []
     for preset in PRESETS:
-        activations = measure_activations(load_config(ROOT / "configs" / f"{preset}.yaml"))
+        config = load_config(ROOT / "configs" / f"{preset}.yaml")
+        activations = measure_activations(config, make_algorithm(config).requires)
         assert activations is not None
         rows.append(memory_row(preset, activations))
     text = PAGE.read_text()

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _HEADROOM = 16.0
 
 
+def recompute_decoder(vae: Any) -> None:
+    """Let an autoencoder compute again what it would keep for a backward pass, block by block, where it can."""
+    if vae._supports_gradient_checkpointing and not vae.is_gradient_checkpointing:
+        vae.enable_gradient_checkpointing()
+
+
 class DecodingPolicy(DiffusionPolicy):
     """Holds a pipeline, and decodes with its autoencoder."""
 
@@ -57,7 +63,11 @@ class DecodingPolicy(DiffusionPolicy):
         """Return images, or frames of clips, as the autoencoder makes them.
 
         Those of Wan and Qwen-Image cut what they made to [-1, 1], so it is made smaller before, and as large after.
+        With ``model.gradient_checkpointing`` blocks are computed again on the way back, where the autoencoder can.
         """
+
+        if self.settings.gradient_checkpointing:
+            recompute_decoder(self.pipeline.vae)
 
         def smaller(module: nn.Module, given: Any, made: Tensor) -> Tensor:
             return made / _HEADROOM

@@ -94,7 +94,9 @@ class ImageReward:
     @staticmethod
     def takes(options: Mapping[str, Any]) -> Takes:
         """Return what the published model takes of a device: BLIP's ViT-L/16 at 224 pixels, and its text encoder."""
-        return Encoder(parameters=445_278_720, tokens=197, width=1024, inner=4096).takes("float32")
+        # 24 layers of the image, and those of the text, which take as much as four of them.
+        known = Encoder(parameters=445_278_720, tokens=197, width=1024, inner=4096, layers=28)
+        return known.takes("float32")
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

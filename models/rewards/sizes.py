@@ -26,6 +26,8 @@ class Takes:
     """Of all models."""
     row: int
     """At most, of what is computed for a row, beside them."""
+    followed: int | None = None
+    """At most, of a row that is followed back; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,10 @@ class Encoder:
     """W."""
     inner: int
     """F."""
+    layers: int | None = None
+    """N of the part that gradients pass through."""
+    gates: int = 1
+    """Copies of the inner width that a layer's activation keeps for a gradient: 1 of GELU, 2 of its quick form."""
 
     def takes(self, dtype: str) -> Takes:
         """Return what it takes in a dtype."""
@@ -47,11 +53,14 @@ class Encoder:
         # Most is held in a feed-forward: five of its width (what was given, the residual, the norm and copies of both),
         # and three of its inner width (what goes into the activation, its gate or sigmoid, what comes out).
         row = self.tokens * (5 * self.width + 3 * self.inner) * number
-        return Takes(weights=self.parameters * number, row=row)
+        # Of every layer is kept: what both norms were given and gave, three projections, what attention gave.
+        kept = None if self.layers is None else self.tokens * self.layers * (6 * self.width + self.gates * self.inner)
+        followed = None if kept is None else kept * number + row
+        return Takes(weights=self.parameters * number, row=row, followed=followed)
 
 
-CLIP_L = Encoder(parameters=427_616_513, tokens=257, width=1024, inner=4096)
-CLIP_H = Encoder(parameters=986_109_441, tokens=257, width=1280, inner=5120)
+CLIP_L = Encoder(parameters=427_616_513, tokens=257, width=1024, inner=4096, layers=24, gates=2)
+CLIP_H = Encoder(parameters=986_109_441, tokens=257, width=1280, inner=5120, layers=32)
 #: By id on the hub, with the parameters of what is loaded.
 PUBLISHED: Mapping[str, Encoder] = {
     "openai/clip-vit-large-patch14": CLIP_L,
@@ -79,7 +88,10 @@ def encoder_of(path: str) -> Encoder | None:
     width, inner = part.get("hidden_size"), part.get("intermediate_size")
     if not isinstance(width, int) or not isinstance(inner, int):
         return None
-    return Encoder(parameters=stored, tokens=_tokens(part), width=width, inner=inner)
+    gates = 2 if part.get("hidden_act", "quick_gelu") == "quick_gelu" else 1
+    layers = part.get("num_hidden_layers")
+    sizes = {"tokens": _tokens(part), "width": width, "inner": inner}
+    return Encoder(parameters=stored, **sizes, layers=layers if isinstance(layers, int) else None, gates=gates)
 
 
 def _tokens(part: Mapping[str, Any]) -> int:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.maths.conditioning import Conditioning
+from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import Images
 from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
@@ -40,6 +41,8 @@ _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.
 _FEW = 2
 _CPU = torch.device("cpu")
+#: Tiles overlap by a quarter on either side.
+_OVERLAP = (4 / 3) ** 2
 
 #: Blocks by the name of their list and their place in it.
 Kept = frozenset[tuple[str, int]]
@@ -146,21 +149,46 @@ class Footprints:
         """Return the bytes of a forward and backward of one row, beside weights and their gradients."""
         return self._of_blocks(self._train)
 
+    def keeping(self) -> int:
+        """Return the bytes that a forward of one row keeps for its backward, until that begins."""
+        return self._of_blocks(self._keep)
+
     def decoding(self) -> int:
         """Return the bytes that decoding the final latents of one row takes, beside the autoencoder's weights."""
-        fakes, settings = FakeTensorMode(allow_non_fake_inputs=True), self._policy.settings
-        vae: Any = meta_decoder(self._architecture)
-        fake_module(vae.requires_grad_(False).eval(), fakes)
-        if settings.vae_tiling:
+        vae, fakes = self._decoder()
+        if self._policy.settings.vae_tiling:
             vae.enable_tiling()
-        channels, pixels, times = self._architecture.latents
-        clips = "z_dim" in vae.config or "temporal_compression_ratio" in vae.config
-        frames = ((settings.frames - 1) // times + 1,) if clips else ()
         with traced(fakes) as memory, torch.no_grad():
-            latents = torch.empty((1, channels, *frames, settings.height // pixels, settings.width // pixels))
-            decoded = vae.decode(latents, return_dict=False)[0]
+            decoded = vae.decode(torch.empty(self._latents(vae)), return_dict=False)[0]
             (decoded / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
         return int(memory.peak)
+
+    def following(self) -> int:
+        """Return the bytes of decoding the final latents of one row and going back to them, beside the weights.
+
+        What all tiles keep is held at once, so with tiles it is that of the whole image, as often as they overlap.
+        """
+        vae, fakes = self._decoder()
+        if self._policy.settings.gradient_checkpointing:
+            recompute_decoder(vae)
+        with traced(fakes) as memory:
+            latents = torch.empty(self._latents(vae)).requires_grad_()
+            decoded = vae.decode(latents, return_dict=False)[0]
+            (decoded / 2 + 0.5).square().mean().backward()
+        return int(memory.peak * (_OVERLAP if self._policy.settings.vae_tiling else 1))
+
+    def _decoder(self) -> tuple[Any, FakeTensorMode]:
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        vae: Any = meta_decoder(self._architecture)
+        fake_module(vae.requires_grad_(False).eval(), fakes)
+        return vae, fakes
+
+    def _latents(self, vae: Any) -> tuple[int, ...]:
+        """Return the shape of the final latents of one row."""
+        settings, (channels, pixels, times) = self._policy.settings, self._architecture.latents
+        clips = "z_dim" in vae.config or "temporal_compression_ratio" in vae.config
+        frames = ((settings.frames - 1) // times + 1,) if clips else ()
+        return (1, channels, *frames, settings.height // pixels, settings.width // pixels)
 
     def stored(self) -> int:
         """Return the bytes of what a row is trained on: latents before and after a step, and what conditions it."""
@@ -203,6 +231,13 @@ class Footprints:
         return int(memory.peak)
 
     def _train(self, kept: Kept) -> int:
+        return self._trained(kept)[0]
+
+    def _keep(self, kept: Kept) -> int:
+        return self._trained(kept)[1]
+
+    def _trained(self, kept: Kept) -> tuple[int, int]:
+        """Return the most that a forward and backward hold, and what is held between the two."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
@@ -210,8 +245,9 @@ class Footprints:
             latents, sigma, conditioning = self._inputs(fakes)
             # Gradients go through blocks without adapters too.
             velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
+            between = int(memory.now)
             velocity.square().mean().backward()  # type: ignore[no-untyped-call]
-        return int(memory.peak)
+        return int(memory.peak), between
 
     def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
         """Give the policy denoisers with some of the blocks, and return what of them would be trained."""

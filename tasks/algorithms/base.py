@@ -122,8 +122,9 @@ class Requirements:
     """Rewards enter the loss."""
     gradients: bool = False
     """Stored gradients of the rewards with respect to final latents."""
-    rewards: bool = False
-    """The rewards themselves, followed back through the decoder while training."""
+    rewards: int = 0
+    """About how many prompts the rewards themselves are asked of a sample at once, followed back through the decoder
+    while training; 0: they are not."""
     calls: int = 1
     """Forwards with gradient that a row takes, one after the other; the state of a row has as many steps after it."""
     once: bool = False

@@ -75,7 +75,7 @@ class DirectAlign(ForwardProcess):
         """Forward data, and the rewards; for a KL the base model or the average."""
         return self.needs(
             levels=self.levels(),
-            rewards=True,
+            rewards=2 if self.positive else 1,
             min_group_size=1,
             advantages=False,
             zero_advantages=True,

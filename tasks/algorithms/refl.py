@@ -55,7 +55,7 @@ class ReFL(VelocityKL):
         """Stored states, and the rewards; for a KL the base model or the average."""
         return Requirements(
             data="states",
-            rewards=True,
+            rewards=1,
             calls=self.steps,
             advantages=False,
             zero_advantages=True,

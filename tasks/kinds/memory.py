@@ -14,6 +14,8 @@ BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4
 #: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
 WHOLE_BLOCKS = 2
+#: What models of rewards are called in accounts.
+REWARD_MODELS = "models of rewards"
 #: Micro-batches in host memory while training: the one at work, and those that are read before they are needed.
 READ_AHEAD = 3
 

@@ -13,11 +13,11 @@ from configs.schema import RunConfig
 from models.rewards.make import needs_of, takes_of, works_on_accelerator
 from tasks.inputs.components import make_algorithm
 from tasks.kinds.kind import make_kind
-from tasks.kinds.memory import Memory, OptimizerSizes
+from tasks.kinds.memory import REWARD_MODELS, Memory, OptimizerSizes
 from tasks.optimize.optimizers import OPTIMIZERS
 
-#: The phase in which models of rewards are on the device, and the one that follows it.
-SCORE, _AFTER = "score", "optimize"
+#: The phase in which samples are scored, and those that follow it.
+SCORE, _AFTER = "score", ("gradient", "optimize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class RunMemory:
     @property
     def host(self) -> Mapping[str, int]:
         """Host memory by what is in it."""
-        resting = {"models of rewards": self.rewards.weights} if self.rewards.weights else {}
+        resting = {REWARD_MODELS: self.rewards.weights} if self.rewards.weights else {}
         return {**self.policy.host, **resting}
 
     @cached_property
@@ -95,7 +95,7 @@ class RunMemory:
     def _names(self) -> list[str]:
         names = list(self.policy.phases)
         if self.rewards.weights:
-            names.insert(names.index(_AFTER), SCORE)
+            names.insert(min(names.index(name) for name in _AFTER if name in names), SCORE)
         return names
 
     @cached_property
@@ -104,10 +104,10 @@ class RunMemory:
         lines = {what: dict(held) for what, held in self.policy.lines.items()}
         if self.rewards.weights:
             known = self.policy.phases
-            meanwhile = max(size for name, size in known.items() if name not in ("encode", "value", _AFTER))
+            meanwhile = max(size for name, size in known.items() if name not in ("encode", "value", *_AFTER))
             name = "policy, while it samples the next" if self.beside else "policy, at rest"
             lines[name] = {SCORE: meanwhile if self.beside else self.policy.between}
-            lines["models of rewards"] = {SCORE: self.rewards.weights}
+            lines[REWARD_MODELS] = {**lines.get(REWARD_MODELS, {}), SCORE: self.rewards.weights}
             lines["their activations"] = {SCORE: self.rewards.activations}
         return lines
 

@@ -21,7 +21,7 @@ from models.rewards.placing import Placed
 from models.sizes.architectures import architecture_of, meta_denoiser
 from models.sizes.footprints import Footprints, Kept, forget_gradient, kinds
 from tasks.inputs.components import lora_spec
-from tasks.kinds.diffusion.memory import _footprints
+from tasks.kinds.diffusion.activations import footprints_of as traced_of
 from tests.gpu.lines import Line, Lines, between, equal
 from tests.support.accelerator import NAME
 
@@ -52,7 +52,7 @@ def footprints_of(config: RunConfig) -> Footprints:
     """Return what traces a preset's model."""
     architecture = architecture_of(str(config.model.path))
     assert architecture is not None
-    return _footprints(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
+    return traced_of(config, architecture, lora_spec(config, resolve(POLICIES, config.model.policy, what="policy")))
 
 
 def some_blocks(traced: Footprints, most: int | None) -> Kept:

@@ -22,9 +22,9 @@ from models.sizes.architectures import architecture_of, meta_decoder, meta_denoi
 from models.weights.lora import LoraSpec
 from tasks.inputs.components import decode_rows, make_solver
 from tasks.inputs.prompts import uses_guidance
+from tasks.kinds.diffusion.activations import footprints_of
 from tasks.kinds.diffusion.evaluating import no_noise
 from tasks.kinds.diffusion.finals import Finals
-from tasks.kinds.diffusion.memory import footprints_of
 from tasks.kinds.memory import BYTES, MASTER, DrawingMemory
 from tasks.runs.seeds import generator
 

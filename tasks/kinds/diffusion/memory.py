@@ -2,62 +2,44 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from configs.registry import build, resolve
 from configs.schema import RunConfig
-from models.libraries import quiet_libraries
-from models.policies import POLICIES, most_images
+from models.policies import POLICIES
 from models.policies.base import Part
-from models.policies.diffusion import DiffusionSettings
 from models.sizes.architectures import (
     architecture_of,
     meta_decoder,
     meta_denoiser,
     parameters,
 )
-from models.sizes.footprints import Footprints
 from models.sizes.shapes import Architecture
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec
 from tasks.inputs.model_settings import image_tokens, text_tokens
-from tasks.inputs.prompts import uses_guidance
+from tasks.kinds.diffusion.activations import Activations, measure_activations
+from tasks.kinds.diffusion.asked_memory import Asked, asked_memory, fewer_at_once
+from tasks.kinds.diffusion.asking import rows_at_once
 from tasks.kinds.memory import (
     BYTES,
     MASTER,
     READ_AHEAD,
+    REWARD_MODELS,
     WHOLE_BLOCKS,
     OptimizerSizes,
     less_to_sample,
     step_bytes,
 )
 
+if TYPE_CHECKING:
+    import torch
+
 #: The option that says how long texts are; those of families without are CLIP's.
 _LENGTH, _CLIP = "max_sequence_length", 77
-#: Height and width that every family's small pipeline can make.
-_SMALL = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
-    """Bytes of one row beside the weights."""
-
-    sampling: int
-    """Of a forward without gradient."""
-    training: int
-    """Of a forward and backward."""
-    decoding: int
-    """Of decoding its latents."""
-    stored: int = 0
-    """Of what is read of it from the store to train on: latents twice, and what conditions it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +74,8 @@ class DenoiserMemory:
     """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
     host: dict[str, int]
     """Host memory, by what is in it."""
+    asked: Asked | None = None
+    """Of following rewards back, where that is done."""
 
     @property
     def encode(self) -> int:
@@ -114,19 +98,29 @@ class DenoiserMemory:
         return self.sampling_weights + self.decoder + self.decode_activations
 
     @property
+    def gradient(self) -> int:
+        """Memory of following rewards back in a stage of its own; 0 where there is none."""
+        return self.between + self.asked.models + self.asked.work if self.asked and not self.asked.training else 0
+
+    @property
     def held(self) -> int:
-        """Weights and state while training."""
-        return self.training_weights + self.training_state
+        """Weights and state while training, with those of what is asked meanwhile."""
+        asked = self.asked.weights if self.asked and self.asked.training else 0
+        return self.training_weights + self.training_state + asked
 
     @property
     def optimize(self) -> int:
         """Memory of training."""
-        return self.held + max(self.optimize_activations, self.step)
+        # Decoder and rewards work between the policy's forward and its backward.
+        asking = self.asked.kept + self.asked.work if self.asked and self.asked.training else 0
+        return self.held + max(self.optimize_activations, asking, self.step)
 
     @property
     def phases(self) -> dict[str, int]:
         """Memory of every phase."""
-        return {"encode": self.encode, "rollout": self.rollout, "decode": self.decode, "optimize": self.optimize}
+        followed = {"gradient": self.gradient} if self.gradient else {}
+        before = {"encode": self.encode, "rollout": self.rollout, "decode": self.decode}
+        return {**before, **followed, "optimize": self.optimize}
 
     @property
     def lines(self) -> dict[str, dict[str, int]]:
@@ -139,17 +133,24 @@ class DenoiserMemory:
             "optimize": at_work,
         }
         weights = {"encode": self.text, "rollout": sampling, "decode": sampling, "optimize": self.training_weights}
+        autoencoder, models = {"rollout": self.decoder, "decode": self.decoder}, dict[str, int]()
+        if self.asked is not None and self.asked.training:
+            autoencoder["optimize"], models = self.asked.decoder, {"optimize": self.asked.models}
+        elif self.asked is not None:
+            weights["gradient"], autoencoder["gradient"] = sampling, self.decoder
+            activations["gradient"], models = self.asked.work, {"gradient": self.asked.models}
         return {
             "weights": weights,
-            "autoencoder": {"rollout": self.decoder, "decode": self.decoder},
+            "autoencoder": autoencoder,
+            **({REWARD_MODELS: models} if any(models.values()) else {}),
             "gradients, moments, averages": {"optimize": self.training_state},
             "activations": activations,
         }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing is left out."""
-        return ()
+        """Models of rewards of which nobody knows what following them back takes."""
+        return () if self.asked is None else self.asked.notes
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -158,18 +159,6 @@ class DenoiserMemory:
     def advice(self, config: RunConfig, limit: int) -> list[str]:
         """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
         return _advice(config, self, limit)
-
-
-def measure_activations(config: RunConfig) -> Activations | None:
-    """Return what one row takes, or None while the architecture is not known."""
-    architecture = None if config.model.path is None else architecture_of(config.model.path)
-    if architecture is None:
-        return None
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
-    traced = footprints_of(config, architecture, lora_spec(config, family))
-    return Activations(
-        sampling=traced.sampling(), training=traced.training(), decoding=traced.decoding(), stored=traced.stored()
-    )
 
 
 def denoiser_memory(
@@ -210,7 +199,7 @@ def denoiser_memory(
     training = blocks + (0 if execution.offload else weights // parts)
     # Where weights are whole to sample, each rank's part of them stays beside.
     whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
-    row = activations or measure_activations(config)
+    row = activations or measure_activations(config, requires)
     assert row is not None
     decoder = parameters(meta_decoder(architecture)) * MASTER
     of_images = Part.VAE in family.parts_to_encode(model.options)
@@ -228,10 +217,17 @@ def denoiser_memory(
         decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
         training_weights=training,
         training_state=0 if execution.offload else state,
-        optimize_activations=execution.micro_batch_size * row.training // execution.context_parallel,
+        optimize_activations=_training(config, requires, row),
         step=step_bytes(config, trained, parts, optimizer),
         host=_host(config, row, read=read, decoder=decoder, state=state, held=weights // parts),
+        asked=asked_memory(config, requires, row, decoder=decoder),
     )
+
+
+def _training(config: RunConfig, requires: Requirements, row: Activations) -> int:
+    """Return what a micro-batch takes forwards and backwards; of several forwards each keeps its own."""
+    several = row.training + (requires.calls - 1) * row.kept
+    return config.execution.micro_batch_size * several // config.execution.context_parallel
 
 
 def _trained(
@@ -279,6 +275,8 @@ def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
         rows = (limit - memory.sampling_weights - memory.decoder) * batch // max(1, memory.decode_activations)
         fits = f"decode: set execution.decode_batch_size={rows}"
         found.append(fits if rows >= 1 else "decode: one image or clip does not fit; set model.vae_tiling=true")
+    if 0 < limit < memory.gradient:
+        found.append(f"gradient: {fewer_at_once(config)}")
     if memory.optimize > limit:
         found.append(f"optimize: {_advice_for_training(config, memory, limit)}")
     return found
@@ -292,8 +290,15 @@ def _advice_for_encoding(memory: DenoiserMemory, config: RunConfig, limit: int) 
 
 
 def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) -> str:
-    execution, model = config.execution, config.model
+    execution, model, asked = config.execution, config.model, memory.asked
+    if asked is not None and asked.training and memory.held + asked.kept + asked.work > limit >= asked.work:
+        if rows_at_once(config) > 1:
+            return fewer_at_once(config)
+        if not model.gradient_checkpointing:
+            return "set model.gradient_checkpointing=true"
     rows = (limit - memory.held) * execution.micro_batch_size // max(1, memory.optimize_activations)
+    if asked is not None and asked.training:
+        rows = min(rows, (limit - memory.held - asked.work) * execution.micro_batch_size // max(1, asked.kept))
     if rows >= 1 and memory.held + memory.step <= limit:
         return f"set execution.micro_batch_size={rows}"
     if not model.gradient_checkpointing:
@@ -307,32 +312,3 @@ def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) 
     if execution.strategy == "fsdp" and not execution.offload:
         return "set execution.offload=true"
     return "one row does not fit: lower model.height and model.width, or take a larger GPU"
-
-
-def footprints_of(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
-    """Return what measures activations: the model's architecture in the hands of its family."""
-    from models.quickstart.tiny import build_tiny
-
-    quiet_libraries()
-    model = config.model
-    settings = DiffusionSettings(
-        height=model.height,
-        width=model.width,
-        guidance_scale=model.guidance_scale,
-        dtype=getattr(torch, model.dtype),
-        train_negative=config.optimize.guidance_gradient == "both",
-        gradient_checkpointing=model.gradient_checkpointing,
-        frames=model.frames,
-        vae_tiling=model.vae_tiling,
-    )
-    family = resolve(POLICIES, model.policy, what="model.policy")
-    small = replace(settings, height=_SMALL, width=_SMALL)
-    with tempfile.TemporaryDirectory() as folder:
-        build_tiny(model.policy).save_pretrained(folder)
-        policy = family.load(Path(folder), small, frozenset(Part), model.options)
-    # The model may make sizes that the small one cannot.
-    policy.settings = settings
-    image = np.zeros((model.height, model.width, 3), np.uint8)
-    most = most_images(model.policy, model.options)
-    images = [[image] * most] if most else None
-    return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)

@@ -15,8 +15,8 @@ from models.rewards.sizes import CLIP_H, CLIP_L, Encoder, Takes, encoder_of
 from models.sizes.footprints import fake_module, traced
 
 
-def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projection: int) -> CLIPModel:
-    """Return a CLIP without weights: widths, layers and heads of text, and of images."""
+def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projection: int, act: str) -> CLIPModel:
+    """Return a CLIP without weights: widths, layers and heads of text, and of images, and its activation."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     width, layers, heads, patch = vision
     config = CLIPConfig(
@@ -25,6 +25,7 @@ def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projecti
             **dict(zip(names, (width, layers, heads), strict=True)),
             "intermediate_size": 4 * width,
             "patch_size": patch,
+            "hidden_act": act,
         },
         projection_dim=projection,
     )
@@ -35,8 +36,8 @@ def clip(text: tuple[int, int, int], vision: tuple[int, int, int, int], projecti
 @pytest.mark.parametrize(
     ("known", "module"),
     [
-        (CLIP_L, lambda: clip((768, 12, 12), (1024, 24, 16, 14), 768)),
-        (CLIP_H, lambda: clip((1024, 24, 16), (1280, 32, 16, 14), 1024)),
+        (CLIP_L, lambda: clip((768, 12, 12), (1024, 24, 16, 14), 768, "quick_gelu")),
+        (CLIP_H, lambda: clip((1024, 24, 16), (1280, 32, 16, 14), 1024, "gelu")),
     ],
 )
 def test_published_models_have_their_size_and_take_no_more_than_is_said(known: Encoder, module: type) -> None:
@@ -48,6 +49,12 @@ def test_published_models_have_their_size_and_take_no_more_than_is_said(known: E
         made.vision_model(pixel_values=torch.empty(rows, 3, 224, 224))
     taken = rows * known.takes("float32").row
     assert 0.7 * taken < memory.peak <= taken
+    followed = known.takes("float32").followed
+    assert followed is not None
+    with traced(fakes) as memory:
+        images = torch.empty(rows, 3, 224, 224).requires_grad_()
+        made.requires_grad_(False).vision_model(pixel_values=images).pooler_output.sum().backward()
+    assert 0.9 * rows * followed < memory.peak <= rows * followed
 
 
 def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
@@ -55,7 +62,7 @@ def test_a_folder_is_counted_from_its_files(tmp_path: Path) -> None:
         '{"vision_config": {"hidden_size": 8, "intermediate_size": 32, "image_size": 28, "patch_size": 14}}'
     )
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
-    assert encoder_of(str(tmp_path)) == Encoder(parameters=17, tokens=5, width=8, inner=32)
+    assert encoder_of(str(tmp_path)) == Encoder(parameters=17, tokens=5, width=8, inner=32, gates=2)
     taken = takes_of("clip_score", {"model": str(tmp_path), "dtype": "bfloat16"})
     assert taken == Takes(weights=34, row=5 * (5 * 8 + 3 * 32) * 2)
     assert takes_of("rank", {"reward": "clip_score", "options": {"model": str(tmp_path), "dtype": "bfloat16"}}) == taken

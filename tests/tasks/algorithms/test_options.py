@@ -234,7 +234,7 @@ def test_what_algorithms_ask_for() -> None:
 
 
 def test_what_algorithms_ask_for_that_climb_rewards() -> None:
-    climbed: dict[str, Any] = {"rewards": True, "zero_advantages": True, "advantages": False}
+    climbed: dict[str, Any] = {"rewards": 1, "zero_advantages": True, "advantages": False}
     refl = asked("refl", steps=3)
     assert refl == Requirements(data="states", calls=3, notes=refl.notes, **climbed)
     assert "monitors" in refl.notes[0]
@@ -244,7 +244,7 @@ def test_what_algorithms_ask_for_that_climb_rewards() -> None:
     assert aligned == Requirements(data="forward", times=ForwardTimes(count=7), notes=aligned.notes, **climbed)
     assert asked("direct_align", kl_coef=0.1).reference
     words: dict[str, Any] = {"positive": ["Real"], "negative": ["Oil"], "step": 0.1}
-    asked("direct_align", **words, times={"high": 0.89})
+    assert asked("direct_align", **words, times={"high": 0.89}).rewards == 2
     for times in ({"high": 0.9}, {"kind": "grid"}):
         with pytest.raises(ConfigError, match="is inverted from every level"):
             asked("direct_align", **words, times=times)

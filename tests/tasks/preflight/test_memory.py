@@ -22,6 +22,7 @@ from models.policies import POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings, TrainableDenoiser
 from models.quickstart.tiny import build_tiny
+from models.rewards.sizes import CLIP_H
 from models.sizes.architectures import architecture_of, meta_denoiser, parameters
 from models.sizes.footprints import Footprints, PeakMemory, kinds
 from models.sizes.published import PUBLISHED
@@ -37,9 +38,10 @@ from pages.gpu_page import (
     memory_row,
     traffic_row,
 )
-from tasks.inputs.components import lora_spec
+from tasks.inputs.components import lora_spec, make_algorithm
 from tasks.inputs.prompts import uses_guidance
-from tasks.kinds.diffusion.memory import Activations, DenoiserMemory, footprints_of, measure_activations
+from tasks.kinds.diffusion.activations import Activations, footprints_of, measure_activations
+from tasks.kinds.diffusion.memory import DenoiserMemory
 from tasks.preflight.memory import RunMemory, estimate_memory
 from tests.conftest import ROOT, FlowmillCommand
 
@@ -86,7 +88,8 @@ def marks_of(preset: Path) -> tuple[pytest.MarkDecorator, ...]:
 
 @cache
 def activations_of(preset: str, *overrides: str) -> Activations:
-    found = measure_activations(load_config(ROOT / "configs" / f"{preset}.yaml", overrides))
+    config = load_config(ROOT / "configs" / f"{preset}.yaml", overrides)
+    found = measure_activations(config, make_algorithm(config).requires)
     assert found is not None
     return found
 
@@ -270,11 +273,17 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
         if not uses_guidance(config):
             given = Conditioning(given.positive)
         latents = policy.initial_latents([torch.Generator().manual_seed(0)])
-        policy.velocity(latents, torch.tensor([0.5]), given).square().mean().backward()
+        velocity, before = policy.velocity(latents, torch.tensor([0.5]), given), memory.now
+        velocity.square().mean().backward()
     assert traced.training() == pytest.approx(memory.peak, rel=0.1)
+    assert traced.keeping() == pytest.approx(before, rel=0.12)
     with PeakMemory() as memory:
         policy.decode(latents)
     assert traced.decoding() == pytest.approx(memory.peak, rel=0.1)
+    with PeakMemory() as memory:
+        start = torch.zeros_like(latents).requires_grad_()
+        torch.autograd.grad(policy.decode_smoothly(start).square().mean(), start)
+    assert traced.following() == pytest.approx(memory.peak, rel=0.15)
 
 
 def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:
@@ -371,6 +380,60 @@ def test_models_of_rewards_have_a_phase_of_their_own() -> None:
     assert "score" in memory("rewards=[{name: jpeg_compressibility}]", "evaluate.judges=[{name: hpsv3}]").phases
     unknown = memory("rewards=[{name: clip_score, options: {model: someone/else}}]", "evaluate.judges=[]")
     assert "the model of reward 'clip_score' is not counted" in unknown.notes[-1]
+
+
+ROW = Activations(sampling=0, training=10**9, decoding=0, kept=6 * 10**8, following=4 * 10**9)
+CLIMB = ("rollout.plan=final", "execution.decode_batch_size=2", "rewards=[{name: pickscore, batch_size: 3}]")
+PICKSCORE = CLIP_H.takes("float32")
+
+
+def test_rewards_that_are_followed_back_count_where_that_is_done() -> None:
+    def memory(*overrides: str) -> RunMemory:
+        config = load_config(ROOT / "configs" / "flux1_dev.yaml", [*CLIMB, "evaluate.judges=[]", *overrides])
+        return memory_of(config, ROW)
+
+    assert PICKSCORE.followed is not None
+    grpo = memory("rollout.plan=all")
+    stored = memory("optimize.algorithm=reward_gradient")
+    assert list(stored.phases) == ["encode", "rollout", "decode", "score", "gradient", "optimize"]
+    at_once = 2 * (4 * 10**9 + PICKSCORE.followed)
+    assert stored.phases["gradient"] == stored.between + PICKSCORE.weights + at_once
+    assert stored.phases["optimize"] == grpo.phases["optimize"]
+    assert stored.lines["models of rewards"] == dict.fromkeys(("score", "gradient"), PICKSCORE.weights)
+    several = memory(
+        "optimize.algorithm={name: refl, options: {steps: 3}}", "rollout.plan={name: late, options: {low: 2}}"
+    )
+    held = several.lines["weights"]["optimize"] + several.lines["gradients, moments, averages"]["optimize"]
+    held += several.lines["autoencoder"]["optimize"] + PICKSCORE.weights
+    # Four rows: what three forwards keep while decoder and rewards work on two, or the backward pass after.
+    assert several.phases["optimize"] == held + max(4 * 3 * 6 * 10**8 + at_once, 4 * (10**9 + 2 * 6 * 10**8))
+    assert "gradient" not in several.phases
+    assert several.lines["autoencoder"]["optimize"] == several.lines["autoencoder"]["decode"] > 0
+    words = "options: {step: 0.1, times: {high: 0.8}, positive: [a], negative: [b]}"
+    relative, plain = (
+        memory(f"optimize.algorithm={{name: direct_align, {each}}}") for each in (words, "options: {step: 0.1}")
+    )
+    assert relative.phases["optimize"] - plain.phases["optimize"] == 2 * PICKSCORE.followed
+
+
+def test_what_helps_where_rewards_that_are_followed_do_not_fit() -> None:
+    def advice(algorithm: str, *overrides: str, room: int = 1) -> list[str]:
+        config = load_config(
+            ROOT / "configs" / "flux1_dev.yaml", [*CLIMB, f"optimize.algorithm={algorithm}", *overrides]
+        )
+        found = memory_of(config, ROW)
+        return found.policy.advice(config, found.policy.phases["gradient" if "g" in algorithm else "optimize"] - room)
+
+    assert advice("reward_gradient") == ["gradient: set execution.decode_batch_size=1"]
+    late, one = "rollout.plan=late", "execution.decode_batch_size=1"
+    assert advice("refl", late) == ["optimize: set execution.decode_batch_size=1"]
+    assert advice("refl", late, one, "model.gradient_checkpointing=false") == [
+        "optimize: set model.gradient_checkpointing=true"
+    ]
+    assert advice("refl", late, one) == ["optimize: set execution.micro_batch_size=3"]
+    unknown = ("rewards=[{name: dina_lrm, options: {head: x}}]", "optimize.algorithm=reward_gradient")
+    config = load_config(ROOT / "configs" / "sd35_medium.yaml", [*CLIMB, *unknown])
+    assert "following the reward 'dina_lrm' back" in memory_of(config, ROW).notes[0]
 
 
 def test_what_encoding_takes_grows_with_its_batch() -> None:

@@ -1,0 +1,96 @@
+"""What one row takes of a GPU beside the weights, traced through the real layers of the model's architecture."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.libraries import quiet_libraries
+from models.policies import POLICIES, most_images
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionSettings
+from models.sizes.architectures import architecture_of
+from models.sizes.footprints import Footprints
+from models.sizes.shapes import Architecture
+from models.weights.lora import LoraSpec
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import lora_spec
+from tasks.inputs.prompts import uses_guidance
+
+#: Height and width that every family's small pipeline can make.
+_SMALL = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of one row beside the weights."""
+
+    sampling: int
+    """Of a forward without gradient."""
+    training: int
+    """Of a forward and backward."""
+    decoding: int
+    """Of decoding its latents."""
+    kept: int = 0
+    """Of what a forward keeps for its backward; where it is asked for."""
+    following: int = 0
+    """Of decoding its latents and going back to them; where it is asked for."""
+    stored: int = 0
+    """Of what is read of it from the store to train on: latents twice, and what conditions it."""
+
+
+def measure_activations(config: RunConfig, requires: Requirements) -> Activations | None:
+    """Return what one row takes, or None while the architecture is not known.
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs: who follows no rewards back need not know what that takes.
+    """
+    architecture = None if config.model.path is None else architecture_of(config.model.path)
+    if architecture is None:
+        return None
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    traced = footprints_of(config, architecture, lora_spec(config, family))
+    return Activations(
+        sampling=traced.sampling(),
+        training=traced.training(),
+        decoding=traced.decoding(),
+        kept=traced.keeping() if requires.rewards else 0,
+        following=traced.following() if requires.rewards or requires.gradients else 0,
+        stored=traced.stored(),
+    )
+
+
+def footprints_of(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
+    """Return what measures activations: the model's architecture in the hands of its family."""
+    from models.quickstart.tiny import build_tiny
+
+    quiet_libraries()
+    model = config.model
+    settings = DiffusionSettings(
+        height=model.height,
+        width=model.width,
+        guidance_scale=model.guidance_scale,
+        dtype=getattr(torch, model.dtype),
+        train_negative=config.optimize.guidance_gradient == "both",
+        gradient_checkpointing=model.gradient_checkpointing,
+        frames=model.frames,
+        vae_tiling=model.vae_tiling,
+    )
+    family = resolve(POLICIES, model.policy, what="model.policy")
+    small = replace(settings, height=_SMALL, width=_SMALL)
+    with tempfile.TemporaryDirectory() as folder:
+        build_tiny(model.policy).save_pretrained(folder)
+        policy = family.load(Path(folder), small, frozenset(Part), model.options)
+    # The model may make sizes that the small one cannot.
+    policy.settings = settings
+    image = np.zeros((model.height, model.width, 3), np.uint8)
+    most = most_images(model.policy, model.options)
+    images = [[image] * most] if most else None
+    return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)

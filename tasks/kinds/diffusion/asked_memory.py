@@ -1,0 +1,98 @@
+"""What following rewards back takes of a GPU: decoder, rewards, and what both keep of the rows at work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.rewards import RewardSection
+from configs.schema import RunConfig
+from models.rewards.make import takes_of, works_on_accelerator
+from tasks.algorithms.base import Requirements
+from tasks.inputs.components import decode_rows
+from tasks.kinds.diffusion.activations import Activations
+from tasks.kinds.diffusion.asking import decoded_parts, rows_at_once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Estimates for one rank, in bytes."""
+
+    training: bool
+    """It is done while the policy is trained; else in a stage of its own, where the decoder is there anyway."""
+    decoder: int
+    """The autoencoder; 0 where no reward looks at images."""
+    models: int
+    """Of rewards on the policy's device."""
+    work: int
+    """Of the rows that are decoded, scored and followed back at once."""
+    kept: int
+    """What the policy keeps meanwhile of its own forwards, for a micro-batch."""
+    unknown: tuple[str, ...]
+    """Labels of rewards of which it is not known."""
+
+    @property
+    def weights(self) -> int:
+        """Of decoder and rewards."""
+        return self.decoder + self.models
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is left out, a sentence each."""
+        return tuple(
+            f"memory: what following the reward '{label}' back keeps is not counted; leave it room."
+            for label in self.unknown
+        )
+
+
+def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *, decoder: int) -> Asked | None:
+    """Return what following rewards back takes, None where nobody does.
+
+    Args:
+        config: the config.
+        requires: what its algorithm needs.
+        row: what a row of the policy and its decoder takes.
+        decoder: bytes of the autoencoder.
+    """
+    if not requires.rewards and not requires.gradients:
+        return None
+    placed = [section for section in config.rewards if works_on_accelerator(section)]
+    # A stage follows one reward at a time; training all of them, once for every prompt that is asked about.
+    groups = [placed] if requires.rewards else [[section] for section in placed]
+    weights = max((_weights(group) for group in groups), default=0)
+    rows = rows_at_once(config) if requires.rewards else decode_rows(config)
+    scoring = max((sum(_followed(section) for section in group) for group in groups), default=0)
+    looks = bool(decoded_parts(config))
+    execution = config.execution
+    return Asked(
+        training=bool(requires.rewards),
+        decoder=decoder if looks else 0,
+        models=weights,
+        work=rows * (looks * row.following + max(1, requires.rewards) * scoring),
+        kept=execution.micro_batch_size * requires.calls * row.kept // execution.context_parallel,
+        unknown=tuple(section.slot for section in placed if not _followed(section)),
+    )
+
+
+def fewer_at_once(config: RunConfig) -> str:
+    """Return what to change where following rewards back takes too much."""
+    batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
+    if batch > 1:
+        return f"set execution.decode_batch_size={max(1, batch // 2)}"
+    if not config.model.gradient_checkpointing:
+        return "set model.gradient_checkpointing=true"
+    return "one image does not fit: lower model.height and model.width, or take a larger GPU"
+
+
+def _weights(sections: Sequence[RewardSection]) -> int:
+    """Return the bytes of models; labels that stand for one model share it."""
+    taken = {
+        (section.name, repr(section.options), section.device): takes_of(section.name, section.options)
+        for section in sections
+    }
+    return sum(found.weights for found in taken.values() if found is not None)
+
+
+def _followed(section: RewardSection) -> int:
+    found = takes_of(section.name, section.options)
+    return 0 if found is None or found.followed is None else found.followed
