@@ -31,6 +31,9 @@ class TokensSection(Section):
     """Tokens of a prompt at most; what the model takes when absent."""
     on_overlong: Literal["refuse", "cut_left"] = "refuse"
     """What becomes of a longer prompt: an error before any work, or its first tokens are dropped."""
+    rescore: bool = True
+    """A forward over whole texts gives the log-probs that are stored, in the bits of training; false spares it and
+    stores them as they were drawn, which in float32 differs by about 1e-6."""
     engine: Component = Component(name="local")
     """What draws the tokens of rollouts: the policy itself, or a server (`openai`); evaluations draw by themselves."""
     evaluate: Literal["greedy", "sampled"] = "greedy"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Widths of training batches are multiples of this: a row's log-probs are then the same bits whatever its neighbors.
 WIDTH = 16
+#: Wider ones are the same bits at multiples of this.
+_STEP = 4
 
 
 def placed(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,6 +74,13 @@ def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[T
     return chosen, log_p.gather(-1, chosen[:, None])[:, 0]
 
 
-def padded_width(length: int) -> int:
-    """Return the width of a batch whose longest row has so many tokens."""
-    return -(-length // WIDTH) * WIDTH
+def padded_width(length: int, most: int | None = None) -> int:
+    """Return the width of a batch whose longest row has so many tokens.
+
+    Args:
+        length: of that row.
+        most: tokens of a run's longest row, where that is known: no batch is wider than it needs. Where that is below
+            ``WIDTH``, it is the width of all batches.
+    """
+    width = -(-length // WIDTH) * WIDTH
+    return width if most is None or length > most else min(width, -(-most // _STEP) * _STEP)

@@ -136,8 +136,7 @@ class CausalLM(Policy):
     @property
     def context_length(self) -> int | None:
         """Tokens the model takes at most, prompt and completion; None where its config names no limit."""
-        found = getattr(self.model.config, "max_position_embeddings", None)
-        return None if found is None else int(found)
+        return _context_length(self.model.config)
 
     @property
     def vocabulary(self) -> int:
@@ -256,6 +255,18 @@ def load_tokenizer(folder: Path) -> Any:
             f"model.path '{folder}' has no tokenizer that can be read: {error}. Save it beside the model with "
             "tokenizer.save_pretrained()."
         ) from None
+
+
+def context_length_of(folder: Path) -> int | None:
+    """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
+    from transformers import AutoConfig
+
+    return _context_length(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def _context_length(config: Any) -> int | None:
+    found = getattr(config, "max_position_embeddings", None)
+    return None if found is None else int(found)
 
 
 def check_vocabulary(folder: Path) -> None:

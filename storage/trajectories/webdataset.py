@@ -13,6 +13,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,12 @@ from storage.trajectories.base import Sample, TrajectoryShard, array_entry
 
 TABLE = "samples.parquet"
 TAR = "samples.tar"
+#: Headers and descriptions that are remembered: those of samples of one kind repeat.
+_KNOWN = 256
 #: Bytes and parts that are written at once: what a processor's cache holds after the checksums, and what calls take.
 _GATHERED, _PARTS = 1 << 20, 512
+#: Bytes of a member whose parts are copied into one.
+_SMALL = 1 << 14
 
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 #: POSIX ustar: the sum is eight bytes from 148, of which six are octal digits; sizes have eleven of them from 124.
@@ -111,8 +116,11 @@ class _TarWriter:
         return self._checksum.entry(self._path.name)
 
     def _append(self, *parts: bytes | memoryview) -> None:
-        self._waiting += [memoryview(part) for part in parts if len(part)]
-        self._position += sum(map(len, parts))
+        size = sum(map(len, parts))
+        self._position += size
+        # Of small parts there are many, each of which costs more than its copy.
+        joined = (b"".join(parts),) if size <= _SMALL else parts
+        self._waiting += [memoryview(part) for part in joined if len(part)]
 
     def _write(self, file: FileIO) -> None:
         for some in _gathered(self._waiting):
@@ -169,15 +177,26 @@ def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[s
         form, encoded = media.choose(sample.media), media.encode(sample.media)
         offset = tar.add(f"{sample.sample_id}.{form}", encoded)
         about = {"media_format": form, "media_offset": offset, "media_size": len(encoded)}
-    metadata = json.loads(columns["metadata"])
-    described = {"prompt": sample.prompt, "prompt_id": sample.prompt_id, "metadata": metadata}
-    tar.add(f"{sample.sample_id}.json", canonical_json(described).encode())
+    tar.add(f"{sample.sample_id}.json", _described(sample.prompt, sample.prompt_id, columns["metadata"]))
     return {**columns, "arrays": arrays, **about}
 
 
+@lru_cache(_KNOWN)
+def _described(prompt: str, prompt_id: str, metadata: str) -> bytes:
+    """Return what the tar says of a sample; those of a group are alike."""
+    return canonical_json({"prompt": prompt, "prompt_id": prompt_id, "metadata": json.loads(metadata)}).encode()
+
+
 def _add_array(tar: _TarWriter, name: str, array: np.ndarray) -> int:
-    """Append an array as .npy; return where its raw data starts."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    prefix = header.getvalue()
+    """Append a contiguous array as .npy; return where its raw data starts."""
+    prefix = _npy_header(array.dtype, array.shape)
     return tar.add(name, prefix, array.data.cast("B") if array.size else b"") + len(prefix)
+
+
+@lru_cache(_KNOWN)
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return what stands before the data of an array in row-major order."""
+    header = io.BytesIO()
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    return header.getvalue()

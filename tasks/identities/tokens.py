@@ -12,6 +12,9 @@ from tasks.advantages.estimators import make_estimator
 from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
 
+#: Settings that came later, with what samples were made by before.
+_DEFAULTS: Mapping[str, Any] = {"instruction": None, "rescore": True}
+
 
 class TokensIdentity(KindIdentity):
     """How texts are sampled."""
@@ -43,7 +46,7 @@ class TokensIdentity(KindIdentity):
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the card says the model is called."""
-        return {"tokens": _said(tokens_of(config), {"engine"}), **_called(config)}
+        return {"tokens": _said(tokens_of(config), {"engine", "rescore"}), **_called(config)}
 
 
 def _drawn(section: TokensSection) -> dict[str, Any]:
@@ -51,8 +54,8 @@ def _drawn(section: TokensSection) -> dict[str, Any]:
 
 
 def _said(section: TokensSection, other: set[str]) -> dict[str, Any]:
-    # Texts that were made before there was one keep their names.
-    unused = {"instruction"} if section.instruction is None else set()
+    # Texts that were made before there were such settings keep their names.
+    unused = {name for name, value in _DEFAULTS.items() if getattr(section, name) == value}
     return section.model_dump(mode="json", exclude=other | unused)
 
 

@@ -71,6 +71,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
         )
     _check_estimator(config, requires)
     _check_engine(config)
+    _check_rescore(config)
     _check_base(config)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
@@ -107,6 +108,23 @@ def _check_engine(config: RunConfig) -> None:
             "rollout.tokens.engine brings weights to a server (option 'folder'), but rollouts are made by several "
             "processes that know nothing of each other, and one would change what another draws with. Set "
             "execution.processes to 1 and execution.runner to 'threads', or execution.strategy to 'fsdp'."
+        )
+
+
+def _check_rescore(config: RunConfig) -> None:
+    """Check that log-probs of tokens, as they were drawn, are what training compares with."""
+    section, dtype = tokens_of(config), config.model.dtype
+    if section.rescore:
+        return
+    if section.engine.name != LOCAL:
+        raise ConfigError(
+            f"rollout.tokens.rescore is false, but rollout.tokens.engine '{section.engine.name}' draws with kernels of "
+            "its own, from which ratios would be biased. Remove rollout.tokens.rescore."
+        )
+    if dtype != "float32":
+        raise ConfigError(
+            f"rollout.tokens.rescore is false, but with model.dtype '{dtype}' what a KV cache gives is up to 1e-2 from "
+            "what training computes. Remove rollout.tokens.rescore, or set model.dtype to 'float32'."
         )
 
 

@@ -30,6 +30,7 @@ from tasks.kinds.tokens.checks import check_scored, check_tokens, cost_of_tokens
 from tasks.kinds.tokens.exporting import LanguageModelExport
 from tasks.kinds.tokens.making import evaluation_maker, rollout_maker
 from tasks.kinds.tokens.memory import LanguageMemory, language_memory
+from tasks.kinds.tokens.prompts import read_prompts
 from tasks.kinds.tokens.sets import TextSet
 from tasks.kinds.tokens.text import stored_text
 from tasks.kinds.tokens.valuing import values_of
@@ -104,7 +105,8 @@ class Tokens(Kind):
     ) -> SampleSet:
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
-        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device)
+        most = None if training.host is None else read_prompts(training.context).most
+        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, most=most)
 
     def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """One forward of each text through critic and base model."""

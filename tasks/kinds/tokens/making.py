@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,15 +30,13 @@ from tasks.inputs.components import tokens_of
 from tasks.inputs.sources import Weights
 from tasks.kinds.kind import Job, Making
 from tasks.kinds.tokens.exporting import write_model
-from tasks.kinds.tokens.prompts import Prompts
+from tasks.kinds.tokens.prompts import RunPrompts, read_prompts
 from tasks.kinds.tokens.text import FINISHES, completed_text
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What was read of a run's prompts with its policy's tokenizer: a policy belongs to one run.
-_READ: WeakKeyDictionary[CausalLM, tuple[Prompts, int]] = WeakKeyDictionary()
 #: Draws are 63-bit seeds, as fractions of this.
 _RANGE = float(1 << 63)
 #: Tokens of the text with which an engine proves its weights.
@@ -79,13 +76,9 @@ class TextMaker:
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:
         """Complete the prompts of some jobs; forwards are of one size, filled up with copies."""
-        held = self._held()
-        prompts = [self._prompts.ids(job.prompt.text) for job in jobs]
+        prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
         found = self._engine.complete(self._asked(jobs, prompts))
-        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
-        filled = [*rows, *[rows[-1]] * (self._size - len(rows))]
-        log_probs = _rescored(held, filled, self._section.temperature, self._host.device, most=self._most)
-        own = [log_probs[row, len(prompts[row]) : len(rows[row])] for row in range(len(jobs))]
+        own = self._log_probs(prompts, found)
         self._check_gap(found, own)
         return [self._sample(job, prompts[row], found[row], own[row]) for row, job in enumerate(jobs)]
 
@@ -93,10 +86,18 @@ class TextMaker:
     def _size(self) -> int:
         return self._making.config.execution.rollout_batch_size
 
-    @property
-    def _most(self) -> int:
-        """Rows of a forward over whole rows: logits of all positions are many times what drawing them takes."""
-        return min(self._size, self._making.config.execution.micro_batch_size)
+    def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
+        """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each."""
+        if not self._section.rescore:
+            return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
+        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
+        filled = [*rows, *[rows[-1]] * (self._size - len(rows))]
+        # Logits of all positions are many times what drawing them takes.
+        size = min(self._size, self._making.config.execution.micro_batch_size)
+        scored = _rescored(
+            self._held(), filled, self._section.temperature, self._host.device, size=size, most=self._read.most
+        ).cpu()
+        return [scored[row, len(prompt) : len(rows[row])] for row, prompt in enumerate(prompts)]
 
     def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]]) -> Asked:
         policy, seed = self._held().policy, self._seed
@@ -108,7 +109,7 @@ class TextMaker:
             seeds=[0 if seed is None else seed(job, 0) for job in jobs],
             forward=policy.next_logits,
             uniforms=None if seed is None else self._uniforms(jobs),
-            width=self._width,
+            width=self._read.longest,
             size=self._size,
             device=self._host.device,
         )
@@ -121,7 +122,7 @@ class TextMaker:
             if not self._brought:
                 self._bring()
             ids = self._proof()
-            found = _rescored(self._held(), [ids], 1.0, self._host.device, most=1)
+            found = _rescored(self._held(), [ids], 1.0, self._host.device, size=1)
             engine.prove(ids, found[0, 1 : len(ids)].tolist())
         return engine
 
@@ -140,7 +141,7 @@ class TextMaker:
         # One is drawn after them, as most servers draw one at least.
         most = _PROOF if context_length is None else min(_PROOF, context_length - 1)
         texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
-        return list(islice((token for text in cycle(texts) for token in self._prompts.ids(text)), most))
+        return list(islice((token for text in cycle(texts) for token in self._read.prompts.ids(text)), most))
 
     def _check_gap(self, found: Sequence[Completion], own: Sequence[Tensor]) -> None:
         """Check that what an engine drew with is what the policy says of it: weights may change while it draws.
@@ -152,7 +153,7 @@ class TextMaker:
         if tolerance is None:
             return
         theirs = np.concatenate([np.asarray(each.log_probs, np.float64) for each in found])
-        gaps = np.abs(theirs - torch.cat(list(own)).double().cpu().numpy())
+        gaps = np.abs(theirs - torch.cat(list(own)).double().numpy())
         if not gaps.mean() <= tolerance:
             raise EngineError(
                 f"rollout.tokens.engine: of {len(gaps)} tokens it drew its log-probs are {gaps.mean():.3g} nats per "
@@ -165,27 +166,9 @@ class TextMaker:
     def _held(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
 
-    @property
-    def _prompts(self) -> Prompts:
-        return self._read[0]
-
-    @property
-    def _width(self) -> int:
-        """One for all batches of the run: what a row's left padding is would change its bits."""
-        return self._read[1]
-
     @cached_property
-    def _read(self) -> tuple[Prompts, int]:
-        """The prompts of the run as ids, and the width all of them fit in; read once for a policy that is loaded."""
-        policy = self._held().policy
-        found = _READ.get(policy)
-        if found is None:
-            prompts = Prompts(policy.tokenizer, self._section, policy.context_length)
-            everything = (
-                prompt.text for split in ("train", "heldout") for prompt in self._making.context.prompts[split]
-            )
-            found = _READ[policy] = (prompts, padded_width(prompts.longest(everything)))
-        return found
+    def _read(self) -> RunPrompts:
+        return read_prompts(self._making.context, self._held().policy)
 
     @cached_property
     def _sampling(self) -> Sampling:
@@ -220,7 +203,7 @@ class TextMaker:
             seed=0 if self._seed is None else self._seed(job, 0),
             policy=str(self._making.policy),
             sigmas=(),
-            log_probs=log_probs.cpu().numpy(),
+            log_probs=log_probs.numpy(),
             tokens=np.array([*prompt, *found.ids], np.int32),
             token_mask=mask,
             sampled_log_probs=np.array(found.log_probs, np.float32),
@@ -250,19 +233,32 @@ def evaluation_maker(making: Making) -> TextMaker:
 
 @torch.no_grad()
 def _rescored(
-    held: TrainableLM, rows: Sequence[Sequence[int]], temperature: float, device: torch.device, *, most: int
+    held: TrainableLM,
+    rows: Sequence[Sequence[int]],
+    temperature: float,
+    device: torch.device,
+    *,
+    size: int,
+    most: int | None = None,
 ) -> Tensor:
-    """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``most`` rows."""
-    filled = [*rows, *[rows[-1]] * (-len(rows) % most)]
-    ids, lengths = padded_rows(filled, device)
-    parts = zip(ids.split(most), lengths.split(most), strict=True)
+    """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``size`` rows."""
+    filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
+    ids, lengths = padded_rows(filled, device, most)
+    parts = zip(ids.split(size), lengths.split(size), strict=True)
     return torch.cat([held.log_probs(*part, temperature)[0] for part in parts])[: len(rows)]
 
 
-def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return rows of token ids padded on the right, (B, W) int64, and their lengths, (B,) int64, on a device."""
-    width = padded_width(max(map(len, rows)))
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.as_tensor(np.asarray(row, np.int64))
-    return moved(ids, device), moved(torch.tensor([len(row) for row in rows]), device)
+def padded_rows(
+    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return rows of token ids padded on the right, (B, W) int64, and their lengths, (B,) int64, on a device.
+
+    Args:
+        rows: token ids of each.
+        device: where they go.
+        most: tokens of the run's longest row, see ``padded_width``.
+    """
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), padded_width(int(lengths.max()), most)), np.int64)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return moved(torch.from_numpy(ids), device), moved(torch.from_numpy(lengths), device)

@@ -221,8 +221,9 @@ def language_memory(
         about, settings, spec, critic=_settings(config, critic_dtype) if requires.critic else None, own=own
     )
     prompt, notes = _prompt_tokens(config, getattr(about, "max_position_embeddings", None))
-    width, new = padded_width(prompt + tokens_of(config).max_new), tokens_of(config).max_new
-    sampled = measured.sampling(execution.rollout_batch_size, prompt=padded_width(prompt), new=new)
+    new = tokens_of(config).max_new
+    width = padded_width(prompt + new, prompt + new)
+    sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=new)
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
     drawing, told = drawing_of(config)
     rows = execution.micro_batch_size
@@ -238,7 +239,7 @@ def language_memory(
         tokens=width,
         cache=sampled.cache,
         sample=sampled.work,
-        rescore=measured.scoring(min(execution.rollout_batch_size, rows), width),
+        rescore=measured.scoring(min(execution.rollout_batch_size, rows), width) if tokens_of(config).rescore else 0,
         value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
         optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
         host=sizes.host([role for role in (actor, critic) if role is not None], model.dtype),

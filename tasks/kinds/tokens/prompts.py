@@ -3,10 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
+from models.policies.causal_lm import context_length_of, load_tokenizer
+from tasks.inputs.components import tokens_of
+
+if TYPE_CHECKING:
+    from models.policies.causal_lm import CausalLM
+    from tasks.runs.context import RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """The prompts of a run as token ids, and what they decide of the shapes of its batches.
+
+    What a row's padding is changes its bits, so widths are those of the run and not of what a batch happens to hold.
+    """
+
+    prompts: Prompts
+    """Gives the ids of each."""
+    longest: int
+    """Tokens of the longest."""
+
+    @property
+    def most(self) -> int:
+        """Tokens of the longest row, prompt and completion, that the run can have."""
+        return self.longest + self.prompts.section.max_new
+
+
+#: Read once for each run of this process.
+_READ: WeakKeyDictionary[RunContext, RunPrompts] = WeakKeyDictionary()
+
+
+def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunPrompts:
+    """Return the prompts of a run, read with its model's tokenizer.
+
+    Args:
+        context: the run.
+        policy: has the tokenizer; None: it is read from the base model's folder, where that was not done yet.
+
+    Raises:
+        ConfigError: one cannot be taken, see ``Prompts.ids``.
+    """
+    found = _READ.get(context)
+    if found is None:
+        folder = context.base_folder
+        tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
+        prompts = Prompts(tokenizer, tokens_of(context.config), context_length_of(folder))
+        everything = (prompt.text for split in ("train", "heldout") for prompt in context.prompts[split])
+        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything))
+    return found
 
 
 class Prompts:

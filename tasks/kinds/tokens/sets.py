@@ -46,9 +46,19 @@ class TextSet(Correctable):
         *,
         ahead: int = 0,
         device: torch.device | None = None,
+        most: int | None = None,
     ) -> None:
-        """Bind to the samples; see ``SampleSet``."""
+        """Bind to the samples; see ``SampleSet``.
+
+        Args:
+            shards: see there.
+            advantages: see there.
+            ahead: see there.
+            device: see there.
+            most: tokens of the run's longest row.
+        """
         super().__init__(shards, advantages, ahead=ahead, device=device)
+        self._most = most
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
@@ -110,7 +120,7 @@ class TextSet(Correctable):
         """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
-        ids, lengths = padded_rows([self.reader.array("tokens", sample) for sample in samples], device)
+        ids, lengths = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._most)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         shape = (len(samples), ids.shape[1])
         old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]

@@ -17,6 +17,7 @@ from storage.trajectories.base import TrajectoryShard
 from tasks.inputs.components import tokens_of
 from tasks.inputs.sources import Weights
 from tasks.kinds.tokens.making import padded_rows
+from tasks.kinds.tokens.prompts import read_prompts
 
 if TYPE_CHECKING:
     from tasks.kinds.kind import Valuing
@@ -36,11 +37,11 @@ def values_of(valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.
         host.give_reference(policy)
     values: list[np.ndarray] = []
     reference: list[np.ndarray] = []
-    count = shard.table.num_rows
+    count, most = shard.table.num_rows, read_prompts(valuing.context, policy.policy).most
     for start in range(0, count, size):
         rows = list(range(start, min(start + size, count)))
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        ids, lengths = padded_rows([shard.array("tokens", row) for row in filled], host.device)
+        ids, lengths = padded_rows([shard.array("tokens", row) for row in filled], host.device, most)
         masks = [shard.array("token_mask", row).astype(bool) for row in rows]
         if critic is not None:
             hidden = policy.log_probs_and_hidden(ids, lengths, temperature)[2] if critic.reads_policy else None

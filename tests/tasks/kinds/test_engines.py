@@ -139,6 +139,8 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, server: 
     brought = {"folder": str(tmp_path / "weights")}
     with pytest.raises(ConfigError, match=r"made by several processes .* Set execution\.processes to 1"):
         check_config(config_of(tmp_path, server, "execution.processes=2", **brought))
+    with pytest.raises(ConfigError, match=r"rescore is false, but .* 'openai' draws with kernels"):
+        check_config(config_of(tmp_path, server, "rollout.tokens.rescore=false"))
     with pytest.raises(ConfigError, match="'modle'"):
         check_config(config_of(tmp_path, server, modle="x"))
 
@@ -152,6 +154,7 @@ def test_the_engine_that_is_there_anyway_changes_no_identity(tmp_path: Path, ser
     identity = kind_identity(plain)
     assert identity.rollout_options(config) == identity.rollout_options(plain)
     assert "engine" not in str(identity.rollout_options(plain))
+    assert "rescore" not in str(identity.rollout_options(plain))
     assert identity.rollout_options(other) == {**identity.rollout_options(plain), "engine": {"name": "openai"}}
     for which in (identity.evaluation_options, identity.training_options, identity.export_options):
         assert which(other) == which(plain)

@@ -169,11 +169,37 @@ def test_draws_are_the_inverse_of_the_distribution() -> None:
 def test_log_probs_of_a_row_are_the_same_bits_at_any_width(policy: CausalLM, length: int) -> None:
     ids = torch.randint(3, 15, (1, length), generator=torch.Generator().manual_seed(length))
     found = []
-    for width in (padded_width(length), padded_width(length) + 16):
+    # Multiples of four, as the longest row of a run may make them, and of sixteen.
+    for more in (0, 4, 8, 16):
+        width = padded_width(length) + more
         rows = torch.nn.functional.pad(ids, (0, width - length)).repeat(3, 1)
         logits = policy.logits(rows, torch.tensor([length, 3, width]))
         found.append(token_log_probs(logits, rows, 1.0)[0, :length].detach())
-    assert torch.equal(*found)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_batches_are_no_wider_than_the_longest_row_of_the_run() -> None:
+    assert [padded_width(length) for length in (1, 16, 17)] == [16, 16, 32]
+    assert [padded_width(length, 11) for length in (1, 8, 11)] == [12, 12, 12], "one width for all of them"
+    assert [padded_width(length, 18) for length in (3, 16, 17, 18)] == [16, 16, 20, 20]
+    assert padded_width(19, 18) == 32, "rows of a run with other prompts"
+
+
+def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1(tmp_path: Path) -> None:
+    found, updates = [], []
+    for rescore in (True, False):
+        settings = (f"store.root={tmp_path / str(rescore)}", f"rollout.tokens.rescore={rescore}")
+        context = prepare(config_of(tmp_path, *settings))
+        run_epoch(context, 1)
+        found.append(samples_of(context, 1))
+        updates.append(context.store.require(context.policy_ref(1)).summary["updates"][0])
+    assert found[0].keys() == found[1].keys()
+    for name, (*drawn, log_probs) in found[0].items():
+        assert drawn == list(found[1][name][:3])
+        assert log_probs == pytest.approx(found[1][name][3], abs=1e-5)
+    assert [update["ratio_mean"] for update in updates] == [1.0, 1.0]
+    assert updates[0]["sampler_gap"] > 0 == updates[0]["replay_gap_max"]
+    assert updates[1]["sampler_gap"] == 0 < updates[1]["replay_gap_max"] < 1e-5
 
 
 def test_texts_train_with_ratios_of_1_and_are_exported_as_transformers_loads_them(tmp_path: Path) -> None:
@@ -347,6 +373,7 @@ def test_texts_rolled_out_ahead_start_from_ratios_of_1(tmp_path: Path) -> None:
         ("optimize.algorithm={name: nft}", "optimize.algorithm 'nft' does not exist"),
         ("rewards=[{name: jpeg_compressibility}]", "scores images, but model.policy 'causal_lm' makes texts"),
         ("optimize.replay={epochs: 1, steps: 1}", "optimize.replay.steps is 1, but a text is one row"),
+        ("[rollout.tokens.rescore=false, model.dtype=bfloat16]", "rescore is false, but with model.dtype 'bfloat16'"),
         ("optimize.replay={epochs: 1, level: sequence}", "optimize.replay.level is 'sequence', but a text is one row"),
         ("rollout.group_size=1", "rollout.group_size is 1, but .* compares 2 completions"),
         ("[optimize.algorithm=dpo, execution.micro_batch_size=1]", "best and worst sample in one forward, but"),
