@@ -21,8 +21,10 @@ class ExecutionSection(Section):
     fsdp_size: int | None = Field(None, ge=2)
     """With fsdp: so many processes next to each other hold the weights together, and each group of them holds them
     (HSDP); it divides their number. All hold them together when absent."""
-    offload: bool = False
-    """With fsdp: parameters, gradients and optimizer state stay in host memory; less device memory, more time."""
+    offload: bool | Literal["parameters", "optimizer"] = False
+    """What lies in host memory, which spares the device's and takes time: with fsdp parameters and gradients, and the
+    optimizer's moments stay on the device (parameters) or are there too (true); with every strategy the moments alone,
+    but while the optimizer steps (optimizer)."""
     sampling: Literal["whole", "spread"] = "whole"
     """With fsdp: weights are made whole on every rank to sample, or stay spread, which takes less memory and more
     traffic; the ranks then make every forward together."""
@@ -78,6 +80,16 @@ class ExecutionSection(Section):
     def ranks(self) -> int:
         """Processes on all machines together."""
         return self.processes * self.nodes
+
+    @property
+    def parameters_in_host(self) -> bool:
+        """True where parameters and gradients lie in host memory."""
+        return self.offload in (True, "parameters")
+
+    @property
+    def moments_in_host(self) -> bool:
+        """True where the optimizer's moments lie in host memory while nothing is stepped."""
+        return self.offload in (True, "optimizer")
 
     @property
     def holders(self) -> int:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +102,21 @@ def whole(tensor: Tensor) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part, which shares memory with the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
+    """Return this rank's part as one of a tensor of ``shape`` that is spread as the pattern is, in the part's memory.
+
+    ``DTensor.from_local`` copies a part in host memory to the devices of the mesh.
+    """
+    if not isinstance(pattern, DTensor):
+        return part
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(
+        pattern.device_mesh, pattern.placements, tensor_meta=TensorMeta(shape=shape, stride=stride, dtype=part.dtype)
+    )
+    made: Tensor = DTensor(part, spec, requires_grad=False)
+    return made
 
 
 @torch.no_grad()

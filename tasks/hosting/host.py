@@ -336,7 +336,7 @@ class ModelHost:
         if execution.strategy != "fsdp" or self.ranks.world == 1:
             return None
         world, size = self.ranks.world, execution.holders
-        return Sharding.over(self.device, world=world, size=size, offload=execution.offload)
+        return Sharding.over(self.device, world=world, size=size, offload=execution.parameters_in_host)
 
     @cached_property
     def saving_ranks(self) -> Ranks:

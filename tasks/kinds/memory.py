@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from configs.execution import ExecutionSection
 from configs.schema import RunConfig
 
 #: Bytes of a number by dtype.
@@ -18,6 +19,8 @@ WHOLE_BLOCKS = 2
 REWARD_MODELS = "models of rewards"
 #: Micro-batches in host memory while training: the one at work, and those that are read before they are needed.
 READ_AHEAD = 3
+#: Numbers that are stepped at a time where parameters or moments lie in host memory; a parameter with more is alone.
+AT_A_TIME = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,43 @@ class Memory(Protocol):
         """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a rank's part of what is trained lies, in bytes."""
+
+    weights: int
+    """On the device."""
+    state: int
+    """Gradients, moments and averages on the device."""
+    host: int
+    """In host memory."""
+    saved: int
+    """Gradients, moments and averages, wherever they lie."""
+
+    @classmethod
+    def of(
+        cls, execution: ExecutionSection, optimizer: OptimizerSizes, *, weights: int, trained: int, copies: int
+    ) -> Placed:
+        """Return where ``execution.offload`` has it.
+
+        Args:
+            execution: the section.
+            optimizer: which.
+            weights: bytes of all that ranks hold together.
+            trained: numbers of them that are trained.
+            copies: float32 copies of those, which lie where the weights do: gradients and averages.
+        """
+        parts, moments = execution.holders, 2 * optimizer.moment_bytes * trained
+        own, saved, rest = weights // parts, int(trained * MASTER * copies + moments) // parts, int(moments) // parts
+        if not execution.offload:
+            return cls(weights=own, state=saved, host=0, saved=saved)
+        if execution.offload is True:
+            return cls(weights=0, state=0, host=own + saved, saved=saved)
+        if execution.parameters_in_host:
+            return cls(weights=0, state=rest, host=own + saved - rest, saved=saved)
+        return cls(weights=own, state=saved - rest, host=rest, saved=saved)
+
+
 def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: OptimizerSizes) -> int:
     """Return the bytes that the exchange of gradients and the optimizer's step take, when activations are gone.
 
@@ -94,8 +134,13 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
     execution = config.execution
     # With ddp gradients are exchanged as one buffer.
     exchange = trained * MASTER if execution.ranks > 1 and execution.strategy == "ddp" else 0
-    fusing = optimizer.fuses and not execution.fused_adamw
-    return 0 if execution.offload else exchange + (trained * MASTER // parts if fusing else 0)
+    fusing = MASTER if optimizer.fuses and not execution.fused_adamw else 0
+    if not execution.offload:
+        return exchange + trained * fusing // parts
+    if execution.offload is True:
+        return 0
+    brought = 2 * (MASTER if execution.parameters_in_host else optimizer.moment_bytes)
+    return exchange + int(min(trained // parts, AT_A_TIME) * (fusing + brought))
 
 
 def less_to_sample(config: RunConfig) -> str:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from configs.extras import require_extra
 from configs.schema import OptimizeSection
+from models.weights.sharding import spread_like
 from tasks.optimize.optimizers import adamw_settings
 
 require_extra("8bit", "torchao", what="optimize.optimizer 'adamw8bit'")
@@ -77,8 +78,8 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
                 continue
             rows = parameter.shape[0]
             scale = held.scale.view(held.codes.shape[0], -1)
-            found[f"{kind}.codes"] = _spread_like(value, held.codes, parameter.shape)
-            found[f"{kind}.scale"] = _spread_like(value, scale, torch.Size((rows, scale.shape[1])))
+            found[f"{kind}.codes"] = spread_like(value, held.codes, parameter.shape)
+            found[f"{kind}.scale"] = spread_like(value, scale, torch.Size((rows, scale.shape[1])))
         return found
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
@@ -88,8 +89,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
         if block is None:
             return torch.zeros_like(p)
         made: Tensor = OptimState8bit.zeros(held.shape, signed, block, held.device, dtype=p.dtype)
-        # With offload the parts lie in host memory, and the mesh is one of accelerators.
-        return _spread_like(p, made, p.shape).to(p.device)
+        return spread_like(p, made, p.shape)
 
 
 def block_size(shape: torch.Size) -> int | None:
@@ -100,13 +100,3 @@ def block_size(shape: torch.Size) -> int | None:
     while row % block:
         block //= 2
     return block if block >= _SMALLEST else None
-
-
-def _spread_like(pattern: Tensor, part: Tensor, shape: torch.Size) -> Tensor:
-    """Return this rank's part as one of a tensor of ``shape`` that is spread as the pattern is."""
-    if not isinstance(pattern, DTensor):
-        return part
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        part, pattern.device_mesh, pattern.placements, run_check=False, shape=shape, stride=stride
-    )

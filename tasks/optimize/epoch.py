@@ -100,10 +100,9 @@ class TrainingEpoch:
             return cast(Kept, kept).state(trainable)
         section = self._config.optimize
         parameters = trainable.parameters()
-        fused = self._config.execution.fused_adamw
         ema = Ema(parameters, decay=section.ema.decay) if section.ema else None
         scale = loss_scale(self._config.model.dtype)
-        optimizer = make_optimizer(parameters, section, fused=fused)
+        optimizer = make_optimizer(parameters, section, self._config.execution, device=self._host.device)
         state = TrainerState(trainable, optimizer, ema, 0, scale=scale)
         if self._data.algorithm.requires.critic:
             state.beside["critic"] = self._critic(self._host.critic.borrow(before))
@@ -119,10 +118,10 @@ class TrainingEpoch:
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
         section = critic_settings(self._config.optimize, self._config.critic)
-        fused = self._config.execution.fused_adamw
+        execution, device = self._config.execution, self._host.device
         return TrainedPart(
             trainable,
-            make_optimizer(trainable.parameters(), section, fused=fused),
+            make_optimizer(trainable.parameters(), section, execution, device=device),
             learning_rate=partial(learning_rate, section),
             max_grad_norm=section.max_grad_norm,
         )

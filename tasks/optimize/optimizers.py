@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from configs.critic import CriticSection
 from configs.errors import ConfigError
+from configs.execution import ExecutionSection
 from configs.registry import Table, resolve
 from configs.schema import OptimizeSection, RunConfig
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 OPTIMIZERS = Table(
@@ -27,12 +29,7 @@ OPTIMIZERS = Table(
 
 
 class MomentOptimizer(Protocol):
-    """What training asks of an optimizer, beside ``step`` and ``zero_grad``."""
-
-    moment_bytes: ClassVar[float]
-    """Bytes of one moment of one number."""
-    fuses: ClassVar[bool]
-    """``execution.fused_adamw`` does something."""
+    """What training asks of an optimizer."""
 
     def step(self) -> object:
         """Change the parameters."""
@@ -50,6 +47,15 @@ class MomentOptimizer(Protocol):
         """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
 
 
+class OptimizerClass(MomentOptimizer, Protocol):
+    """An optimizer of the table."""
+
+    moment_bytes: ClassVar[float]
+    """Bytes of one moment of one number."""
+    fuses: ClassVar[bool]
+    """``execution.fused_adamw`` does something."""
+
+
 def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
     """Return the arguments every AdamW takes."""
     return {
@@ -61,18 +67,32 @@ def adamw_settings(section: OptimizeSection) -> dict[str, Any]:
 
 
 def make_optimizer(
-    parameters: Sequence[nn.Parameter], section: OptimizeSection, *, fused: bool = False
+    parameters: Sequence[nn.Parameter],
+    section: OptimizeSection,
+    execution: ExecutionSection | None = None,
+    *,
+    device: torch.device | None = None,
 ) -> MomentOptimizer:
     """Return the configured optimizer.
 
     Args:
         parameters: float32.
         section: the settings.
-        fused: carry out a step as one kernel.
+        execution: how a step is carried out, and where what it needs lies; as by default when absent.
+        device: where models compute; where the parameters are when absent.
     """
+    execution = execution or ExecutionSection()
     kind = resolve(OPTIMIZERS, section.optimizer, what="optimize.optimizer")
-    made: MomentOptimizer = kind(parameters, section, fused=fused)
-    return made
+
+    def make(some: Sequence[nn.Parameter]) -> MomentOptimizer:
+        made: MomentOptimizer = kind(some, section, fused=execution.fused_adamw)
+        return made
+
+    if device is None or device.type == "cpu" or execution.offload in (False, True):
+        return make(parameters)
+    from tasks.optimize.placing import PlacedOptimizer
+
+    return PlacedOptimizer(parameters, make, device, resting=execution.moments_in_host)
 
 
 def critic_settings(section: OptimizeSection, critic: CriticSection) -> OptimizeSection:
@@ -88,6 +108,6 @@ def check_optimizer(config: RunConfig) -> None:
         ConfigError: it cannot be imported, or a setting would do nothing.
     """
     name = config.optimize.optimizer
-    kind: type[MomentOptimizer] = resolve(OPTIMIZERS, name, what="optimize.optimizer")
+    kind: type[OptimizerClass] = resolve(OPTIMIZERS, name, what="optimize.optimizer")
     if config.execution.fused_adamw and not kind.fuses:
         raise ConfigError(f"execution.fused_adamw has no effect on optimize.optimizer '{name}'. Remove it.")

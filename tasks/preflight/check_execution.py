@@ -57,10 +57,11 @@ def _check_strategy(config: RunConfig) -> None:
         )
     if execution.fsdp_size is not None:
         _check_groups(execution, execution.fsdp_size)
-    if execution.offload and execution.strategy != "fsdp":
+    if execution.parameters_in_host and execution.strategy != "fsdp":
+        asked = "true" if execution.offload is True else f"'{execution.offload}'"
         raise ConfigError(
-            f"execution.offload is true, but execution.strategy '{execution.strategy}' keeps weights on devices. Set "
-            "strategy to 'fsdp', or offload to false."
+            f"execution.offload is {asked}, but execution.strategy '{execution.strategy}' keeps weights on devices. "
+            "Set strategy to 'fsdp', offload to 'optimizer', which moves the moments alone, or offload to false."
         )
     if execution.sampling == "spread" and execution.strategy != "fsdp":
         raise ConfigError(

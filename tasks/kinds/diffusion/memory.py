@@ -31,6 +31,7 @@ from tasks.kinds.memory import (
     REWARD_MODELS,
     WHOLE_BLOCKS,
     OptimizerSizes,
+    Placed,
     less_to_sample,
     step_bytes,
 )
@@ -191,14 +192,14 @@ def denoiser_memory(
     # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
     parts = execution.holders
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
-    state = int(trained * (MASTER * copies + 2 * optimizer.moment_bytes)) // parts
+    placed = Placed.of(execution, optimizer, weights=weights, trained=trained, copies=copies)
     blocks = 0
     if parts > 1:
         largest = max(parameters(unit) for unit in units(module, family.blocks))
         blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number)
-    training = blocks + (0 if execution.offload else weights // parts)
+    training = blocks + placed.weights
     # Where weights are whole to sample, each rank's part of them stays beside.
-    whole = weights + (weights // parts if parts > 1 and not execution.offload else 0)
+    whole = weights + (placed.weights if parts > 1 else 0)
     row = activations or measure_activations(config, requires)
     assert row is not None
     decoder = parameters(meta_decoder(architecture)) * MASTER
@@ -216,10 +217,10 @@ def denoiser_memory(
         rollout_activations=execution.rollout_batch_size * row.sampling,
         decode_activations=(execution.decode_batch_size or execution.rollout_batch_size) * row.decoding,
         training_weights=training,
-        training_state=0 if execution.offload else state,
+        training_state=placed.state,
         optimize_activations=_training(config, requires, row),
         step=step_bytes(config, trained, parts, optimizer),
-        host=_host(config, row, read=read, decoder=decoder, state=state, held=weights // parts),
+        host=_host(config, row, placed, read=read, decoder=decoder),
         asked=asked_memory(config, requires, row, decoder=decoder),
     )
 
@@ -241,15 +242,15 @@ def _trained(
     return lora_parameters(module, spec) * architecture.denoisers, merged * architecture.denoisers
 
 
-def _host(config: RunConfig, row: Activations, *, read: int, decoder: int, state: int, held: int) -> dict[str, int]:
+def _host(config: RunConfig, row: Activations, placed: Placed, *, read: int, decoder: int) -> dict[str, int]:
     """Return what is in host memory, by what it is."""
     execution = config.execution
     found = {
         "models while they are read": read,
         "autoencoder at rest": decoder,
-        "checkpoints": state,
+        "checkpoints": placed.saved,
         "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
-        "offloaded, pinned": held + state if execution.offload else 0,
+        "offloaded, pinned": placed.host,
     }
     return {what: size for what, size in found.items() if size}
 

@@ -30,6 +30,7 @@ from tasks.kinds.memory import (
     WHOLE_BLOCKS,
     DrawingMemory,
     OptimizerSizes,
+    Placed,
     less_to_sample,
     step_bytes,
 )
@@ -278,15 +279,14 @@ class _Sizes:
         # What is in no block, embeddings and the head, is whole while any of them computes.
         at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
         working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
-        kept = 0 if execution.offload else weights // parts
-        state = int(trained * (MASTER * (1 + copies) + 2 * self._optimizer.moment_bytes)) // parts
+        placed = Placed.of(execution, self._optimizer, weights=weights, trained=trained, copies=1 + copies)
         return Role(
             parameters=total,
             trained=trained,
-            whole=weights + (kept if parts > 1 else 0),
-            spread=working + kept,
-            state=0 if execution.offload else state,
-            offloaded=weights // parts + state if execution.offload else 0,
+            whole=weights + (placed.weights if parts > 1 else 0),
+            spread=working + placed.weights,
+            state=placed.state,
+            offloaded=placed.host,
             step=step_bytes(self._config, trained, parts, self._optimizer),
         )
 

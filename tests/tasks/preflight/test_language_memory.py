@@ -121,6 +121,12 @@ def test_ranks_that_share_the_weights_hold_less(tmp_path: Path) -> None:
     offloaded = estimate(tmp_path, *PPO, *ranks, "execution.offload=true")
     assert offloaded.lines[state]["optimize"] == 0
     assert offloaded.lines["actor"]["optimize"] < four.lines["actor"]["optimize"]
+    moments = estimate(tmp_path, *PPO, "execution.offload=optimizer")
+    rest = one.lines[state]["optimize"] - moments.lines[state]["optimize"]
+    assert rest == moments.host["offloaded, pinned"] > 8 * one.trained, "of actor and critic"
+    parameters = estimate(tmp_path, *PPO, *ranks, "execution.offload=parameters")
+    assert parameters.lines["actor"] == offloaded.lines["actor"]
+    assert parameters.lines[state]["optimize"] == rest // 4
 
 
 def test_what_to_change_is_said(tmp_path: Path) -> None:

@@ -460,3 +460,27 @@ def test_host_memory_is_counted() -> None:
     assert "offloaded, pinned" not in one
     assert offloaded["models while they are read"] == pytest.approx(9.8e9, rel=0.01), "of text encoders, on each rank"
     assert offloaded["offloaded, pinned"] > 24e9 / 8
+
+
+def test_parameters_and_moments_are_counted_where_they_lie() -> None:
+    whole = ("model.lora=null", "execution.processes=8", "execution.strategy=fsdp")
+
+    def memory(offload: str) -> DenoiserMemory:
+        config = load_config(ROOT / "configs" / "flux1_dev.yaml", (*whole, f"execution.offload={offload}"))
+        found = memory_of(config, NONE).policy
+        assert isinstance(found, DenoiserMemory)
+        return found
+
+    off, on, parameters, optimizer = map(memory, ("false", "true", "parameters", "optimizer"))
+    share = 4 * off.trained // 8
+
+    def held(found: DenoiserMemory) -> tuple[int, int, int]:
+        return found.training_weights, found.training_state, found.host.get("offloaded, pinned", 0)
+
+    blocks = held(on)[0]
+    assert held(off) == (blocks + share, 4 * share, 0), "a gradient, an average and two moments"
+    assert held(on) == (blocks, 0, 5 * share)
+    assert held(parameters) == (blocks, 2 * share, 3 * share)
+    assert held(optimizer) == (blocks + share, 2 * share, 2 * share)
+    steps = [found.step for found in (off, on, parameters, optimizer)]
+    assert steps == [share, 0, 12 << 27, 12 << 27], "as many numbers as are stepped at a time, and what adds to them"
