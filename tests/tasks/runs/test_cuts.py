@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import load_config
-from tasks.runs.cuts import costs, cover, idle_share, makespan, planned_cuts, rollout_cuts
+from tasks.runs.cuts import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
 
 #: But for Wan 2.1, which is published for one GPU.
@@ -81,6 +82,20 @@ def test_cuts_cover_everything(total: int, size: int, batch: int, ranks: int) ->
 def test_rollouts_of_full_presets_leave_nobody_waiting(preset: str, ranks: int) -> None:
     config = load_config(ROOT / "configs" / f"{preset}.yaml", [f"execution.processes={ranks}"])
     assert idle_share(rollout_cuts(config), batch=config.execution.rollout_batch_size, ranks=ranks) < 0.1
+
+
+@pytest.mark.parametrize("ranks", [8, 16, 32])
+def test_no_cut_of_a_preset_makes_anyone_wait_whom_whole_batches_would_not(ranks: int) -> None:
+    """What idles then is due to how much there is to do, and in batches of which size."""
+    small = ("tiny_", "digits", "words", "addition", "lexicon", "smollm")
+    presets = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.name.startswith(small)]
+    assert len(presets) > 20
+    for path in presets:
+        config = load_config(path, [f"execution.processes={ranks}"])
+        batch = config.execution.rollout_batch_size
+        for ends in (rollout_cuts(config), evaluation_cuts(config)):
+            rounds = math.ceil(math.ceil(ends[-1] / batch) / ranks)
+            assert makespan(costs(ends, batch), ranks) == rounds, path.name
 
 
 @given(st.integers(1, 40), st.integers(1, 10), st.lists(st.tuples(st.integers(0, 39), st.integers(1, 5)), max_size=5))
