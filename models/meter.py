@@ -182,10 +182,11 @@ def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
 def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
     from torch.utils.flop_counter import FlopCounterMode
 
+    from models.masks import WholeMasks
     from models.weights.stored_weights import on_meta
 
     twin = on_meta(lambda: kind.from_config(config)).float()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, WholeMasks(), torch.no_grad():
         try:
             twin(*args, **kwargs)
         except RuntimeError:

@@ -5,6 +5,7 @@ Guidance is no argument of the pipeline but a component, and the pipeline loads 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,8 +40,6 @@ class HunyuanVideo15Options:
 
 
 def _asked(tokenizer: Any, text: str) -> Any:
-    import inspect
-
     from diffusers import HunyuanVideo15Pipeline
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 

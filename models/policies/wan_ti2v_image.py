@@ -9,6 +9,7 @@ called and where a clip is decoded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.policies.base import Part
-from models.policies.diffusion import Images
+from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN
 from models.policies.wan_ti2v import Wan22TI2V
@@ -85,6 +86,20 @@ class Wan22TI2VImage(Wan22TI2V):
             f"model.policy '{self.family}': clips are decoded with the image they start from, which rewards that are "
             "followed by their gradients are not given. Choose an optimize.algorithm that needs no gradients."
         )
+
+    @classmethod
+    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
+        """Check height, width and the number of frames, of which some must move.
+
+        Raises:
+            ConfigError: the model cannot make such clips.
+        """
+        super().check_size(folder, settings, unit=unit)
+        if settings.frames == 1:
+            raise ConfigError(
+                f"model.frames is 1, but the first frame of model.policy '{cls.family}' is the image, and nothing is "
+                "left to make. Set it to 5 or more."
+            )
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         batch, _, moving, height, width = latents.shape

@@ -9,7 +9,7 @@ import diffusers as d
 import transformers as t
 
 from models.quickstart.parts import flow_scheduler
-from models.quickstart.text import byt5_encoder, qwen_tokenizer
+from models.quickstart.text import qwen_tokenizer, t5_encoder
 
 
 def hunyuan_video15() -> Any:
@@ -46,7 +46,7 @@ def hunyuan_video15() -> Any:
         transformer=transformer,
         vae=d.AutoencoderKLHunyuanVideo15(block_out_channels=(8, 8, 8, 16, 32), layers_per_block=1).eval(),
         scheduler=flow_scheduler(shift=5.0),
-        text_encoder_2=byt5_encoder(glyphs, 24),
+        text_encoder_2=t5_encoder(glyphs, 24),
         tokenizer_2=glyphs,
         guider=d.ClassifierFreeGuidance(guidance_scale=6.0),
     )

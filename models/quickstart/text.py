@@ -80,11 +80,6 @@ def t5_encoder(tokenizer: Any, width: int, *, multilingual: bool = False) -> Any
     return t.T5EncoderModel(t.T5Config(**options)).eval()
 
 
-def byt5_encoder(tokenizer: Any, width: int) -> Any:
-    """Return a T5 encoder of bytes."""
-    return t5_encoder(tokenizer, width)
-
-
 def byte_pairs(special: list[str], words: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return vocabulary and merges of a byte-pair encoding trained on a few words, and on these."""
     tokenizer = Tokenizer(models.BPE())

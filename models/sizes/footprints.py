@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from models.masks import WholeMasks
 from models.maths.conditioning import Conditioning
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import Images
@@ -26,7 +27,6 @@ from models.policies.pipeline import PipelinePolicy
 from models.policies.trainable import Trainable
 from models.sizes.architectures import meta_decoder, meta_denoiser
 from models.sizes.casts import CudaCasts
-from models.sizes.masks import WholeMasks
 from models.sizes.shapes import Architecture
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model

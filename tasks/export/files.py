@@ -26,7 +26,8 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     for name, entry in index.items():
         if isinstance(entry, list) and entry[0] is not None and name not in policy.denoisers:
             shutil.copytree(base / name, target / name)
-    index["_class_name"] = policy.pipeline_name
+    # The base's folder may name another pipeline that it is alike for.
+    index["_class_name"] = policy.pipeline_name or index["_class_name"]
     (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     for name, module in policy.denoisers.items():
         module.save_pretrained(target / name)

@@ -472,6 +472,12 @@ def test_gradients_of_log_probs_of_image_to_video_are_finite_differences(load: L
 
 
 @MOVING
+def test_a_clip_of_the_image_alone_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match=r"nothing is left to make\. Set it to 5 or more"):
+        load(frames=1)
+
+
+@MOVING
 def test_the_published_folder_names_the_pipeline_of_text(load: Load, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "base")
     index = json.loads((tmp_path / "base" / "model_index.json").read_text())

@@ -85,6 +85,7 @@ _ALWAYS = (
     "test_log_probs_of_image_to_video_",
     "test_gradients_of_log_probs_of_image_to_video_",
     "test_the_published_folder_names_",
+    "test_a_clip_of_the_image_alone_",
 )
 
 

@@ -18,6 +18,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         "libraries",
         "devices",
         "pictures",
+        "masks",
         "maths",
         "weights",
         "meter",

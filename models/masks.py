@@ -27,7 +27,7 @@ class WholeMasks(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Carry out a function, or answer it."""
-        if func is torch.Tensor.__bool__ and isinstance(args[0], FakeTensor):
+        if func is torch.Tensor.__bool__ and _is_empty(args[0]):
             return True
         if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
             return (args[0][:0] if args[1] in self._empty else args[0]).clone()
@@ -37,5 +37,9 @@ class WholeMasks(TorchFunctionMode):
         return result
 
 
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
+
+
 def _is_mask(value: Any) -> bool:
-    return isinstance(value, FakeTensor) and value.dtype == torch.bool
+    return _is_empty(value) and value.dtype == torch.bool
