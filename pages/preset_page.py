@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,16 @@ def _reward(section: RewardSection) -> str:
     return f"{section.weight:g} {section.name}"
 
 
+def _names(sections: Sequence[RewardSection]) -> str | None:
+    return " + ".join(section.name for section in sections) or None
+
+
 #: Settings shown in a form of their own.
 _DERIVED = {
     "rewards": lambda config: " + ".join(_reward(section) for section in config.rewards),
+    "monitors": lambda config: _names(config.monitors),
+    "evaluate.judges": lambda config: _names(config.evaluate.judges),
+    "prompts.sources": lambda config: " + ".join(f"{each.weight:g} {each.name}" for each in config.prompts.sources),
     "prompts.train": lambda config: Path(config.prompts.train).name,
     "rewards.frames": lambda config: config.rewards[0].frames,
     "model.lora": lambda config: None if config.model.lora is None else f"rank {config.model.lora.rank}",

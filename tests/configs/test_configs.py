@@ -36,7 +36,9 @@ def test_presets_parse_and_survive_a_round_trip(path: Path) -> None:
     config = load_config(path)
     assert config.run.name == path.stem
     assert parse_config(yaml.safe_load(dump_yaml(config)), where="dump") == config
-    assert Path(config.prompts.train).is_absolute()
+    lists = config.prompts.lists("train").values()
+    assert lists
+    assert all(Path(each).is_absolute() for each in lists)
 
 
 @pytest.mark.parametrize(

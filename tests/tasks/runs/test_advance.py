@@ -110,8 +110,10 @@ def test_a_preset_is_copied_whole(preset: str, tmp_path: Path) -> None:
     copy, *_ = copy_preset(preset, tmp_path)
     ours, theirs = (load_config(path).model_dump(mode="json") for path in (preset, copy))
     for section in (ours["prompts"], theirs["prompts"]):
-        found = {split: section.pop(split) for split in ("train", "heldout") if section[split]}
-        assert all(Path(file).is_file() for file in found.values()), found
+        lists = (section, *section["sources"])
+        found = [each.pop(split) for each in lists for split in ("train", "heldout") if each[split]]
+        assert found
+        assert all(Path(file).is_file() for file in found), found
     assert ours == theirs
     assert copy_preset(preset, tmp_path)[0] == copy, "again"
     copy.write_text("run: {}")
