@@ -171,7 +171,7 @@ PUBLISHED: Mapping[str, Publication] = {
         remark=(
             "With --reward-preset pickscore; the default adds 0.1 times an answer of Qwen2.5-VL-7B. Noise levels are "
             "the churn 0.0025 in the terms of cps. Results are reasonably good around 100 of the 1000 epochs, says its "
-            "README. That code is not free, and was read for its settings alone."
+            "README. Its license allows no commercial use; it was read for its settings alone."
         ),
         settings={
             "config": {
@@ -202,6 +202,7 @@ PUBLISHED: Mapping[str, Publication] = {
                 "optimize.inner_epochs": 1,
                 "optimize.ema": None,
                 "advantage.std": "none",
+                "advantage.clip": "off",
             },
         },
     ),
