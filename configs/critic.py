@@ -9,6 +9,9 @@ from pydantic import Field
 from configs.optimizer import ScheduleSection
 from configs.section import Section
 
+#: Where the critic begins and where it computes, which its identity tells otherwise or not at all.
+PLACES = frozenset({"path", "device"})
+
 
 class CriticSection(Section):
     """The critic and its own optimizer, whose other settings are those of ``optimize``."""
@@ -16,6 +19,11 @@ class CriticSection(Section):
     backbone: Literal["own", "policy"] = "own"
     """A copy of the base model that is trained for values alone, with adapters where the policy has some; or only a
     head on the policy's hidden states, which values do not change."""
+    path: str | None = None
+    """Folder of a transformers model with the policy's tokenizer, as a copy of whose backbone the critic begins; the
+    base model when absent."""
+    device: str | None = None
+    """Torch device of the critic; that of all else when absent."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of its forward pass; model.dtype when absent. The loss is scaled for a policy in float16 alone."""
     learning_rate: float | None = Field(None, gt=0)

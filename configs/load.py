@@ -19,6 +19,7 @@ from configs.suggest import near_path
 
 #: What may differ between two invocations of one run. Prompt files count by content, not by path.
 FREE_TO_CHANGE = (
+    "critic.device",
     "run.epochs",
     "run.name",
     "store",
@@ -38,7 +39,7 @@ FREE_TO_CHANGE = (
     "prompts.sources.*.heldout",
 )
 #: Settings that change nothing of what is made,
-_CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard")
+_CARRYING_OUT = ("store.", "execution.", "tracking.", "rollout.groups_per_shard", "critic.device")
 #: but for this one among them.
 _DECIDES = ("execution.ahead",)
 
@@ -217,7 +218,13 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 _MOST_BYTES = 1 << 22
 #: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
-_PATHS = (("prompts", "train"), ("prompts", "heldout"), ("model", "path"), ("model", "checkpoint"))
+_PATHS = (
+    ("prompts", "train"),
+    ("prompts", "heldout"),
+    ("model", "path"),
+    ("model", "checkpoint"),
+    ("critic", "path"),
+)
 
 
 def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:

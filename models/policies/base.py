@@ -102,18 +102,21 @@ class Policy(ABC):
         """
 
     @classmethod
-    def load_critic(cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int) -> Any:
+    def load_critic(
+        cls, folder: Path, settings: Any, *, own: bool, lora: Any, seed: int, like: Path | None = None
+    ) -> Any:
         """Load a critic of such policies; return its ``models.policies.trainable:Trainable``, fresh.
 
         Args:
-            folder: of the base model.
+            folder: of the model whose backbone it has.
             settings: what ``settings_for`` returns.
             own: it has a backbone of its own, else a head on what the policy computes.
             lora: ``models.weights.lora:LoraSpec`` of adapters for the backbone, or None to train all of it.
             seed: seed of the adapters' initial weights.
+            like: folder of the base model, where that is another: the critic must read what its policy writes.
 
         Raises:
-            ConfigError: the family has no critics.
+            ConfigError: the family has no critics, or the critic's model does not fit.
         """
         raise ConfigError(
             f"model.policy: {cls.__name__} has no critic, which optimize.algorithm asks for. Choose an algorithm that "

@@ -5,7 +5,7 @@ Legend: B rows, W positions, V vocabulary. Rows are padded on the right, to widt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from configs.errors import ConfigError
 from configs.registry import build
 from configs.schema import RunConfig
-from models.libraries import read_json
 from models.maths.tokens import placed, token_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
+from models.policies.language_folders import check_critic, check_folder, context_length, load_tokenizer
 from models.policies.trainable import Trainable
 from models.weights.stored_weights import StoredWeights, empty_model
 
@@ -99,9 +98,18 @@ class CausalLM(Policy):
 
     @classmethod
     def load_critic(
-        cls, folder: Path, settings: PolicySettings, *, own: bool, lora: LoraSpec | None, seed: int
+        cls,
+        folder: Path,
+        settings: PolicySettings,
+        *,
+        own: bool,
+        lora: LoraSpec | None,
+        seed: int,
+        like: Path | None = None,
     ) -> TrainableCritic:
-        """Load a critic with a backbone of its own, or a head on the policy's hidden states."""
+        """Load a critic with a backbone of its own, or a head on the policy's hidden states; see ``Policy``."""
+        if like is not None and like != folder:
+            check_critic(folder, like)
         check_folder(folder)
         made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
         return made.trainable(lora, seed=seed)
@@ -136,7 +144,7 @@ class CausalLM(Policy):
     @property
     def context_length(self) -> int | None:
         """Tokens the model takes at most, prompt and completion; None where its config names no limit."""
-        return _context_length(self.model.config)
+        return context_length(self.model.config)
 
     @property
     def vocabulary(self) -> int:
@@ -238,70 +246,3 @@ class TrainableLM(Trainable):
         if not reference:
             raise RuntimeError("set_reference() must be called before reference log-probs are asked for")
         return token_log_probs(self.policy.logits(ids, lengths, reference), ids, temperature)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Return a model's tokenizer.
-
-    Raises:
-        ConfigError: the folder has none that can be read.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"model.path '{folder}' has no tokenizer that can be read: {error}. Save it beside the model with "
-            "tokenizer.save_pretrained()."
-        ) from None
-
-
-def context_length_of(folder: Path) -> int | None:
-    """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
-    from transformers import AutoConfig
-
-    return _context_length(AutoConfig.from_pretrained(folder, local_files_only=True))
-
-
-def _context_length(config: Any) -> int | None:
-    found = getattr(config, "max_position_embeddings", None)
-    return None if found is None else int(found)
-
-
-def check_vocabulary(folder: Path) -> None:
-    """Check that a folder's model has an embedding for every token of its tokenizer.
-
-    Raises:
-        ConfigError: it has not.
-    """
-    from transformers import AutoConfig
-
-    config, tokenizer = AutoConfig.from_pretrained(folder, local_files_only=True), load_tokenizer(folder)
-    largest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
-    if size is not None and largest >= size:
-        raise ConfigError(
-            f"model.path '{folder}' has a tokenizer with ids up to {largest}, but its model has {size} embeddings, so "
-            "some prompts could not be read. Save the tokenizer that belongs to the model, or resize its embeddings "
-            "with model.resize_token_embeddings()."
-        )
-
-
-def check_folder(folder: Path) -> None:
-    """Check that a folder holds a causal language model.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(
-            f"model.path '{folder}' holds no config.json; it is no folder of a transformers model. Write one with "
-            "model.save_pretrained() and tokenizer.save_pretrained()."
-        )
-    classes: Sequence[str] = read_json(path).get("architectures") or ()
-    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
-        raise ConfigError(
-            f"model.path '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
-            "model (...ForCausalLM). Choose another model."
-        )

@@ -136,16 +136,19 @@ class TrainableCritic(Trainable):
     def values(self, ids: Tensor, lengths: Tensor, hidden: Tensor | None = None) -> Tensor:
         """Return (B, W) float32 values of the state each token was chosen in: of the tokens before it; 0 at position 0.
 
+        They are computed on the critic's device, and come back on that of the tokens.
+
         Args:
             ids: (B, W) int64.
             lengths: (B,) int64.
             hidden: (B, W, H) the policy's, where it has no backbone; no gradient goes there.
         """
-        mask, positions = placed(ids, lengths)
-        dtype = self.policy.settings.dtype
-        with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
-            found = self.policy.model(ids, mask, positions, None if hidden is None else hidden.detach())
-        return nn.functional.pad(found[:, :-1], (1, 0))
+        dtype, device = self.policy.settings.dtype, self.policy.settings.device
+        here = ids.to(device)
+        mask, positions = placed(here, lengths.to(device))
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            found = self.policy.model(here, mask, positions, None if hidden is None else hidden.detach())
+        return nn.functional.pad(found[:, :-1], (1, 0)).to(ids.device)
 
 
 def recompute_layers(model: Any) -> None:

@@ -200,6 +200,19 @@ class TextFootprints:
 
         return self._of_layers(measure)
 
+    def training_of_critic(self, rows: int, width: int) -> int:
+        """Return what a forward and backward of whole rows take of a critic with a backbone of its own, alone."""
+
+        def measure(layers: int) -> int:
+            fakes = self._policy(layers)[1]
+            critic = self._critic(layers, fakes)
+            assert critic is not None
+            with traced(fakes) as memory:
+                critic.values(*_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
+            return int(memory.peak)
+
+        return self._of_layers(measure)
+
     def _of_layers(self, measure: Callable[[int], int]) -> int:
         """Return a measure of the whole model, from models with a few layers."""
         total = int(self._config.num_hidden_layers)

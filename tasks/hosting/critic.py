@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.devices import chosen_device
 from models.libraries import quiet_libraries
 from models.policies.base import Policy
 from models.weights.sharding import Sharding
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from tasks.inputs.components import lora_spec
-from tasks.inputs.sources import critic_files
+from tasks.inputs.sources import critic_files, critic_folder
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
@@ -67,18 +68,21 @@ class HeldCritic:
 def fresh_critic(
     context: RunContext, family: type[Policy], device: torch.device, sharding: Sharding | None
 ) -> Trainable:
-    """Return a critic as the base model's files and the run's seed have it; spread over the ranks if they do so.
+    """Return a critic as its model's files and the run's seed have it; spread over the ranks if they do so.
 
     Raises:
-        ConfigError: the family has no critics.
+        ConfigError: the family has no critics, or the critic's model reads other tokens than the policy writes.
     """
     config, section = context.config, context.config.critic
     quiet_libraries()
     dtype = getattr(torch, section.dtype or config.model.dtype)
-    settings = family.settings_for(config, dtype=dtype, device=device, empty=False)
+    place = device if section.device is None else chosen_device(section.device, what="critic.device")
+    settings = family.settings_for(config, dtype=dtype, device=place, empty=False)
+    folder = context.base_folder if section.path is None else critic_folder(section.path)
     made: Trainable = family.load_critic(
-        context.base_folder,
+        folder,
         settings,
+        like=context.base_folder,
         own=section.backbone == "own",
         lora=lora_spec(config, family),
         seed=derive(config.run.seed, "critic"),

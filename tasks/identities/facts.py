@@ -15,7 +15,10 @@ from storage.lineage import RunFolder
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import checkpoint_identity, model_identity
+from tasks.inputs.sources import checkpoint_identity, critic_folder, model_identity
+
+#: By what name stages that compute with a critic have what it began as, where that is not the base model.
+_CRITIC = "critic_base"
 
 
 class RunFacts:
@@ -55,6 +58,21 @@ class RunFacts:
         """What makes the model that draws texts this one."""
         return self._identity_of(render_of(self.config).model, RENDERER)
 
+    @cached_property
+    def critic_identity(self) -> dict[str, Any]:
+        """What makes the model that the critic begins as this one, where it is another than the base model.
+
+        Raises:
+            ConfigError: there is no such folder.
+        """
+        path = self.config.critic.path
+        assert path is not None
+        for entry in reversed(self.run.made(1, "value")) if self.reads else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and _CRITIC in manifest.options:
+                return dict(manifest.options[_CRITIC])
+        return model_identity(str(critic_folder(path)), None)
+
     def _identity_of(self, section: ModelSection, slot: str) -> dict[str, Any]:
         assert section.path is not None
         local = Path(section.path).is_dir()
@@ -89,3 +107,8 @@ class RunFacts:
                 return section
         slots = ", ".join(section.slot for section in sections)
         raise ConfigError(f"rewards: there is no reward '{slot}' in this config; it has {slots}.")
+
+
+def critic_identity(facts: RunFacts) -> dict[str, Any]:
+    """Return what of the critic's beginning stages depend on: nothing where that is the base model."""
+    return {} if facts.config.critic.path is None else {_CRITIC: facts.critic_identity}

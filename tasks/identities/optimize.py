@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.learning import ReplaySection
 from configs.schema import OptimizeSection
+from tasks.identities.facts import critic_identity
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
 from tasks.identities.nodes import Node, gradient_nodes, policy_after
@@ -27,6 +28,7 @@ class OptimizeIdentity(Identity):
         return {
             "optimize": optimizer_identity(self.config.optimize),
             **kind_identity(self.config).training_options(self.config),
+            **critic_identity(self.facts),
             "seed": self.config.run.seed,
             "epoch": self.epoch,
         }

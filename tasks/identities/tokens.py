@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.critic import PLACES, CriticSection
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.engines import engine_identity
@@ -37,7 +38,7 @@ class TokensIdentity(KindIdentity):
 
     def training_options(self, config: RunConfig) -> Mapping[str, Any]:
         """The temperature that log-probs belong to, and the critic where one is trained."""
-        critic = {"critic": config.critic.model_dump(mode="json")} if make_estimator(config).needs_values else {}
+        critic = {"critic": _learning(config.critic)} if make_estimator(config).needs_values else {}
         return {"temperature": tokens_of(config).temperature, **critic}
 
     def value_options(self, config: RunConfig) -> Mapping[str, Any]:
@@ -57,6 +58,10 @@ def _said(section: TokensSection, other: set[str]) -> dict[str, Any]:
     # Texts that were made before there were such settings keep their names.
     unused = {name for name, value in _DEFAULTS.items() if getattr(section, name) == value}
     return section.model_dump(mode="json", exclude=other | unused)
+
+
+def _learning(section: CriticSection) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude=set(PLACES))
 
 
 def _called(config: RunConfig) -> dict[str, Any]:

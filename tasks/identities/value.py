@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.advantages.estimators import make_estimator
+from tasks.identities.facts import critic_identity
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
 from tasks.identities.nodes import Node, policy_after
@@ -23,6 +24,7 @@ class ValueIdentity(Identity):
         about: dict[str, Any] = {"reference": estimator.needs_reference}
         if estimator.needs_values:
             about["critic"] = self.config.critic.model_dump(mode="json", include={"backbone", "dtype"})
+            about |= critic_identity(self.facts)
             about["seed"] = self.config.run.seed
         return {**about, **kind_identity(self.config).value_options(self.config)}
 

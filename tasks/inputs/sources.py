@@ -51,6 +51,22 @@ def local_model(path: str, revision: str | None) -> Path:
     return download(path, revision)
 
 
+def critic_folder(path: str) -> Path:
+    """Return the folder of the model a critic begins as.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"critic.path '{path}' is no folder, so there is nothing to begin as. Write a model there with "
+            "model.save_pretrained() and tokenizer.save_pretrained(), or remove it: a critic then begins as the base "
+            "model."
+        )
+    return folder
+
+
 def model_identity(path: str, revision: str | None, *, deep: bool = False) -> dict[str, Any]:
     """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder.
 

@@ -49,6 +49,7 @@ HARMLESS = frozenset(
         "tracking.parent",
         "execution.device",
         "execution.render_device",
+        "critic.device",
     }
 )
 #: Settings with a name of one of the tables, or an import string, which has a colon.

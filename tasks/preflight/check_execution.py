@@ -43,6 +43,8 @@ def check_devices(config: RunConfig) -> None:
         chosen_device(execution.device, execution.processes - 1)
     if execution.render_device not in (None, "cpu"):
         chosen_device(str(execution.render_device), what="execution.render_device")
+    if config.critic.device not in (None, "cpu"):
+        chosen_device(str(config.critic.device), what="critic.device")
     for section in (*config.scored, *config.evaluate.judges):
         if section.server is None and section.device not in (None, "cpu"):
             chosen_device(str(section.device), what=f"rewards: device of '{section.slot}'")

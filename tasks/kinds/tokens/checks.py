@@ -15,7 +15,7 @@ from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
 from models.engines import LOCAL, make_engine
-from models.policies.causal_lm import check_folder, check_vocabulary
+from models.policies.language_folders import check_critic, check_folder, check_vocabulary
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
@@ -24,6 +24,7 @@ from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
 from tasks.inputs.prompts import uses_guidance
 from tasks.inputs.renderer import renderer_config
+from tasks.inputs.sources import critic_folder
 from tasks.kinds.cost import Cost
 from tasks.runs.cuts import rollout_cuts
 
@@ -73,6 +74,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
     _check_engine(config)
     _check_rescore(config)
     _check_base(config)
+    _check_critic(config)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
         if found != value:
@@ -134,6 +136,28 @@ def _check_base(config: RunConfig) -> None:
     if config.model.path is not None and folder.is_dir():
         check_folder(folder)
         check_vocabulary(folder)
+
+
+def _check_critic(config: RunConfig) -> None:
+    """Check what a critic begins as and where it computes."""
+    section, execution = config.critic, config.execution
+    elsewhere = next((name for name in ("path", "device") if getattr(section, name) is not None), None)
+    if elsewhere is None:
+        return
+    if section.backbone == "policy":
+        raise ConfigError(
+            f"critic.{elsewhere} is '{getattr(section, elsewhere)}', but with critic.backbone 'policy' the critic is a "
+            f"head on the policy's hidden states, where those are. Set critic.backbone to 'own', or remove it."
+        )
+    if section.device is not None and execution.ranks > 1:
+        raise ConfigError(
+            f"critic.device is '{section.device}', but execution has {execution.ranks} processes, which have a device "
+            "each, of which none is another's. Remove it, or set execution.processes to 1."
+        )
+    if section.path is not None:
+        folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
+        if config.model.path is not None and base.is_dir():
+            check_critic(folder, base)
 
 
 def _check_estimator(config: RunConfig, requires: Requirements) -> None:

@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
 from models.maths.tokens import padded_width
 from models.policies import POLICIES
-from models.policies.base import PolicySettings
-from models.policies.causal_lm import load_tokenizer
-from models.policies.critic_lm import ValueModel, block_lists
-from models.sizes.language_models import TextFootprints, language_config, meta_critic, meta_language_model
-from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
-from models.weights.sharding import units
+from models.policies.critic_lm import block_lists
+from models.policies.language_folders import load_tokenizer
+from models.sizes.language_models import TextFootprints, language_config, meta_language_model
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
 from tasks.inputs.prompts import source_prompts
 from tasks.kinds.memory import (
     BYTES,
-    MASTER,
-    WHOLE_BLOCKS,
     DrawingMemory,
     OptimizerSizes,
-    Placed,
     less_to_sample,
-    step_bytes,
 )
 from tasks.kinds.tokens.drawing import drawing_of
 from tasks.kinds.tokens.prompts import Prompts
+from tasks.kinds.tokens.roles import BesideMemory, Role, Sizes, frozen_bytes, settings_of
 
 #: What the template of a chat adds to a prompt at most, where no tokenizer says how much.
 _TEMPLATE = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """The weights of one model that is trained, on one rank."""
-
-    parameters: int
-    """Numbers it has."""
-    trained: int
-    """Numbers of it that are trained."""
-    whole: int
-    """Bytes while it computes alone on every rank: whole weights, and this rank's part of spread ones."""
-    spread: int
-    """Bytes while it is trained: with fsdp this rank's part, and whole blocks at work."""
-    state: int
-    """Bytes of gradients, moments, and copies of what is trained."""
-    offloaded: int
-    """Bytes of weights and state that are in host memory instead."""
-    step: int
-    """Bytes of the exchange of gradients and the optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,18 +179,12 @@ def language_memory(
         return None
     model, execution, estimator = config.model, config.execution, make_estimator(config)
     spec = lora_spec(config, resolve(POLICIES, model.policy, what="model.policy"))
-    sizes = _Sizes(config, optimizer, spec)
+    sizes = Sizes(config, optimizer, spec)
     module = meta_language_model(about)
     actor = sizes.role(module, block_lists(module), dtype=model.dtype, copies=int(config.optimize.ema is not None))
-    critic, own = None, config.critic.backbone == "own"
-    critic_dtype = config.critic.dtype or model.dtype
-    if requires.critic:
-        values = meta_critic(about, own=own)
-        lists = () if values.backbone is None else tuple(f"backbone.{name}" for name in block_lists(values.backbone))
-        critic = sizes.role(values, lists, dtype=critic_dtype, copies=0)
-    settings = _settings(config, model.dtype)
+    beside = BesideMemory.of(config, about, sizes, spec) if requires.critic else BesideMemory()
     measured = TextFootprints(
-        about, settings, spec, critic=_settings(config, critic_dtype) if requires.critic else None, own=own
+        about, settings_of(config, model.dtype), spec, critic=beside.settings, own=config.critic.backbone == "own"
     )
     prompt, notes = _prompt_tokens(config, getattr(about, "max_position_embeddings", None))
     new = tokens_of(config).max_new
@@ -228,11 +193,14 @@ def language_memory(
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
     drawing, told = drawing_of(config)
     rows = execution.micro_batch_size
-    frozen = _frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
+    frozen = frozen_bytes(module, BYTES[model.dtype]) // sizes.parts
+    valuing = measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None
+    training = measured.training(rows, width, reference=reference and not estimator.needs_reference)
+    apart = beside.apart(rows, width)
     return LanguageMemory(
         actor=actor,
-        critic=critic,
-        critic_kind=_critic_kind(config),
+        critic=beside.critic,
+        critic_kind=beside.kind,
         reference=frozen if compared and spec is None else 0,
         reference_kind="" if not compared else "a frozen copy" if spec is None else "the actor, adapters off",
         drawing=drawing,
@@ -241,93 +209,11 @@ def language_memory(
         cache=sampled.cache,
         sample=sampled.work,
         rescore=measured.scoring(min(execution.rollout_batch_size, rows), width) if tokens_of(config).rescore else 0,
-        value=measured.valuing(rows, width, reference=estimator.needs_reference) if stored else None,
-        optimize_activations=measured.training(rows, width, reference=reference and not estimator.needs_reference),
-        host=sizes.host([role for role in (actor, critic) if role is not None], model.dtype),
-        notes=(*notes, *told),
+        value=None if valuing is None else max(valuing, apart.value),
+        optimize_activations=training + apart.training,
+        host=sizes.host([role for role in (actor, beside.anywhere) if role is not None], model.dtype),
+        notes=(*notes, *told, *apart.notes),
     )
-
-
-class _Sizes:
-    """What models take on one rank under a config."""
-
-    def __init__(self, config: RunConfig, optimizer: OptimizerSizes, spec: LoraSpec | None) -> None:
-        self._config, self._optimizer, self._spec = config, optimizer, spec
-        execution = config.execution
-        self.parts = execution.holders
-
-    def role(self, module: Any, blocks: tuple[str, ...], *, dtype: str, copies: int) -> Role:
-        """Return the sizes of a model that is trained.
-
-        Args:
-            module: without weights.
-            blocks: names of the lists of its blocks.
-            dtype: of frozen weights.
-            copies: float32 copies that are kept of what is trained.
-        """
-        execution, number, parts = self._config.execution, BYTES[dtype], self.parts
-        total = _numbers(module)
-        # A critic that is a head alone has nothing that adapters could be for.
-        lora = None if isinstance(module, ValueModel) and module.backbone is None else self._spec
-        trained, weights = total, total * MASTER
-        if lora is not None:
-            head = _numbers(module.head) if isinstance(module, ValueModel) else 0
-            trained = lora_parameters(module, lora) + head
-            merged = adapted_parameters(module, lora) if dtype == "float32" and parts == 1 else 0
-            weights = trained * MASTER + (total + merged) * number
-        each = [_numbers(unit) for unit in units(module, blocks)]
-        # What is in no block, embeddings and the head, is whole while any of them computes.
-        at_work = total - sum(each) + WHOLE_BLOCKS * max(each, default=0)
-        working = at_work * (MASTER if lora is None else number) if parts > 1 else 0
-        placed = Placed.of(execution, self._optimizer, weights=weights, trained=trained, copies=1 + copies)
-        return Role(
-            parameters=total,
-            trained=trained,
-            whole=weights + (placed.weights if parts > 1 else 0),
-            spread=working + placed.weights,
-            state=placed.state,
-            offloaded=placed.host,
-            step=step_bytes(self._config, trained, parts, self._optimizer),
-        )
-
-    def host(self, roles: Sequence[Role], dtype: str) -> dict[str, int]:
-        """Return what of models that are trained is in host memory."""
-        moments = 2 * self._optimizer.moment_bytes
-        largest = 0 if self.parts > 1 else max(role.parameters for role in roles)
-        found = {
-            "models while they are read": largest * BYTES[dtype],
-            "checkpoints": sum(int(role.trained * (MASTER + moments)) for role in roles) // self.parts,
-            "offloaded, pinned": sum(role.offloaded for role in roles),
-        }
-        return {what: size for what, size in found.items() if size}
-
-
-def _numbers(module: Any) -> int:
-    found: int = sum(parameter.numel() for parameter in module.parameters())
-    return found
-
-
-def _frozen_bytes(module: Any, number: int) -> int:
-    """Return the bytes of a frozen copy, of which all but the linear layers is float32, tied weights among it."""
-    precise = {
-        id(parameter): parameter.numel()
-        for layer in module.modules()
-        if not isinstance(layer, torch.nn.Linear)
-        for parameter in layer.parameters(recurse=False)
-    }
-    high: int = sum(precise.values())
-    return high * MASTER + (_numbers(module) - high) * number
-
-
-def _settings(config: RunConfig, dtype: str) -> PolicySettings:
-    model = config.model
-    return PolicySettings(dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing)
-
-
-def _critic_kind(config: RunConfig) -> str:
-    if config.critic.backbone == "policy":
-        return "a head on the actor"
-    return "a copy of its own" if config.model.lora is None else "a copy of its own, with adapters"
 
 
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:

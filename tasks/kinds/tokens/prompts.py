@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.policies.causal_lm import context_length_of, load_tokenizer
+from models.policies.language_folders import context_length_of, load_tokenizer
 from tasks.inputs.components import tokens_of
 
 if TYPE_CHECKING:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
+from models.quickstart.addition import character_tokenizer, tiny_model
+from models.quickstart.characters import Characters
 from storage.tables import read_rows
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node, run_nodes
@@ -21,8 +26,8 @@ from tasks.review.reading import artifact_table
 from tasks.runs.context import RunContext
 from tasks.runs.opening import open_run
 from tasks.stages.stage_run import StageRun
-from tests.support.inside import evaluate, make_stage, prepare, run_epoch
-from tests.support.language_models import texts_data
+from tests.support.inside import evaluate, execution_of, make_stage, prepare, run_epoch
+from tests.support.language_models import texts_data, write_language_model
 
 PPO = ("optimize.algorithm=ppo", "advantage.estimator.options={kl_coef: 0.05}", "critic.learning_rate=0.01")
 
@@ -209,6 +214,9 @@ def test_estimators_without_a_critic_train(tmp_path: Path, algorithm: str, estim
         (("optimize.algorithm.options={kl_coef: 0.1}",), "count twice"),
         (("advantage.estimator.options={decay: 2}",), "decay is 2"),
         (("optimize.algorithm.options={value_clip: 0}",), "value_clip is 0"),
+        (("critic.path=nowhere",), "critic.path 'nowhere' is no folder"),
+        (("critic.device=cpu", "critic.backbone=policy"), "critic.device is 'cpu', but with critic.backbone 'policy'"),
+        (("critic.device=cpu", "execution.processes=2"), "critic.device is 'cpu', but execution has 2 processes"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, overrides: tuple[str, ...], said: str) -> None:
@@ -217,6 +225,78 @@ def test_what_cannot_work_is_refused(tmp_path: Path, overrides: tuple[str, ...],
         given.append("advantage.estimator=gae")
     with pytest.raises(ConfigError, match=said):
         check_config(config_of(tmp_path, *given))
+
+
+def write_wide_model(folder: Path) -> None:
+    """A model of four layers whose hidden states are of another width than the policy's."""
+    config = LlamaConfig(
+        **{**tiny_model(0).config.to_dict(), "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16}
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+
+
+def test_a_critic_begins_as_another_model_wherever_that_lies(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        torch.manual_seed(0)
+        write_wide_model(tmp_path / name)
+    write_language_model(tmp_path / "other", seed=5)
+    base, one = config_of(tmp_path, "run.name=base"), config_of(tmp_path, f"critic.path={tmp_path / 'one'}")
+    check_config(one)
+    context = prepare(one)
+    run_epoch(context, 1)
+    first, second = updates_of(context, 1)
+    assert first["value"] == 0.0
+    assert second["value"] != 0.0
+    stored = load_file(files_of(context, 1) / "critic.safetensors")
+    assert stored["critic.head.weight"].shape == (1, 64)
+    assert "critic.backbone.layers.3.mlp.up_proj.weight" in stored
+    found = {
+        name: [options_of(config, stage) for stage in ("rollout", "value", "optimize")]
+        for name, config in {
+            "base": base,
+            "one": one,
+            "two": config_of(tmp_path, f"critic.path={tmp_path / 'two'}", "critic.device=cpu", "run.name=two"),
+            "other": config_of(tmp_path, f"critic.path={tmp_path / 'other'}", "run.name=other"),
+        }.items()
+    }
+    assert found["one"] == found["two"], "the same model elsewhere, computed on another device"
+    assert all(found[name][0] == found["base"][0] for name in found), "no critic has a part in rollouts"
+    for number in (1, 2):
+        assert not any(found["one"][number] == found[name][number] for name in ("base", "other"))
+        assert "critic_base" not in found["base"][number]
+
+
+def options_of(config: RunConfig, stage: str) -> dict[str, Any]:
+    return dict(make_stage(prepare(config), stage, 1).identity.options())
+
+
+def test_a_critic_computes_on_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = prepare(config_of(tmp_path, "critic.device=cuda:1"))
+    host = execution_of(context).host
+    asked = []
+
+    def chosen(name: str, *, what: str) -> torch.device:
+        asked.append((name, what))
+        # A device whose tensors have no content takes tokens, and gives nothing back.
+        return torch.device("meta")
+
+    monkeypatch.setattr("tasks.hosting.critic.chosen_device", chosen)
+    # There is none for it.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    critic = host.critic.of(context.policy_ref(0))
+    assert asked == [("cuda:1", "critic.device")]
+    assert {parameter.device.type for parameter in critic.parameters()} == {"meta"}
+    with pytest.raises(RuntimeError, match="meta tensor"):
+        critic.values(torch.ones(2, 4, dtype=torch.int64), torch.tensor([4, 2]))
+
+
+def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, f"critic.path={tmp_path / 'strange'}")
+    tiny_model(0).save_pretrained(tmp_path / "strange")
+    Characters("9876543210+=").tokenizer().save_pretrained(tmp_path / "strange")
+    with pytest.raises(ConfigError, match=r"gives '0' the id 12, but to that of the policy, .* it is 3: the critic"):
+        check_config(config)
 
 
 def test_images_have_neither_tokens_nor_critics(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from configs.tokens import TokensSection
 from models.maths.generation import Sampling, generate
 from models.maths.tokens import draw, padded_width, token_log_probs
 from models.policies.base import Part, PolicySettings
-from models.policies.causal_lm import CausalLM, load_tokenizer
+from models.policies.causal_lm import CausalLM
+from models.policies.language_folders import load_tokenizer
 from models.quickstart.addition import character_tokenizer
 from models.weights.lora import LoraSpec
 from tasks.figures.evaluations import evaluation_figures

@@ -96,13 +96,23 @@ def test_every_role_has_a_line(tmp_path: Path) -> None:
     assert list(grpo.lines)[:2] == ["actor", "gradients, moments, averages"]
     assert grpo.lines["actor"] == dict.fromkeys(grpo.phases, 4 * numbers)
     assert grpo.lines["gradients, moments, averages"] == {"optimize": 3 * 4 * numbers}
-    assert (grpo.parameters, grpo.trained, grpo.tokens) == (numbers, numbers, 16)
+    assert (grpo.parameters, grpo.trained, grpo.tokens) == (numbers, numbers, 12)
     ppo = estimate(tmp_path, *PPO)
     assert list(ppo.phases) == ["rollout", "re-score", "value", "optimize"]
     backbone = numbers - 16 * 96 + 97
     assert ppo.lines["critic: a copy of its own"] == dict.fromkeys(("value", "optimize"), 4 * backbone)
     assert ppo.lines["reference: a frozen copy"] == dict.fromkeys(ppo.phases, 4 * numbers)
     assert ppo.lines["gradients, moments, averages"] == {"optimize": 3 * 4 * (numbers + backbone)}
+    elsewhere = estimate(tmp_path, *PPO, "critic.device=cuda:1")
+    assert not [line for line in elsewhere.lines if line.startswith("critic")]
+    assert elsewhere.phases["optimize"] < ppo.phases["optimize"]
+    assert any("the critic, a copy of its own, takes 0.0 GB of 'cuda:1'" in note for note in elsewhere.notes)
+    tiny_model(0, layers=9).save_pretrained(tmp_path / "deep")
+    deep = estimate(tmp_path, *PPO, f"critic.path={tmp_path / 'deep'}")
+    # Six blocks more, of four projections of attention, three of the MLP, and two norms.
+    assert deep.lines["critic: a model of its own"]["optimize"] == 4 * (backbone + 6 * 96 * (4 * 96 + 3 * 192 + 2))
+    at_work = "logits and activations"
+    assert deep.lines[at_work]["optimize"] > 1.5 * ppo.lines[at_work]["optimize"]
     head = estimate(tmp_path, *PPO, "critic.backbone=policy")
     assert head.lines["critic: a head on the actor"]["optimize"] == 4 * 97
     adapted = estimate(tmp_path, *PPO, ADAPTERS)
