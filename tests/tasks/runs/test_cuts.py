@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import load_config
+from models.rewards.make import needs_of
 from tasks.runs.cuts import costs, cover, evaluation_cuts, idle_share, makespan, planned_cuts, rollout_cuts
 from tests.conftest import ROOT
 
@@ -93,8 +94,11 @@ def test_no_cut_of_a_preset_makes_anyone_wait_whom_whole_batches_would_not(ranks
     for path in presets:
         config = load_config(path, [f"execution.processes={ranks}"])
         batch = config.execution.rollout_batch_size
-        for ends in (rollout_cuts(config), evaluation_cuts(config)):
-            rounds = math.ceil(math.ceil(ends[-1] / batch) / ranks)
+        # A reward that compares the samples of a group has them in one shard.
+        together = any(needs_of(section.name, section.options).groupwise for section in config.scored)
+        unit = config.rollout.group_size if together else batch
+        for ends, whole in ((rollout_cuts(config), unit), (evaluation_cuts(config), batch)):
+            rounds = math.ceil(math.ceil(ends[-1] / whole) / ranks) * math.ceil(whole / batch)
             assert makespan(costs(ends, batch), ranks) == rounds, path.name
 
 
