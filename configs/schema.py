@@ -59,7 +59,8 @@ class PromptsSection(Section):
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     image: str | None = None
-    """Column or key with the path of an image to start from, or a list of paths, relative to the prompt file."""
+    """Column or key with the path of an image to start from, or a list of paths, relative to the prompt file; or of a
+    clip, for models that start from one."""
     split: str = "train"
     """Split to read when the source is a Hugging Face dataset id."""
 

@@ -1,4 +1,4 @@
-"""Images that people give: opened here for all who need some, as a person sees them.
+"""Images and clips that people give: opened here for all who need some, as a person sees them.
 
 diffusers' ``load_image`` is the model: upright as the camera noted, RGB. What is transparent lies on white, and 16 bit
 gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
@@ -7,11 +7,14 @@ gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
+
+from configs.extras import require_extra
 
 _ORIENTATION = 0x0112
 #: Modes that Pillow turns to RGB without loss of what is seen.
@@ -29,8 +32,66 @@ def open_picture(file: Path | BinaryIO) -> np.ndarray:
         OSError: it cannot be read.
         ValueError: it holds numbers that are no brightness.
     """
+    if is_film(file):
+        (first,) = open_clip(file, 1)
+        return np.asarray(first)
     with Image.open(file) as image:
         return np.array(_rgb(ImageOps.exif_transpose(image)))
+
+
+def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
+    """Return the (F, H, W, 3) uint8 frames of a film, or of an animated image, ``most`` of them at most.
+
+    Raises:
+        ConfigError: it is a film, and what reads films is not installed.
+        OSError: it cannot be read.
+        ValueError: it holds numbers that are no brightness, or no frames.
+    """
+    if not is_film(file):
+        with Image.open(file) as image:
+            count = min(most, getattr(image, "n_frames", 1))
+            return np.stack([np.array(_rgb(_frame(image, number))) for number in range(count)])
+    require_extra("video", "av", what=f"the film '{getattr(file, 'name', file)}'")
+    import av
+
+    try:
+        with av.open(str(file) if isinstance(file, Path) else file) as film:
+            frames = [frame.to_ndarray(format="rgb24") for frame in islice(film.decode(video=0), most)]
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"it holds no film ({error})") from None
+    if not frames:
+        raise ValueError("it holds no frames")
+    return np.stack(frames)
+
+
+def is_film(file: Path | BinaryIO) -> bool:
+    """Return whether a file is a film of MP4, QuickTime, Matroska or WebM, by its first bytes."""
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            head = opened.read(12)
+    else:
+        file.seek(0)
+        head = file.read(12)
+        file.seek(0)
+    return head[4:8] == b"ftyp" or head[:4] == b"\x1aE\xdf\xa3"
+
+
+def film_size(file: Path | BinaryIO) -> tuple[int, int]:
+    """Return width and height of a film, as its head says.
+
+    Raises:
+        ConfigError: what reads films is not installed.
+        ValueError: it cannot be read.
+    """
+    require_extra("video", "av", what=f"the film '{getattr(file, 'name', file)}'")
+    import av
+
+    try:
+        with av.open(str(file) if isinstance(file, Path) else file) as film:
+            about = film.streams.video[0]
+            return about.width, about.height
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"it holds no film ({error})") from None
 
 
 def within(image: Image.Image, area: int) -> Image.Image:
@@ -50,6 +111,11 @@ def is_plain(image: Image.Image) -> bool:
     noted = image.format != "PNG" or "exif" in image.info
     upright = not noted or image.getexif().get(_ORIENTATION, 1) in (0, 1)
     return upright and image.mode in _DIRECT and "transparency" not in image.info
+
+
+def _frame(image: Image.Image, number: int) -> Image.Image:
+    image.seek(number)
+    return image
 
 
 def _is_deep(image: Image.Image) -> bool:

@@ -28,6 +28,7 @@ POLICIES = Table(
         "wan22_ti2v": "models.policies.wan_ti2v:Wan22TI2V",
         "wan21_i2v": "models.policies.wan_i2v:Wan21ImageToVideo",
         "wan22_i2v": "models.policies.wan_i2v:Wan22ImageToVideo",
+        "wan21_v2v": "models.policies.wan_v2v:WanVideoToVideo",
         "wan22_ti2v_i2v": "models.policies.wan_ti2v_image:Wan22TI2VImage",
         "z_image": "models.policies.z_image:ZImage",
         "sana": "models.policies.sana:Sana",
@@ -46,8 +47,14 @@ EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
 
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
-    {"flux1_kontext", "qwen_image_edit", "qwen_image_edit_plus", "wan21_i2v", "wan22_i2v", "wan22_ti2v_i2v"}
+    {
+        *("flux1_kontext", "qwen_image_edit", "qwen_image_edit_plus"),
+        *("wan21_i2v", "wan22_i2v", "wan22_ti2v_i2v", "wan21_v2v"),
+    }
 )
+
+#: Of these the ones that it is a clip for.
+CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 
 #: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
@@ -60,7 +67,10 @@ UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 
 #: Families that make clips, of 4 n + 1 frames.
 VIDEO = frozenset(
-    {"wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "sana_video", "hunyuan_video15"}
+    {
+        *("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"),
+        *("sana_video", "hunyuan_video15"),
+    }
 )
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
@@ -71,6 +81,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
         ("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v"),
         frozenset({"guidance_scale_2", "flow_shift"}),
     ),
+    "wan21_v2v": frozenset({"guidance_scale_2", "flow_shift", "strength"}),
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
 }
 

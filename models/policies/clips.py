@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from configs.errors import ConfigError
 from models.policies.diffusion import DiffusionSettings, pixels
@@ -11,6 +14,16 @@ from models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[torch.Generator]) -> Tensor:
+    """Return (B, C, f, h, w) float32 noise of latents, where the pipeline's own method wants more than their size."""
+    from diffusers.utils.torch_utils import randn_tensor
+
+    frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
+    side = pipeline.vae_scale_factor_spatial
+    shape = (len(generators), pipeline.vae.config.z_dim, frames, settings.height // side, settings.width // side)
+    return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
 
 
 class ClipPolicy(PipelinePolicy):

@@ -100,9 +100,15 @@ class DecodingPolicy(DiffusionPolicy):
     def decode_standardized(self, latents: Tensor) -> Tensor:
         """Return (B, 3, F, H, W) frames of (B, C, f, h, w) latents that a mean and std per channel were taken off."""
         vae, latents = self.pipeline.vae, latents.to(self.pipeline.vae.dtype)
-        mean, inverse = self.table(latents.device, _scales, *vae.config.latents_mean, *vae.config.latents_std)
-        frames: Tensor = vae.decode(latents / inverse.to(latents) + mean.to(latents), return_dict=False)[0]
+        mean, inverse = self.standards(latents)
+        frames: Tensor = vae.decode(latents / inverse + mean, return_dict=False)[0]
         return frames
+
+    def standards(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of the autoencoder's C channels and 1 / their stds, (1, C, 1, 1, 1) each."""
+        config = self.pipeline.vae.config
+        mean, inverse = self.table(like.device, _scales, *config.latents_mean, *config.latents_std)
+        return mean.to(like), inverse.to(like)
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of (B, C, h, w) latents that its config scales and shifts."""

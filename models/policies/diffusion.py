@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -71,13 +71,15 @@ class PipelineCall:
     """Width and height that the image to start from is scaled to first; None: the pipeline scales it as the policy."""
     image_area: int | None = None
     """Pixels that larger images to start from are scaled down to first, in their own shape; None: as they are."""
+    clip: int = 0
+    """What it starts from is a clip of so many frames, its argument ``video``; 0: an image, or nothing."""
     vae_tiling: bool = False
     """Its autoencoder decodes in overlapping tiles."""
     differences: tuple[str, ...] = ()
     """What the pipeline cannot be told, a sentence each."""
 
 
-#: Of each prompt the images it starts from, (H, W, 3) uint8 of any size each.
+#: Of each prompt the images it starts from, (H, W, 3) uint8 of any size each; or clips, (F, H, W, 3).
 Images = Sequence[Sequence[np.ndarray]]
 
 
@@ -85,6 +87,8 @@ class DiffusionPolicy(Policy):
     """One family of denoisers: encode prompts, start from noise, give velocities, decode."""
 
     settings: DiffusionSettings
+    starts_from_clips: ClassVar[bool] = False
+    """What prompts come with are clips; such a family is one of ``CLIP_CONDITIONED``."""
 
     @classmethod
     def settings_for(
@@ -173,6 +177,16 @@ class DiffusionPolicy(Policy):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
+
+    def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return what chains start from: noise, or what a prompt comes with under noise.
+
+        Args:
+            noise: (B, ...) float32.
+            sigmas: (T + 1,) levels of the chain.
+            conditioning: B rows, what the model is called with.
+        """
+        return noise
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return what is decoded of the final latents of a chain: these, and what beside them does not move.

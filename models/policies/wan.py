@@ -67,7 +67,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
     options: WanOptions
     text_parts: ClassVar[tuple[str, ...]] = ("text_encoder", "tokenizer")
     readers = (Reader(tokenizer="tokenizer", written=_cleaned),)
-    denoiser_names = ("transformer", "transformer_2")
+    denoiser_names: ClassVar[tuple[str, ...]] = ("transformer", "transformer_2")
     expands_timesteps: ClassVar[bool] = False
     """Time is an input of each token, as Wan 2.2 TI2V wants it."""
     settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))

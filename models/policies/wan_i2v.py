@@ -10,6 +10,7 @@ from PIL import Image
 
 from configs.extras import require_extra
 from models.policies.base import Part
+from models.policies.clips import clip_noise
 from models.policies.diffusion import Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
@@ -52,13 +53,7 @@ class Wan21ImageToVideo(Wan):
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 16, f, h, w) float32 noise."""
-        from diffusers.utils.torch_utils import randn_tensor
-
-        settings, pipeline = self.settings, self.pipeline
-        frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
-        side = pipeline.vae_scale_factor_spatial
-        shape = (len(generators), pipeline.vae.config.z_dim, frames, settings.height // side, settings.width // side)
-        return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
+        return clip_noise(self.pipeline, self.settings, generators)
 
     @property
     def _sees_image(self) -> bool:

@@ -19,6 +19,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.policies.base import Part
+from models.policies.clips import clip_noise
 from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN
@@ -62,14 +63,7 @@ class Wan22TI2VImage(Wan22TI2V):
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 48, f - 1, h, w) float32 noise: of all frames, as the pipeline draws it, those that move."""
-        from diffusers.utils.torch_utils import randn_tensor
-
-        settings, pipeline = self.settings, self.pipeline
-        frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
-        side = pipeline.vae_scale_factor_spatial
-        shape = (len(generators), pipeline.vae.config.z_dim, frames, settings.height // side, settings.width // side)
-        noise: Tensor = randn_tensor(shape, list(generators), settings.device, torch.float32)
-        return noise[:, :, 1:].contiguous()
+        return clip_noise(self.pipeline, self.settings, generators)[:, :, 1:].contiguous()
 
     def finished(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (B, 48, f, h, w): the image's latents, and those of the frames that moved."""

@@ -36,7 +36,7 @@ from models.quickstart.text import (
     t5_encoder,
     t5_tokenizer,
 )
-from models.quickstart.wan import wan, wan_image_to_video, wan_ti2v
+from models.quickstart.wan import wan, wan_image_to_video, wan_ti2v, wan_video_to_video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +308,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),
     "wan21": wan,
     "wan22": lambda: wan(two=True),
+    "wan21_v2v": wan_video_to_video,
     "wan22_ti2v": wan_ti2v,
     "wan22_ti2v_i2v": lambda: wan_ti2v(image=True),
     "flux1_kontext": _kontext,

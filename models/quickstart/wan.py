@@ -26,6 +26,12 @@ def wan(*, two: bool = False) -> Any:
     )
 
 
+def wan_video_to_video() -> Any:
+    """Return video to video, of the parts of text to video."""
+    parts = {name: part for name, part in wan().components.items() if name != "transformer_2"}
+    return d.WanVideoToVideoPipeline(**parts)
+
+
 def wan_ti2v(*, image: bool = False) -> Any:
     """Return text or image to video of 2.2 TI2V: times for each token, an autoencoder of sixteen pixels per latent."""
     text = wan()

@@ -58,13 +58,20 @@ class Usage:
             **({} if call.guider is None else {"guider": dict(call.guider)}),
             "call": dict(call.arguments),
             **({"vae_tiling": True} if call.vae_tiling else {}),
-            "input_image": {"file": self.inputs[0], "size": call.image_size} if self.inputs else None,
-            **({"further_input_images": list(self.inputs[1:])} if self.inputs[1:] else {}),
+            **self._given(),
             "frames_per_second": self.fps,
             "prompt": self.prompt,
             "seed": self.seed,
             "differences": list(call.differences),
         }
+
+    def _given(self) -> dict[str, Any]:
+        """Return the files of what the prompt starts from, of a clip its frames."""
+        if self.call.clip:
+            return {"input_image": None, "input_video": list(self.inputs)}
+        first = {"file": self.inputs[0], "size": self.call.image_size} if self.inputs else None
+        further = {"further_input_images": list(self.inputs[1:])} if self.inputs[1:] else {}
+        return {"input_image": first, **further}
 
 
 def lora_files(target: Path) -> tuple[str, ...]:
@@ -94,7 +101,8 @@ def snippet(usage: Usage) -> str:
     lines += [f"prompt = {in_python(usage.prompt)}", *_image_lines(usage)]
     lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
-    image = "image=image, " if usage.inputs else ""
+    started = "video=video, " if usage.call.clip else "image=image, "
+    image = started if usage.inputs else ""
     if usage.fps is None:
         lines += [f"result = pipe(prompt=prompt, {image}generator=generator, **call).images[0]"]
         return "\n".join([*lines, 'result.save("result.png")'])
@@ -135,6 +143,9 @@ def _absent(names: tuple[str, ...]) -> str:
 
 
 def _image_lines(usage: Usage) -> list[str]:
+    if usage.call.clip:
+        named = ", ".join(in_python(name) for name in usage.inputs)
+        return [f"frames = [{named}]", 'video = [Image.open(name).convert("RGB") for name in frames]  # the clip']
     size = usage.call.image_size
     scaled = "" if size is None else f".resize({size}, Image.Resampling.LANCZOS)"
     opened = [f'Image.open("{name}").convert("RGB"){scaled}' for name in usage.inputs]

@@ -12,7 +12,9 @@ from configs.registry import build as make_options
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from models.pictures import is_film
 from models.policies import (
+    CLIP_CONDITIONED,
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
     IMAGE_CONDITIONED,
@@ -140,7 +142,7 @@ def _check_images(config: RunConfig) -> None:
 
 
 def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    """Check that no prompt comes with more images than the model takes.
+    """Check that no prompt comes with more images than the model takes, or with a film for one that takes images.
 
     Raises:
         PromptError: one does.
@@ -150,6 +152,13 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     if most is None:
         return
     for prompt in prompts:
+        films = [path for path in prompt.images if family not in CLIP_CONDITIONED and is_film(path)]
+        if films:
+            raise PromptError(
+                f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with the film "
+                f"'{films[0].name}', but model.policy '{family}' starts from an image. Name an image, or choose one of "
+                f"{', '.join(sorted(CLIP_CONDITIONED))}."
+            )
         if len(prompt.images) > most:
             remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
             raise PromptError(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from configs.errors import CorruptError, PromptError
-from models.pictures import is_plain, open_picture
+from models.pictures import film_size, is_film, is_plain, open_clip, open_picture
 from storage.checksums import hash_data, hash_file
 from storage.names import below
 
@@ -127,9 +127,13 @@ def _image(name: str, place: Place, folder: Path) -> tuple[Path, str]:
         found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the prompt file"
         raise PromptError(f"{place}: image '{path}' {found}.")
     try:
+        if is_film(path):
+            if too_large := _too_large(*film_size(path)):
+                raise PromptError(f"{place}: '{path}' {too_large}. Scale it down.")
+            return path, hash_file(path)
         with Image.open(path) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise PromptError(f"{place}: '{path}' {_too_large(image)}. Scale it down.")
+            if too_large := _too_large(image.width, image.height):
+                raise PromptError(f"{place}: '{path}' {too_large}. Scale it down.")
             plain = is_plain(image)
             image.verify()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -148,6 +152,19 @@ def read_picture(path: Path) -> np.ndarray:
         return open_picture(path)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise PromptError(f"image '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
+
+
+def read_clip(path: Path, most: int) -> np.ndarray:
+    """Return the first (F, H, W, 3) uint8 frames of a prompt's clip, or an image (H, W, 3) as it is.
+
+    Raises:
+        PromptError: it cannot be read.
+    """
+    try:
+        clip = open_clip(path, most)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise PromptError(f"clip '{path}' cannot be read: {error}. Save it again, or remove its prompts.") from None
+    return read_picture(path) if len(clip) == 1 and not is_film(path) else clip
 
 
 def image_data(path: Path, key: str) -> bytes:
@@ -176,18 +193,46 @@ def picture_of(data: bytes, key: str, where: str) -> np.ndarray:
     Raises:
         CorruptError: it is not the image it is said to be.
     """
+    return _opened(data, key, where, open_picture)
+
+
+def frames_of(data: bytes, key: str, where: str, count: int) -> np.ndarray:
+    """Return the first (F, H, W, 3) uint8 frames of a prompt's clip that a store holds; an image stands still.
+
+    Args:
+        data: the file.
+        key: what identifies it.
+        where: where it is, for errors.
+        count: F.
+
+    Raises:
+        CorruptError: it is not the clip it is said to be.
+    """
+    film = _opened(data, key, where, lambda file: open_clip(file, count))
+    return np.repeat(film, count, axis=0) if len(film) == 1 else film
+
+
+def _opened(data: bytes, key: str, where: str, read: Callable[[BinaryIO], np.ndarray]) -> np.ndarray:
     if hash_data(data) != key.removesuffix(AS_SEEN):
         raise CorruptError(f"{where}: image {key} has other content than that. Say 'flowmill store verify --deep'.")
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise CorruptError(f"{where}: image {key} {_too_large(image)}.")
-        seen = open_picture(io.BytesIO(data))
+        if too_large := _too_large(*_size(data)):
+            raise CorruptError(f"{where}: image {key} {too_large}.")
+        seen = read(io.BytesIO(data))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CorruptError(f"{where}: image {key} cannot be read: {error}.") from None
     seen.setflags(write=False)
     return seen
 
 
-def _too_large(image: Image.Image) -> str:
-    return f"has {image.width * image.height:,} pixels, more than {_MOST_PIXELS:,}"
+def _size(data: bytes) -> tuple[int, int]:
+    if is_film(io.BytesIO(data)):
+        return film_size(io.BytesIO(data))
+    with Image.open(io.BytesIO(data)) as image:
+        return image.size
+
+
+def _too_large(width: int, height: int) -> str:
+    """Return what is to be said of an image that is too large; nothing of another."""
+    pixels = width * height
+    return f"has {pixels:,} pixels, more than {_MOST_PIXELS:,}" if pixels > _MOST_PIXELS else ""

@@ -94,10 +94,11 @@ class RunContext(RunFacts):
         """The run's prompts of all splits."""
         return {prompt.id: prompt for split in self.prompts.values() for prompt in split}
 
-    def references(self, metadata: Sequence[Mapping[str, Any]]) -> list[list[np.ndarray]]:
+    def references(self, metadata: Sequence[Mapping[str, Any]], *, frames: int = 0) -> list[list[np.ndarray]]:
         """Return the images that prompts start from, by their metadata: (H, W, 3) uint8, not to be written.
 
-        Equal prompts have the very same arrays.
+        Equal prompts have the very same arrays. Of clips these are the first frames; with ``frames`` so many of each,
+        an image standing still.
 
         Prompts that were made by a version that kept no images have them where the prompt files are: what an image is
         called says what it holds, so that it is the same one.
@@ -106,12 +107,16 @@ class RunContext(RunFacts):
             NotCommittedError: the run has no such image.
             CorruptError: one is damaged.
         """
-        from tasks.inputs.prompt_rows import picture_of
+        from tasks.inputs.prompt_rows import frames_of, picture_of
 
         listed = [image_keys(one) for one in metadata]
         keys = dict.fromkeys(key for keys in listed for key in keys)
         files = self._source_images(keys) if self._reference_files.empty else self._reference_files.read(keys)
-        seen = {key: picture_of(data, key, self._reference_files.where) for key, data in files.items()}
+        where = self._reference_files.where
+        if frames:
+            films = {key: frames_of(data, key, where, frames) for key, data in files.items()}
+            return [[frame for key in keys for frame in films[key]] for keys in listed]
+        seen = {key: picture_of(data, key, where) for key, data in files.items()}
         return [[seen[key] for key in keys] for keys in listed]
 
     def _source_images(self, keys: Iterable[str]) -> dict[str, bytes]:

@@ -33,7 +33,15 @@ from models.maths.schedules import AllSteps
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE, FlowSDE
 from models.pictures import within
-from models.policies import EMBEDDED_GUIDANCE, IMAGE_CONDITIONED, POLICIES, REFERENCES, UNFOLLOWED, most_images
+from models.policies import (
+    CLIP_CONDITIONED,
+    EMBEDDED_GUIDANCE,
+    IMAGE_CONDITIONED,
+    POLICIES,
+    REFERENCES,
+    UNFOLLOWED,
+    most_images,
+)
 from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
@@ -106,6 +114,9 @@ TINY: Mapping[str, Tiny] = {
     "wan22": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22_ti2v": Tiny(64, **of_length(16, num_frames=5), frames=5),
     "wan22_ti2v_i2v": Tiny(64, **of_length(16, num_frames=5), frames=5),
+    "wan21_v2v": Tiny(
+        32, options={"max_sequence_length": 16, "strength": 0.8}, call={"max_sequence_length": 16}, frames=5
+    ),
     "wan21_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     "wan22_i2v": Tiny(32, **of_length(16, num_frames=5), frames=5),
     # The pipeline's own instruction has a test of its own. Linear layers of the autoencoder round by where memory is.
@@ -212,6 +223,8 @@ def pictures(family: str, count: int) -> list[list[np.ndarray]] | None:
         return [references(row) for row in range(count)]
     if family not in IMAGE_CONDITIONED:
         return None
+    if family == "wan21_v2v":
+        return [[np.random.default_rng(0).integers(0, 256, (7, 48, 80, 3), dtype=np.uint8)] for _ in range(count)]
     clips = TINY[family].frames > 1
     seeds, size = ([0] * count, (48, 80, 3)) if clips else (range(count), (64, 64, 3))
     return [[np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)] for seed in seeds]
@@ -258,7 +271,8 @@ def no_noise(step: int) -> torch.Tensor:
 def ode(policy: DiffusionPolicy, steps: int, guided: bool) -> torch.Tensor:
     sampler = Sampler(kernel=ODE(), solver=Euler())
     cond, sigmas = conditioning(policy, guided), policy.sigmas(steps)
-    return sample(policy, cond, noise(policy), sigmas, sampler=sampler, plans=[ode_plan()] * 4, noise=no_noise).final
+    start = policy.started(noise(policy), sigmas, cond)
+    return sample(policy, cond, start, sigmas, sampler=sampler, plans=[ode_plan()] * 4, noise=no_noise).final
 
 
 def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
@@ -270,6 +284,19 @@ def set_scheduler(pipeline: Any, call: PipelineCall | None) -> None:
         return
     made, own = getattr(diffusers, choice.name), pipeline.scheduler.config
     pipeline.scheduler = made.from_config(own, **choice.options) if choice.from_config else made(**choice.options)
+
+
+def starting(policy: DiffusionPolicy, images: list[list[np.ndarray]] | None, steps: int) -> dict[str, Any]:
+    """Return what a pipeline is told of images or a clip that all prompts start from."""
+    if images is None or policy.family in REFERENCES:
+        return {}
+    if not policy.starts_from_clips:
+        started = [Image.fromarray(picture) for (picture,) in images]
+        return {"image": started[0] if TINY[policy.family].frames > 1 else started}
+    told = policy.pipeline_call(steps, None)
+    assert told is not None
+    film = [Image.fromarray(frame) for frame in images[0][0][: told.clip]]
+    return {"video": film, **{key: told.arguments[key] for key in ("num_inference_steps", "strength")}}
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
@@ -297,9 +324,7 @@ def test_ode_equals_the_pipeline(
     if tiny.guidance not in ("", "guidance_scale"):
         call["negative_prompt"] = [tiny.negative] * 4
     images_to_start_from = pictures(family, 4)
-    if images_to_start_from is not None and family not in REFERENCES:
-        started = [Image.fromarray(picture) for (picture,) in images_to_start_from]
-        call["image"] = started[0] if tiny.frames > 1 else started
+    call |= starting(policy, images_to_start_from, steps)
 
     def run(output: str) -> Any:
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
@@ -1039,3 +1064,57 @@ def test_a_model_without_safetensors_files_is_refused(load: Load, folder: Path, 
     weights.rename(weights.with_suffix(".bin"))
     with pytest.raises(ConfigError, match=r"no safetensors file.*save_pretrained"):
         load(folder=copied, parts=frozenset({Part.DENOISER}))
+
+
+STARTING = pytest.mark.parametrize(
+    "family", [pytest.param("wan21_v2v", marks=pytest.mark.xdist_group("family wan21_v2v"))]
+)
+
+
+@STARTING
+@pytest.mark.parametrize("strength", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
+def test_a_share_of_a_schedule_is_that_of_the_pipeline(load: Load, strength: float) -> None:
+    policy = load(options={"strength": strength})
+    for steps in range(1, 25):
+        call, sigmas = policy.pipeline_call(steps, None), policy.sigmas(steps)
+        assert call is not None
+        # As the pipeline's get_timesteps counts.
+        assert int(call.arguments["num_inference_steps"] * strength) == steps == len(sigmas) - 1
+        assert bool((sigmas[1:] < sigmas[:-1]).all())
+    assert (float(sigmas[0]) == 1) == (strength == 1)
+
+
+def test_families_that_start_from_clips_are_known_without_them() -> None:
+    found = {name for name in PIPELINES if resolve(POLICIES, name, what="policy").starts_from_clips}
+    assert found == CLIP_CONDITIONED
+
+
+@STARTING
+def test_the_higher_the_strength_the_less_is_left_of_a_clip(load: Load) -> None:
+    apart = []
+    for strength in (0.3, 0.6, 1.0):
+        policy = load(options={"strength": strength})
+        cond, start = conditioning(policy, False), noise(policy)
+        started = policy.started(start, policy.sigmas(6), cond)
+        apart.append(float((started - cond.positive["source"]).square().mean()))
+    assert apart == sorted(apart)
+    assert torch.equal(started, start)
+
+
+@STARTING
+def test_an_image_is_a_clip_that_stands_still_and_a_short_clip_is_refused(load: Load) -> None:
+    policy, (film,) = load(), (pictures("wan21_v2v", 1) or [])[0]
+    still = policy.encode(["a cat"], [[film[0]]])["source"]
+    assert torch.equal(still, policy.encode(["a cat"], [[np.repeat(film[:1], 5, axis=0)]])["source"])
+    # Of seven frames the first five are taken.
+    assert torch.equal(*(policy.encode(["a cat"], [[each]])["source"] for each in (film, film[:5])))
+    with pytest.raises(ConfigError, match=r"the clip of prompt 'a cat' has 4 frames, but model\.frames is 5"):
+        policy.encode(["a cat"], [[film[:4]]])
+
+
+def test_video_to_video_of_two_transformers_is_refused(tmp_path: Path) -> None:
+    build_tiny("wan22").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has two transformers.*Use a Wan 2\.1 model of text to video"):
+        resolve(POLICIES, "wan21_v2v", what="policy").load(
+            tmp_path, DiffusionSettings(height=32, width=32, frames=5), ALL, {}
+        )

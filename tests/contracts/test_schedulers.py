@@ -38,6 +38,7 @@ from tests.contracts.test_policies import (
     pictures,
     set_scheduler,
     small_references,  # noqa: F401 - a fixture
+    starting,
 )
 from tests.support.families import PIPELINES
 
@@ -159,6 +160,7 @@ class Folder:
         start, sigmas = policy.initial_latents([torch.Generator().manual_seed(7)]), policy.sigmas(STEPS)
         sampler = Sampler(kernel=ODE(), solver=Euler())
         cond, plans = conditioning(policy, self.settings.guidance_scale > 1, ["a red cube"]), [ode_plan()]
+        start = policy.started(start, sigmas, cond)
         final = sample(policy, cond, start, sigmas, sampler=sampler, plans=plans, noise=no_noise).final
         return policy, policy.finished(final, cond)
 
@@ -168,7 +170,9 @@ class Folder:
         set_scheduler(pipeline, call)
         given = {**self.tiny.call, **call.arguments, "output_type": output}
         starts = pictures(self.family, 1)
-        if starts is not None:
+        if policy.starts_from_clips:
+            given |= starting(policy, starts, STEPS)
+        elif starts is not None:
             (images,) = starts
             given["image"] = Image.fromarray(images[0])
         result = pipeline(prompt=["a red cube"], generator=[torch.Generator().manual_seed(7)], **given)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from models.pictures import is_plain, open_picture
+from models.pictures import film_size, is_film, is_plain, open_clip, open_picture
+from storage.media import MediaFormat
 
 
 def test_a_photo_taken_sideways_is_upright(tmp_path: Path) -> None:
@@ -53,3 +55,26 @@ def test_numbers_that_are_no_brightness_are_refused(tmp_path: Path, value: float
     Image.fromarray(np.array([[0, value]], np.float32)).save(tmp_path / "p.tiff")
     with pytest.raises(ValueError, match="no brightness"):
         open_picture(tmp_path / "p.tiff")
+
+
+@pytest.mark.parametrize("suffix", ["webp", "gif", "mp4"])
+def test_clips_are_read_frame_by_frame_and_seen_by_their_first(tmp_path: Path, suffix: str) -> None:
+    path, film = tmp_path / f"film.{suffix}", np.repeat(np.uint8([10, 120, 240])[:, None, None, None], 3, axis=3)
+    film = np.broadcast_to(film, (3, 32, 48, 3)).copy()
+    if suffix == "mp4":
+        path.write_bytes(MediaFormat(lossless=True).encode(film))
+    else:
+        first, *rest = [Image.fromarray(frame) for frame in film]
+        first.save(path, save_all=True, append_images=rest, lossless=True)
+    for file in (path, io.BytesIO(path.read_bytes())):
+        assert is_film(file) == (suffix == "mp4")
+        assert np.abs(open_clip(file, 3).astype(int) - film).max() <= 2
+        assert len(open_clip(file, 2)) == 2
+        np.testing.assert_array_equal(open_picture(file), open_clip(file, 1)[0])
+
+
+def test_what_only_begins_as_a_film_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").write_bytes(bytes(4) + b"ftypisom" + bytes(100))
+    for read in (lambda file: open_clip(file, 3), open_picture, film_size):
+        with pytest.raises(ValueError, match="it holds no film"):
+            read(tmp_path / "film.mp4")

@@ -64,6 +64,8 @@ LONG = {
         "test_a_whole_run[wan22_ti2v]",
         "test_a_whole_run[sana_video]",
         "test_a_whole_run[wan22_ti2v_i2v]",
+        "test_a_whole_run[wan21_v2v]",
+        "test_a_store_gives_back_what_prompts_start_from[wan21_v2v]",
         "test_a_store_gives_back_what_prompts_start_from[wan22_ti2v_i2v]",
         "test_a_whole_run[hunyuan_video15]",
         "test_a_store_gives_back_what_prompts_start_from[hunyuan_video15]",
@@ -75,7 +77,7 @@ LONG = {
 }
 
 #: Families that others stand for, and of their contract what is tried with every change.
-_SELDOM = re.compile(r"\[(?:.*-)?(?:hunyuan_video15|sana_video|wan22_ti2v_i2v)(?:-.*)?\]$")
+_SELDOM = re.compile(r"\[(?:.*-)?(?:hunyuan_video15|sana_video|wan22_ti2v_i2v|wan21_v2v)(?:-.*)?\]$")
 _ALWAYS = (
     "test_ode_equals_the_pipeline",
     "test_replay_equals_the_rollout_exactly",
@@ -86,6 +88,9 @@ _ALWAYS = (
     "test_gradients_of_log_probs_of_image_to_video_",
     "test_the_published_folder_names_",
     "test_a_clip_of_the_image_alone_",
+    "test_a_share_of_a_schedule_",
+    "test_the_higher_the_strength_",
+    "test_an_image_is_a_clip_that_",
 )
 
 

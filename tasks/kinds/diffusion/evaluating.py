@@ -47,7 +47,7 @@ class EvaluationMaker:
         rollout = sample(
             velocities,
             conditioning,
-            policy.initial_latents([generator(seed) for seed in seeds]),
+            policy.started(policy.initial_latents([generator(seed) for seed in seeds]), sigmas, conditioning),
             sigmas,
             sampler=Sampler(kernel=ODE(), solver=make_solver(section.solver, "evaluate.solver")),
             plans=[ode_plan()] * size,

@@ -78,7 +78,7 @@ class PipelineExport:
 
     def _usage(self, policy: DiffusionPolicy, target: Path, base: BaseModel, call: PipelineCall) -> Usage:
         lora, config, prompt = self._identity.format == "lora", self._config, self._example
-        inputs = self._copy_images(prompt, target, call.image_area) if config.prompts.image is not None else ()
+        inputs = self._copy_images(prompt, target, call) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
         named, needed = str(read_json(folder / INDEX)["_class_name"]), policy.pipeline_name
         return Usage(
@@ -119,9 +119,13 @@ class PipelineExport:
     def _example(self) -> StoredPrompt:
         return self._context.prompts[self._split][0]
 
-    def _copy_images(self, prompt: StoredPrompt, target: Path, area: int | None) -> tuple[str, ...]:
-        """Write the images that a prompt starts from, as large as the pipeline wants them; return their names."""
-        (found,) = self._context.references([prompt.metadata])
+    def _copy_images(self, prompt: StoredPrompt, target: Path, call: PipelineCall) -> tuple[str, ...]:
+        """Write the images that a prompt starts from, as large as the pipeline wants them; return their names.
+
+        Of a clip these are its frames.
+        """
+        (found,) = self._context.references([prompt.metadata], frames=call.clip)
+        area = call.image_area
         names = input_names(len(found))
         for name, pixels in zip(names, found, strict=True):
             picture = Image.fromarray(pixels)

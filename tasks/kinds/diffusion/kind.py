@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +23,7 @@ from tasks.algorithms.base import Models, Requirements
 from tasks.algorithms.diffusion import DiffusionModels
 from tasks.figures.pictures import CLIPS, GRID, grid
 from tasks.inputs.components import decode_rows, make_kernel, media_format
-from tasks.inputs.prompt_rows import read_picture
+from tasks.inputs.prompt_rows import read_clip, read_picture
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.asking import HeldRewards, decoded_parts
@@ -81,7 +82,8 @@ class Diffusion(Kind):
 
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return what the text encoders make of prompts, and of the images they come with."""
-        found: Mapping[str, Tensor] = host.encoder().encode([prompt.text for prompt in prompts], *_images(prompts))
+        policy = host.encoder()
+        found: Mapping[str, Tensor] = policy.encode([prompt.text for prompt in prompts], *_images(policy, prompts))
         return found
 
     def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
@@ -170,8 +172,10 @@ class Diffusion(Kind):
         PipelineExport(exporting).write(folder)
 
 
-def _images(prompts: Sequence[Prompt]) -> list[Images]:
-    """Return the images of prompts as one further argument, or none."""
+def _images(policy: DiffusionPolicy, prompts: Sequence[Prompt]) -> list[Images]:
+    """Return the images or clips of prompts as one further argument, or none."""
     if not any(prompt.images for prompt in prompts):
         return []
-    return [[[read_picture(path) for path in prompt.images] for prompt in prompts]]
+    clips = policy.starts_from_clips
+    read = partial(read_clip, most=policy.settings.frames) if clips else read_picture
+    return [[[read(path) for path in prompt.images] for prompt in prompts]]

@@ -74,6 +74,7 @@ class RolloutMaker:
         plans = [self._plan.draw(self._config.rollout.steps, self._seed("plan", job, 0), self._epoch) for job in padded]
         latents = self._start(policy, padded, seeds)
         conditioning = self._models.conditioning([job.prompt for job in padded])
+        latents = policy.started(latents, sigmas, conditioning)
         rollout = sample(
             velocities,
             conditioning,
@@ -113,6 +114,7 @@ class RolloutMaker:
         latents = self._start(policy, jobs, seeds)
         plan = self._plan.draw(self._config.rollout.steps, 0, self._epoch)
         conditioning = self._models.conditioning([job.prompt for job in jobs])
+        latents = policy.started(latents, sigmas, conditioning)
         made = branch(
             velocities,
             conditioning,

@@ -14,8 +14,9 @@ from configs.errors import CorruptError, PromptError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from storage.checksums import hash_data, hash_file
+from storage.media import MediaFormat
 from tasks.inputs.model_settings import check_reference_images
-from tasks.inputs.prompt_rows import picture_of, read_picture
+from tasks.inputs.prompt_rows import frames_of, picture_of, read_clip, read_picture
 from tasks.inputs.prompts import Prompt, image_files, image_keys, prompts_fingerprint, read_prompts
 from tests.conftest import ROOT
 
@@ -145,6 +146,23 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     for name, message in (("absent.png", "does not exist"), ("text.png", "is not an image"), ("", "has no 'image'")):
         with pytest.raises(PromptError, match=f"line 1.*{message}"):
             read_prompts(with_images(tmp_path, edit=name), section, where="prompts.train")
+
+
+def test_a_film_is_for_models_that_start_from_clips(tmp_path: Path) -> None:
+    film = np.repeat(np.uint8([10, 120, 240])[:, None, None, None], 3, axis=3)
+    (tmp_path / "film.mp4").write_bytes(MediaFormat().encode(np.broadcast_to(film, (3, 32, 48, 3)).copy()))
+    (tmp_path / "broken.mp4").write_bytes(bytes(4) + b"ftypisom" + bytes(100))
+    section = PromptsSection(train="", image="image")
+    with pytest.raises(PromptError, match=r"line 1.*is not an image: it holds no film"):
+        read_prompts(with_images(tmp_path, edit="broken.mp4"), section, where="prompts.train")
+    (prompt,) = read_prompts(with_images(tmp_path, edit="film.mp4"), section, where="prompts.train")
+    assert read_clip(prompt.images[0], 2).shape == (2, 32, 48, 3)
+    data, (key,) = prompt.images[0].read_bytes(), image_keys(prompt.metadata)
+    assert frames_of(data, key, "store", 3).shape == (3, 32, 48, 3)
+    np.testing.assert_array_equal(picture_of(data, key, "store"), read_picture(prompt.images[0]))
+    check_reference_images(load_config(ROOT / "configs" / "tiny_wan21_v2v.yaml"), [prompt])
+    with pytest.raises(PromptError, match=r"comes with the film 'film\.mp4', but model\.policy 'wan21_i2v' starts"):
+        check_reference_images(load_config(ROOT / "configs" / "tiny_wan21_i2v.yaml"), [prompt])
 
 
 def in_every_mode(folder: Path) -> list[str]:

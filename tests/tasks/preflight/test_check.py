@@ -213,6 +213,7 @@ def test_a_broken_model_folder(
             "guidance_scale_2 is 3, but model.guidance_scale 1.0 switches guidance off for both",
         ),
         ("flux1", ["model.negative_prompt=blurry"], "which takes no negative prompt. Remove it"),
+        ("wan21_v2v", ["model.options.strength=0"], "strength is 0; it must be above 0 and at most 1"),
         (
             "wan22_ti2v_i2v",
             ["optimize.algorithm={name: reward_gradient}", "rewards=[{name: digits}]"],

@@ -57,7 +57,7 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
         for family in sorted(IMAGE_CONDITIONED)
         for change in ("model.height=96", "model.width=96")
     ],
-    *[("encode", family, [], "model.frames=9") for family in ("wan21_i2v", "wan22_i2v")],
+    *[("encode", family, [], "model.frames=9") for family in ("wan21_i2v", "wan22_i2v", "wan21_v2v")],
     ("encode", "qwen_image_edit", [], "model.options.condition_area=9216"),
     *[
         ("encode", family, [], f"model.options.{change}")

@@ -175,7 +175,11 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
 
 def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[dict[str, Any]]) -> np.ndarray:
     start: dict[str, Any] = {}
-    if samples[0]["images"]:
+    if "input_video" in usage:
+        # Images are clips that stand still.
+        (path,) = samples[0]["images"]
+        start["video"] = [Image.open(path).convert("RGB")] * len(usage["input_video"])
+    elif samples[0]["images"]:
         opened, size = [Image.open(path).convert("RGB") for path in samples[0]["images"]], usage["input_image"]["size"]
         scaled = [one if size is None else one.resize(tuple(size), Image.Resampling.LANCZOS) for one in opened]
         start["image"] = scaled[0] if len(scaled) == 1 else scaled

@@ -1,0 +1,137 @@
+"""Wan 2.1 video to video (WanVideoToVideoPipeline): chains start from a clip under noise.
+
+The model is that of text to video. A chain takes the last steps of a longer schedule, of which the strength is the
+share: the higher it is, the less is left of the clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from configs.errors import ConfigError
+from configs.extras import require_extra
+from models.maths.conditioning import Conditioning
+from models.maths.transitions import expand
+from models.policies.base import Part
+from models.policies.clips import clip_noise
+from models.policies.diffusion import Images, PipelineCall
+from models.policies.wan import Wan, WanOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WanVideoOptions(WanOptions):
+    """Options of the family."""
+
+    strength: float = 0.8
+    """How far a clip is noised, above 0 and up to 1, where nothing of it is left: the share of the schedule taken."""
+
+    def __post_init__(self) -> None:
+        """Check the strength.
+
+        Raises:
+            ValueError: it is not above 0, or above 1.
+        """
+        if not 0 < self.strength <= 1:
+            raise ValueError(f"strength is {self.strength}; it must be above 0 and at most 1.")
+
+
+class WanVideoToVideo(Wan):
+    """Adapter for WanVideoToVideoPipeline; latents are (B, 16, f, h, w)."""
+
+    pipeline_name = "WanVideoToVideoPipeline"
+    # The published folder names the pipeline of text.
+    folders_of: ClassVar[tuple[str, ...]] = ("WanPipeline",)
+    family = "wan21_v2v"
+    options_type = WanVideoOptions
+    options: WanVideoOptions
+    encoding_parts = frozenset({Part.TEXT, Part.VAE})
+    starts_from_clips = True
+    denoiser_names = ("transformer",)
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``source`` (B, 16, f, h, w) float32, the latents of prompts' clips.
+
+        Args:
+            prompts: B prompts.
+            images: of each prompt one clip, (F, H, W, 3) uint8, of which the first frames are taken; or one image,
+                (H, W, 3), which is a clip that stands still.
+
+        Raises:
+            ConfigError: a clip is too short, or the package this pipeline cleans prompts with is not installed.
+        """
+        require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
+        from diffusers.pipelines.wan.pipeline_wan_video2video import retrieve_latents
+
+        pipeline, settings, sources = self.pipeline, self.settings, []
+        for prompt, (pixels,) in zip(prompts, images or (), strict=True):
+            frames = [Image.fromarray(frame) for frame in self._frames(pixels, prompt)]
+            film = pipeline.video_processor.preprocess_video(frames, height=settings.height, width=settings.width)
+            film = film.to(settings.device, torch.float32).to(pipeline.vae.dtype)
+            sources.append(retrieve_latents(pipeline.vae.encode(film), sample_mode="argmax").float())
+        joined = torch.cat(sources)
+        mean, inverse = self.standards(joined)
+        return {**super().encode(prompts), "source": (joined - mean) * inverse}
+
+    def _frames(self, pixels: np.ndarray, prompt: str) -> np.ndarray:
+        wanted = self.settings.frames
+        film = np.repeat(pixels[None], wanted, axis=0) if pixels.ndim == 3 else pixels[:wanted]
+        if len(film) < wanted:
+            raise ConfigError(
+                f"the clip of prompt {prompt!r} has {len(film)} frames, but model.frames is {wanted}. Give a longer "
+                "one, or lower model.frames."
+            )
+        return film
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, 16, f, h, w) float32 noise."""
+        return clip_noise(self.pipeline, self.settings, generators)
+
+    def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the clips' latents under as much noise as the first level says, as ``scale_noise`` mixes them."""
+        level = expand(sigmas[:1].to(noise.device), noise)
+        source = conditioning.positive["source"].to(noise.device, torch.float32)
+        return level * noise + (1.0 - level) * source
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the last levels of the schedule that so many steps are the share of."""
+        whole = self._whole(steps)
+        return super().sigmas(whole)[whole - steps :]
+
+    def _whole(self, steps: int) -> int:
+        """Return how many steps the pipeline is told, of which it takes int(N strength)."""
+        strength = self.options.strength
+        most = int(steps / strength) + 2
+        found = next((number for number in range(steps, most) if int(number * strength) == steps), None)
+        if found is None:
+            raise ConfigError(
+                f"{steps} steps are no share of a schedule that model.options.strength {strength} leaves: with N steps "
+                "the pipeline takes int(N strength). Change one of the two."
+            )
+        return found
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments: of the whole schedule, its share, and a clip for as many frames."""
+        call = super().pipeline_call(steps, negative_prompt)
+        known = {key: each for key, each in call.arguments.items() if key not in ("num_frames", "guidance_scale_2")}
+        further = {"num_inference_steps": self._whole(steps), "strength": self.options.strength}
+        return replace(call, arguments={**known, **further}, clip=self.settings.frames)
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        if (index.get("transformer_2") or [None])[0]:
+            raise ConfigError(
+                f"model.path '{folder}' has two transformers, one per noise range, and the pipeline of video to video "
+                "knows one. Use a Wan 2.1 model of text to video."
+            )
