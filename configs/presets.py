@@ -16,6 +16,7 @@ _GPUS = {
     "flux1_dev": "48 GB",
     "flux1_enhancer": "80 GB",
     "flux1_kontext": "48 GB",
+    "flux1_srpo": "80 GB",
     "flux1_tempflow": "48 GB",
     "flux2_dev": "141 GB",
     "flux2_klein": "48 GB",

@@ -10,7 +10,7 @@ from models.policies.base import Part
 from storage.checkpoints import clear_checkpoints
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
-from tasks.inputs.components import make_algorithm
+from tasks.inputs.components import decode_rows, make_algorithm
 from tasks.stages.policy import SHARD
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -23,7 +23,8 @@ class OptimizeStage(Stage):
 
     collective = True
     saves_memory = (
-        "Lower execution.micro_batch_size, set model.gradient_checkpointing=true, or train adapters (model.lora).",
+        "Lower execution.micro_batch_size, or execution.decode_batch_size where rewards are asked while training, set "
+        "model.gradient_checkpointing=true, or train adapters (model.lora).",
     )
     _trained: TrainerState | None = None
 
@@ -37,8 +38,12 @@ class OptimizeStage(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of training."""
-        return {"micro_batch_size": self.config.execution.micro_batch_size}
+        """Of training, and of what is decoded and followed back meanwhile."""
+        size = {"micro_batch_size": self.config.execution.micro_batch_size}
+        if not make_algorithm(self.config).requires.rewards:
+            return size
+        own = [section.batch_size for section in self.config.rewards if section.batch_size is not None]
+        return {**size, "decode_batch_size": decode_rows(self.config), "batch_size": min(own, default=None)}
 
     def shards(self) -> list[Shard]:
         """One."""

@@ -1,4 +1,4 @@
-"""The settings of DDPO, TempFlow-GRPO, DanceGRPO and MMDanceGRPO, by preset."""
+"""The settings of DDPO, TempFlow-GRPO, DanceGRPO, MMDanceGRPO and SRPO, by preset."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _MM = (
     "https://github.com/verl-project/verl-recipe/blob/e477deff97b15d067f8b4e71f75b80ae58ad64c4"
     "/dance_grpo/dance_grpo_mindspeed_mm"
 )
+_SRPO = "https://github.com/Tencent-Hunyuan/SRPO/blob/81e58984740e384cda913c7334c0bdaa53dfb244"
 _DDPO = "https://github.com/kvablack/ddpo-pytorch/blob/1958463f020112c9a7bc85768d296daacc2e1b4b"
 
 
@@ -92,6 +93,8 @@ def _ddpo(title: str, remark: str) -> Publication:
     )
 
 
+#: Options of the algorithm that SRPO is.
+_ALIGN = "optimize.algorithm.options"
 PUBLISHED: Mapping[str, Publication] = {
     "sd15_ddpo": _ddpo("DDPO on Stable Diffusion 1.x", ""),
     "sdxl_ddpo": _ddpo(
@@ -155,6 +158,56 @@ PUBLISHED: Mapping[str, Publication] = {
                 "advantage.group": "seed of 6",
             },
             "readme": {**plan("branch", branches=6, steps=None), "rollout.same_noise": False},
+        },
+    ),
+    "flux1_srpo": Publication(
+        title="SRPO on FLUX.1 dev",
+        paper="2509.06942",
+        files={
+            "launch": f"{_SRPO}/scripts/finetune/SRPO_training_hpsv2.sh",
+            "script": f"{_SRPO}/fastvideo/SRPO.py",
+            "readme": f"{_SRPO}/README.md",
+        },
+        remark=(
+            "A prompt on each of 32 GPUs, its two branches one after the other, from two states that end at one level; "
+            "here one state has both. All ranks begin with one noise, which is the known noise too; here each has its "
+            "own. Words take turns there and are drawn here. What is trained ends where images are shown, at step 20. "
+            "Levels are 1000 parts between steps 5 and 25 of 50 at a shift of 3, the step is 101 of them. A script for "
+            "PickScore has other levels, 5 to 30, and other factors, 0.1 to 0.5 and 0.6 to 0.01."
+        ),
+        settings={
+            "launch": {
+                **about("black-forest-labs/FLUX.1-dev", "videos2caption2.json", "1 hpsv2", 3.5),
+                "model.guidance_scale": "1 to sample, 3.5 to train",
+                "model.gradient_checkpointing": True,
+                "model.options.shift": 3,
+                **size(720),
+                "rollout.steps": 25,
+                "optimize.learning_rate": 5e-6,
+                "optimize.weight_decay": 1e-4,
+                "optimize.max_grad_norm": 0.1,
+                f"{_ALIGN}.denoising": [0.1, 0.25],
+                f"{_ALIGN}.inverting": [0.3, 0.01],
+                "run.epochs": 19,
+            },
+            "script": {
+                "model.lora": None,
+                "optimize.betas": [0.9, 0.999],
+                "optimize.epsilon": 1e-8,
+                "optimize.ema": None,
+                "optimize.updates_per_epoch": 1,
+                "rollout.group_size": 1,
+                "rollout.sampler.name": "ode",
+                "optimize.algorithm.name": "direct_align",
+                f"{_ALIGN}.times.low": 0.75,
+                f"{_ALIGN}.times.high": 0.9643,
+                f"{_ALIGN}.step": 0.0217,
+                f"{_ALIGN}.positive": ["Natural-lighting", "Detail", "Detailed", "Real"],
+                f"{_ALIGN}.negative": ["Concept art", "Painting", "Anime", "Flat", "Oil"],
+                f"{_ALIGN}.margin": 0.7,
+                "evaluate.steps": 50,
+            },
+            "readme": {"rollout.prompts_per_epoch": 32},
         },
     ),
     "flux1_dance": Publication(

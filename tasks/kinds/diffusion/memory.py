@@ -290,22 +290,14 @@ def _advice_for_encoding(memory: DenoiserMemory, config: RunConfig, limit: int) 
     return f"encode: set execution.encode_batch_size={max(1, rows)}"
 
 
-def _rows_that_fit(config: RunConfig, memory: DenoiserMemory, limit: int) -> int:
-    size, asked = config.execution.micro_batch_size, memory.asked
-    rows = (limit - memory.held) * size // max(1, memory.optimize_activations)
-    if asked is None or not asked.training:
-        return rows
-    return min(rows, (limit - memory.held - asked.work) * size // max(1, asked.kept))
-
-
 def _advice_for_training(config: RunConfig, memory: DenoiserMemory, limit: int) -> str:
-    execution, model, asked = config.execution, config.model, memory.asked
-    if asked is not None and asked.training and memory.held + asked.kept + asked.work > limit >= asked.work:
+    execution, model = config.execution, config.model
+    rows = (limit - memory.held) * execution.micro_batch_size // max(1, memory.optimize_activations)
+    if memory.asked is not None and memory.asked.training:
         if rows_at_once(config) > 1:
             return fewer_at_once(config)
-        if not model.gradient_checkpointing:
-            return "set model.gradient_checkpointing=true"
-    rows = _rows_that_fit(config, memory, limit)
+        room = limit - memory.held - memory.asked.work
+        rows = min(rows, room * execution.micro_batch_size // max(1, memory.asked.kept))
     if rows >= 1 and memory.held + memory.step <= limit:
         return f"set execution.micro_batch_size={rows}"
     if not model.gradient_checkpointing:

@@ -194,6 +194,53 @@ def test_two_ranks_correct_rows_of_an_older_policy_as_one_process(
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
 
 
+#: Algorithms that ask a reward while training, of clips too, on ranks with uneven numbers of micro-batches.
+ASKING = {
+    "refl": ("{name: refl, options: {steps: 2, truncate: true, margin: 1}}", "late, options: {count: 2, low: 0}"),
+    "srpo": (
+        "{name: direct_align, options: {step: 0.1, times: {count: 1, high: 0.8}, positive: [a], negative: [bc]}}",
+        "final",
+    ),
+}
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("algorithm", "family", "strategy"),
+    [
+        (algorithm, family, strategy)
+        for algorithm, family in (("refl", "sd3"), ("srpo", "flux1"), ("refl", "wan21"))
+        for strategy in ("ddp", "fsdp", "fsdp, ulysses, fused")
+        if "ulysses" not in strategy or family not in UNSPLIT
+    ],
+)
+def test_two_ranks_ask_rewards_as_one_process(
+    crew: Crew, single: Crew, tmp_path: Path, algorithm: str, family: str, strategy: str
+) -> None:
+    chosen, plan = ASKING[algorithm]
+    reward = "{name: 'tests.tasks.stages.test_asking:Ink', label: jpeg_compressibility}"
+    settings = [
+        f"optimize.algorithm={chosen}",
+        f"rollout.plan={{name: {plan}}}",
+        f"rewards=[{reward}]",
+        "evaluate.judges=[]",
+        "execution.micro_batch_size=3",
+        "optimize.learning_rate=1e-3",
+    ]
+    ranks = [f"execution.{setting}" for setting in ("processes=2", *STRATEGIES[strategy])]
+    one, two = (
+        prepare(config_of(family, tmp_path / name, *settings, *more)) for name, more in (("one", []), ("two", ranks))
+    )
+    on_ranks(single, one, 1)
+    on_ranks(crew, two, 1)
+    ours, theirs = weights(one), weights(two)
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-4
+    first = weights(one, 0)
+    assert max(float((ours[name] - first[name]).abs().max()) for name in ours) > 1e-3
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")

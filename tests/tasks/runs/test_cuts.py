@@ -96,7 +96,7 @@ def test_no_cut_of_a_preset_makes_anyone_wait_whom_whole_batches_would_not(ranks
         batch = config.execution.rollout_batch_size
         # A reward that compares the samples of a group has them in one shard.
         together = any(needs_of(section.name, section.options).groupwise for section in config.scored)
-        unit = config.rollout.group_size if together else batch
+        unit = max(config.rollout.group_size, batch) if together else batch
         for ends, whole in ((rollout_cuts(config), unit), (evaluation_cuts(config), batch)):
             rounds = math.ceil(math.ceil(ends[-1] / whole) / ranks) * math.ceil(whole / batch)
             assert makespan(costs(ends, batch), ranks) == rounds, path.name
