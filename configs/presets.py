@@ -33,6 +33,7 @@ _GPUS = {
     "sana_1_6b": "24 GB",
     "sana_video_2b": "24 GB",
     "sd15_ddpo": "48 GB",
+    "sd15_refl": "48 GB",
     "sd15_sdpo": "48 GB",
     "sd35_fdfo": "48 GB",
     "sd35_gardo": "80 GB",

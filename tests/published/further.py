@@ -1,4 +1,4 @@
-"""The settings of DDPO, TempFlow-GRPO, DanceGRPO, MMDanceGRPO and SRPO, by preset."""
+"""The settings of DDPO, TempFlow-GRPO, DanceGRPO, MMDanceGRPO, SRPO and ReFL, by preset."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _MM = (
     "https://github.com/verl-project/verl-recipe/blob/e477deff97b15d067f8b4e71f75b80ae58ad64c4"
     "/dance_grpo/dance_grpo_mindspeed_mm"
 )
+_REFL = "https://github.com/THUDM/ImageReward/blob/c1392c6dd0fd6ecd6d416c96959ab744a6d0a8fb"
 _SRPO = "https://github.com/Tencent-Hunyuan/SRPO/blob/81e58984740e384cda913c7334c0bdaa53dfb244"
 _DDPO = "https://github.com/kvablack/ddpo-pytorch/blob/1958463f020112c9a7bc85768d296daacc2e1b4b"
 
@@ -93,7 +94,7 @@ def _ddpo(title: str, remark: str) -> Publication:
     )
 
 
-#: Options of the algorithm that SRPO is.
+#: Options of the algorithms that SRPO and ReFL are.
 _ALIGN = "optimize.algorithm.options"
 PUBLISHED: Mapping[str, Publication] = {
     "sd15_ddpo": _ddpo("DDPO on Stable Diffusion 1.x", ""),
@@ -158,6 +159,50 @@ PUBLISHED: Mapping[str, Publication] = {
                 "advantage.group": "seed of 6",
             },
             "readme": {**plan("branch", branches=6, steps=None), "rollout.same_noise": False},
+        },
+    ),
+    "sd15_refl": Publication(
+        title="ReFL on Stable Diffusion 1.x",
+        paper="2304.05977",
+        files={
+            "launch": f"{_REFL}/scripts/train_refl.sh",
+            "script": f"{_REFL}/ImageReward/ReFL.py",
+            "readme": f"{_REFL}/README.md",
+        },
+        remark=(
+            "Two prompts on each of 8 GPUs, an update after four of those. Sampling is without guidance, by diffusers' "
+            "DDPMScheduler, whose noise is that of DDIM with eta 1. The paper has a pre-training loss too, this code "
+            "none. Images are cut to 0..1 there."
+        ),
+        settings={
+            "launch": {
+                "model.dtype": "float16",
+                **size(512),
+                "model.gradient_checkpointing": True,
+                "rollout.prompts_per_epoch": 64,
+                "optimize.learning_rate": 1e-5,
+                "optimize.max_grad_norm": 1.0,
+                f"{_ALIGN}.scale": 1e-3,
+                "run.epochs": 100,
+            },
+            "script": {
+                "model.lora": None,
+                "model.guidance_scale": 1.0,
+                "rewards": "1 imagereward",
+                "rollout.group_size": 1,
+                "rollout.steps": 40,
+                "rollout.sampler.name": "ddpm",
+                **plan("late", count=1, low=30, high=None),
+                "optimize.algorithm.name": "refl",
+                f"{_ALIGN}.steps": 1,
+                f"{_ALIGN}.margin": 2.0,
+                "optimize.betas": [0.9, 0.999],
+                "optimize.weight_decay": 1e-2,
+                "optimize.epsilon": 1e-8,
+                "optimize.updates_per_epoch": 1,
+                "optimize.ema.decay": 0.9999,
+            },
+            "readme": {"model.path": "CompVis/stable-diffusion-v1-4", "prompts.train": "refl_data.json"},
         },
     ),
     "flux1_srpo": Publication(

@@ -430,7 +430,7 @@ def test_what_helps_where_rewards_that_are_followed_do_not_fit() -> None:
     assert advice("reward_gradient") == ["gradient: set execution.decode_batch_size=1"]
     late, one = "rollout.plan=late", "execution.decode_batch_size=1"
     assert advice("refl", late) == ["optimize: set execution.decode_batch_size=1"]
-    assert advice("refl", late, one, "model.gradient_checkpointing=false") == [
+    assert advice("refl", late, one, "execution.micro_batch_size=1", "model.gradient_checkpointing=false") == [
         "optimize: set model.gradient_checkpointing=true"
     ]
     assert advice("refl", late, one) == ["optimize: set execution.micro_batch_size=3"]
