@@ -16,6 +16,7 @@ import tasks.optimize.epoch as training
 from configs.errors import ConfigError, RewardError
 from configs.schema import RunConfig
 from models.policies.base import Part
+from models.policies.decoding import recompute_decoder
 from models.rewards.base import Needs
 from tasks.algorithms.diffusion import Question, StateBatch, Subjects
 from tasks.identities.diffusion import DiffusionIdentity
@@ -109,7 +110,12 @@ def test_what_is_said_of_latents_and_their_slope_are_those_of_decoder_and_reward
     (slope,) = torch.autograd.grad((found**2).sum(), latents, retain_graph=True)
     (whole,) = torch.autograd.grad((expected**2).sum(), latents)
     torch.testing.assert_close(slope, whole, rtol=1e-3, atol=1e-5)
-    (of_one,) = torch.autograd.grad(found[0], latents)
+    (of_one,) = torch.autograd.grad(found[0], latents, retain_graph=True)
+    # A decoder whose blocks are computed again leads back the same way.
+    recompute_decoder(policy.pipeline.vae)
+    assert policy.pipeline.vae.is_gradient_checkpointing
+    (again,) = torch.autograd.grad(asked(latents, told(prompts), questions)[0], latents)
+    assert torch.equal(again, of_one)
     assert bool(of_one[0].any())
     assert not bool(of_one[1:].any())
 
