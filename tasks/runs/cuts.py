@@ -31,7 +31,8 @@ def rollout_cuts(config: RunConfig) -> tuple[int, ...]:
     """
     rollout, execution = config.rollout, config.execution
     size, batch = rollout.group_size, execution.rollout_batch_size
-    largest = (rollout.groups_per_shard or _LARGEST) * size
+    # A batch is computed as a whole, so a shard that nobody limits holds one at least.
+    largest = (rollout.groups_per_shard or max(_LARGEST, math.ceil(batch / size))) * size
     units = (size,) if execution.ranks == 1 or _compares(config) else (size, batch)
     total = rollout.prompts_per_epoch * size
     return planned_cuts(total, batch=batch, ranks=execution.ranks, units=units, largest=largest)

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +149,37 @@ def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
 
 
-@pytest.fixture(autouse=True)
-def small_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the pipeline that scales images, to a megapixel and for its text encoder, make them small."""
-    plus = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
-    monkeypatch.setattr(f"{plus}.VAE_IMAGE_SIZE", 64 * 64)
-    monkeypatch.setattr(f"{plus}.CONDITION_IMAGE_SIZE", 64 * 64)
-    # As much text as our own pipeline reads, and fewer tokens of things that are not there.
+_PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
+
+
+@cache
+def small_settings() -> tuple[tuple[str, Any], ...]:
+    """Return what pipelines have as constants, by import string, as small as tiny models are."""
     made = diffusers.HunyuanVideo15Pipeline.__init__
 
     def smaller(self: Any, **parts: Any) -> None:
         made(self, **parts)
+        # As much text as our own pipeline reads, and fewer tokens of things that are not there.
         self.tokenizer_max_length, self.tokenizer_2_max_length, self.vision_num_semantic_tokens = 24, 16, 3
 
     smaller.__signature__ = inspect.signature(made)  # type: ignore[attr-defined]
-    monkeypatch.setattr(diffusers.HunyuanVideo15Pipeline, "__init__", smaller)
+    return (
+        (f"{_PLUS}.VAE_IMAGE_SIZE", 64 * 64),
+        (f"{_PLUS}.CONDITION_IMAGE_SIZE", 64 * 64),
+        # The image to edit is scaled to a megapixel by the pipeline; here both take it as small as it is.
+        (
+            "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions",
+            lambda area, ratio: (64, 64, None),
+        ),
+        ("diffusers.HunyuanVideo15Pipeline.__init__", smaller),
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pipeline that scales images, to a megapixel and for its text encoder, make them small."""
+    for setting in small_settings():
+        monkeypatch.setattr(*setting)
 
 
 @pytest.fixture(scope="session")
@@ -299,26 +315,28 @@ def starting(policy: DiffusionPolicy, images: list[list[np.ndarray]] | None, ste
     return {"video": film, **{key: told.arguments[key] for key in ("num_inference_steps", "strength")}}
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-def test_ode_equals_the_pipeline(
-    family: str, load: Load, folder: Path, guidance_scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The pipeline scales the image to edit to a megapixel; here both take it as small as it is.
-    edit = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions"
-    monkeypatch.setattr(edit, lambda area, ratio: (64, 64, None))
-    steps, tiny = 4, TINY[family]
-    second = {"guidance_scale_2": 3.0} if family in TWO else {}
-    policy = load(guidance_scale, options=second)
-    ours = policy.finished(ode(policy, steps, guidance_scale > 1), conditioning(policy, False))
+def second_guidance(family: str) -> dict[str, Any]:
+    """Return what families of two denoisers are told of the second's guidance."""
+    return {"guidance_scale_2": 3.0} if family in TWO else {}
+
+
+def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable[[str], Any]:
+    """Return a call of diffusers' pipeline, where and as the policy is called: kind of output -> four images or clips.
+
+    Pipelines that scale images they start from must have been told not to, see ``small_settings``.
+    """
+    family, guidance_scale = policy.family, policy.settings.guidance_scale
+    tiny = TINY[family]
     given = resolve(POLICIES, family, what="policy").components(folder, ALL)
-    pipeline = DiffusionPipeline.from_pretrained(folder, **given)
+    pipeline = DiffusionPipeline.from_pretrained(folder, **given).to(policy.settings.device)
     pipeline.set_progress_bar_config(disable=True)
     # UniPC, Wan's default, is multistep and rounds its timesteps; Euler's steps end lower than DDIM's.
     set_scheduler(pipeline, policy.pipeline_call(steps, None))
     if family == "hunyuan_video15":
         # Of several clips its autoencoder decodes none at once.
         pipeline.vae.enable_slicing()
-    call = {"height": tiny.size, "width": tiny.size, "num_inference_steps": steps, **tiny.call, **second}
+    call = {"height": tiny.size, "width": tiny.size, "num_inference_steps": steps, **tiny.call}
+    call |= second_guidance(family)
     if tiny.guidance:
         call[tiny.guidance] = guidance_scale + tiny.guidance_offset
     if tiny.guidance not in ("", "guidance_scale"):
@@ -333,6 +351,15 @@ def test_ode_equals_the_pipeline(
         made = pipeline(prompt=list(PROMPTS), generator=generators, output_type=output, **call)
         return made.frames if tiny.frames > 1 else made.images
 
+    return run
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
+def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance_scale: float) -> None:
+    steps, tiny = 4, TINY[family]
+    policy = load(guidance_scale, options=second_guidance(family))
+    ours = policy.finished(ode(policy, steps, guidance_scale > 1), conditioning(policy, False))
+    run = pipeline_call(policy, folder, steps)
     images = (np.asarray(run("np")) * 255).round().astype(np.uint8)
     ours_decoded = policy.decode(ours).numpy()
     if family == "flux2_klein":

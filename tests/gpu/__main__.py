@@ -19,13 +19,13 @@ from configs.places import user_cache
 from flows.environment import prepare_environment
 from models.devices import chosen_device, make_current
 from models.libraries import quiet_libraries
-from tests.gpu import families, memory, ranks, speed
+from tests.gpu import families, memory, pipelines, ranks, speed
 from tests.gpu.about import header
 from tests.gpu.lines import Line, Lines
 from tests.gpu.waiting import Waiting
 from tests.support.accelerator import missing, simulated
 
-PARTS = ("memory", "speed", "families", "ranks")
+PARTS = ("memory", "speed", "pipelines", "families", "ranks")
 
 
 def main() -> int:
@@ -61,6 +61,8 @@ def main() -> int:
             memory.measure(device, lines, short=options.short)
         elif part == "speed":
             speed.measure(device, lines, short=options.short)
+        elif part == "pipelines":
+            pipelines.measure(device, lines, short=options.short)
         elif part == "families":
             families.measure(device, Waiting(counts), lines, short=options.short)
         else:

@@ -35,6 +35,9 @@ WAITS: Mapping[str, int] = dict.fromkeys(
     # Of each half whether there is an image, and twelve choices by masks.
     "hunyuan_video15": 2 * 13
 }
+#: How a run is made again: all families the first way, a few all ways.
+_ANEW, _IN_HOST = "that was begun anew", "with moments in host memory"
+_AGAIN = (_ANEW, _IN_HOST)
 
 
 def measure(device: torch.device, waiting: Waiting, lines: Lines, *, short: bool) -> None:
@@ -45,7 +48,13 @@ def measure(device: torch.device, waiting: Waiting, lines: Lines, *, short: bool
             with lines.told(name), tempfile.TemporaryDirectory() as folder:
                 lines += _forwards(family, dtype, device, waiting, Path(folder))
             with lines.told(f"{name}, a run"), tempfile.TemporaryDirectory() as folder:
-                lines += _run(family, dtype, device, Path(folder), deterministic=not short)
+                lines += _run(family, dtype, device, Path(folder), _ways(family, short=short))
+
+
+def _ways(family: str, *, short: bool) -> Sequence[str]:
+    """Return how a run of a family is made again."""
+    every = SHORT[:1] if short else SHORT
+    return _AGAIN if family in every else () if short else _AGAIN[:1]
 
 
 def _forwards(family: str, dtype: str, device: torch.device, waiting: Waiting, folder: Path) -> Iterator[Line]:
@@ -99,23 +108,23 @@ def _velocity(policy: DiffusionPolicy, family: str, *given: Any) -> tuple[Any, .
     return policy.velocity(*given), *given
 
 
-def _run(family: str, dtype: str, device: torch.device, folder: Path, *, deterministic: bool) -> Iterator[Line]:
-    """Yield the ratios of a run's first updates, and whether a run that begins anew after an epoch gives the same."""
-    digests: list[Sequence[str]] = []
-    for name in ("whole", "begun anew") if deterministic else ("whole",):
-        context = prepare(_config(family, dtype, device, folder, name, deterministic=deterministic))
+def _run(family: str, dtype: str, device: torch.device, folder: Path, again: Sequence[str]) -> Iterator[Line]:
+    """Yield the ratios of a run's first updates, and whether the same run made otherwise ends in the same digest."""
+    digests: dict[str, str] = {}
+    for name in ("whole", *again):
+        context = prepare(_config(family, dtype, device, folder, name, deterministic=bool(again)))
         remember(context.config)
         run_epoch(context, 1)
         if name == "whole":
             yield from _ratios(context, f"{family}, {dtype}")
-        else:
+        if name == _ANEW:
             context = open_run(context.store.root.uri, context.run.name)
         run_epoch(context, 2)
-        digests.append([context.store.require(context.chain.require(2, "optimize").ref).digest])
+        digests[name] = context.store.require(context.chain.require(2, "optimize").ref).digest
         execution_of(context).host.release()
-    if deterministic:
-        same = float(digests[0] == digests[1])
-        yield equal(f"{family}, {dtype}: digest of a run that was begun anew is the same", 1.0, same)
+    for name in again:
+        same = float(digests[name] == digests["whole"])
+        yield equal(f"{family}, {dtype}: digest of a run {name} is the same", 1.0, same)
 
 
 def _config(
@@ -127,6 +136,7 @@ def _config(
         f"model.dtype={dtype}",
         f"execution.device={device.type}",
         f"execution.deterministic={str(deterministic).lower()}",
+        f"execution.offload={'optimizer' if name == _IN_HOST else 'false'}",
         "model.lora={rank: 4, alpha: 8}",
     ]
     return load_config(ROOT / "configs" / f"tiny_{family}.yaml", overrides)

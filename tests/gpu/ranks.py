@@ -22,6 +22,9 @@ STRATEGIES = {
     "ddp": ("execution.strategy=ddp",),
     "fsdp": ("execution.strategy=fsdp",),
     "fsdp, offload": ("execution.strategy=fsdp", "execution.offload=true"),
+    "fsdp, offload of parameters": ("execution.strategy=fsdp", "execution.offload=parameters"),
+    "fsdp, offload of the optimizer": ("execution.strategy=fsdp", "execution.offload=optimizer"),
+    "fsdp, groups of 2": ("execution.strategy=fsdp", "execution.fsdp_size=2"),
     "ddp, context_parallel 2": ("execution.strategy=ddp", "execution.context_parallel=2"),
 }
 #: Seconds a run may take.
@@ -34,7 +37,7 @@ def measure(device: torch.device, lines: Lines, *, count: int) -> None:
         lines.append(Line(what="ranks: several devices", measured="one device alone, so nothing was tried"))
         return
     for name, overrides in STRATEGIES.items():
-        if "context_parallel" in name and count % 2:
+        if name.endswith(" 2") and count % 2:
             continue
         with lines.told(f"ranks, {name}"), tempfile.TemporaryDirectory() as folder:
             lines += _strategy(name, overrides, device, count, Path(folder))
