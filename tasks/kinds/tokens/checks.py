@@ -156,6 +156,7 @@ def _check_critic(config: RunConfig) -> None:
         )
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
+        check_folder(folder, what="critic.path")
         if config.model.path is not None and base.is_dir():
             check_critic(folder, base)
 
