@@ -149,6 +149,7 @@ def test_every_family_of_pipelines_has_a_tiny_one() -> None:
     assert set(TINY) == set(PIPELINES)
 
 
+_EDIT = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit"
 _PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 
