@@ -215,8 +215,8 @@ class AlgorithmNeeds(NamedTuple):
     """Rollouts store the means of the behavior policy's steps."""
     gradients: bool
     """There are stages of gradients of the rewards."""
-    rewards: bool
-    """Rewards are asked while training."""
+    rewards: int
+    """How often the rewards are asked of a row while training."""
 
 
 class RunConfig(Section):

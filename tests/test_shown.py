@@ -206,6 +206,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     call = usage.Usage(
         pipeline="X",
+        loader="X",
         base=text,
         revision=text,
         missing=(),

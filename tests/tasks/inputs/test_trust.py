@@ -159,9 +159,9 @@ def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
     (tmp_path / "own_loss_under_test.py").unlink()
     root = str(tmp_path / "store")
     read = open_run(root, "small", reads=True).config
-    assert algorithm_needs(read) == (True, False, False)
-    assert algorithm_needs(override_config(read, ["run.epochs=7"])) == (True, False, False)
-    assert algorithm_needs(override_config(read, ["optimize.algorithm=grpo"])) == (False, False, False)
+    assert algorithm_needs(read) == (True, False, 0)
+    assert algorithm_needs(override_config(read, ["run.epochs=7"])) == (True, False, 0)
+    assert algorithm_needs(override_config(read, ["optimize.algorithm=grpo"])) == (False, False, 0)
     shutil.rmtree(tmp_path / "store" / "runs" / "small" / "needs")
     with pytest.raises(TrustError, match=r"trains with 'own_loss_under_test:Loss'.*Start the run once more"):
         open_run(root, "small", reads=True)

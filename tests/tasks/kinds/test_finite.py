@@ -10,6 +10,7 @@ import torch
 
 from configs.errors import ConfigError, SamplingError
 from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning
 from models.policies.diffusion import noise_levels
 from tasks.kinds.diffusion.finals import Finals
 
@@ -20,7 +21,7 @@ def test_what_is_not_finite_is_never_decoded(make_config: Callable[..., RunConfi
     final = torch.zeros(3, 4, 2, 2)
     final[1, 0, 0, 0] = value
     with pytest.raises(SamplingError, match="final latents of 1 of 3 rows are not finite"):
-        Finals.of(policy, final, make_config())
+        Finals.of(policy, final, make_config(), Conditioning({}))
 
 
 @pytest.mark.parametrize("levels", [[1.0, float("nan"), 0.0], [1.0, 0.5, 0.5, 0.0], [0.0, 1.0], [1.5, 0.5, 0.0]])
