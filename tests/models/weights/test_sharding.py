@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.weights.sharding import Sharding, local, whole
+from tests.support.ranks import RANKS
 
 WORLD = 4
 
@@ -49,11 +49,11 @@ def _train(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_groups_of_ranks_add_up_the_gradients_of_all(tmp_path: Path, size: int) -> None:
     """Of two micro-batches on each rank."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_train, args=(rank, size, tmp_path)) for rank in range(WORLD)]
+    ranks = [RANKS.Process(target=_train, args=(rank, size, tmp_path)) for rank in range(WORLD)]
     for each in ranks:
         each.start()
     for each in ranks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from configs.errors import ConfigError
 from models.weights.shared_checkpoints import METADATA, SharedCheckpoint
+from tests.support.ranks import RANKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SHAPES = {"net.a": torch.Size((4, 3)), "net.b": torch.Size((4,))}
@@ -37,8 +37,9 @@ def _save_spread(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_the_parts_of_two_ranks_are_put_together(tmp_path: Path) -> None:
-    ranks = [multiprocessing.get_context("fork").Process(target=_save_spread, args=(n, tmp_path)) for n in range(2)]
+    ranks = [RANKS.Process(target=_save_spread, args=(n, tmp_path)) for n in range(2)]
     for each in ranks:
         each.start()
     for each in ranks:
