@@ -13,6 +13,7 @@ from models.policies.diffusion import DiffusionSettings, pixels
 from models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
 
@@ -26,8 +27,31 @@ def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[
     return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
 
 
+def first_frames(pipeline: Any, settings: DiffusionSettings, images: Sequence[Image.Image]) -> Tensor:
+    """Return what ``WanImageToVideoPipeline`` makes of B images that clips start from, (B, ...) float32."""
+    size, found = (settings.height, settings.width), []
+    for image in images:
+        unit = pipeline.video_processor.preprocess(image, *size).to(settings.device, torch.float32)
+        # The latents that come along are not used; a generator of their own keeps the global one as it was.
+        _, condition, *_ = pipeline.prepare_latents(
+            unit,
+            *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
+            torch.Generator(),
+        )
+        found.append(condition)
+    return torch.cat(found)
+
+
 class ClipPolicy(PipelinePolicy):
     """Adapter for a pipeline of clips of 4 n + 1 frames."""
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, C, f, h, w) float32 noise."""
+        settings, channels = self.settings, next(iter(self.denoisers.values())).config.out_channels
+        size = (settings.height, settings.width, settings.frames)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [-1, 1]."""

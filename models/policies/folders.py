@@ -81,22 +81,17 @@ UNIPC_FLOW = Fields(
     ),
     allowed=_FLOWING,
 )
-DPM_FLOW = Fields(
-    followed=frozenset({"flow_shift"}),
-    moot=frozenset(
-        {
-            *_THRESHOLD,
-            *_BETAS,
-            "solver_order",
-            "algorithm_type",
-            "solver_type",
-            "lower_order_final",
-            "euler_at_final",
-            "lambda_min_clipped",
-        }
-    ),
-    allowed=_FLOWING,
-)
+#: How a multistep DPM solver steps, which nobody does here.
+_DPM_STEPS = {
+    *_THRESHOLD,
+    "solver_order",
+    "algorithm_type",
+    "solver_type",
+    "lower_order_final",
+    "euler_at_final",
+    "lambda_min_clipped",
+}
+DPM_FLOW = Fields(followed=frozenset({"flow_shift"}), moot=frozenset({*_DPM_STEPS, *_BETAS}), allowed=_FLOWING)
 #: The training schedule, which DDIM follows whichever scheduler the folder names.
 _TRAINED = {
     "num_train_timesteps",
@@ -126,19 +121,8 @@ DISCRETE: Mapping[str, Fields] = {
     "EulerDiscreteScheduler": Fields(followed=frozenset(_TRAINED), **_AS_DDIM),
     "DPMSolverMultistepScheduler": Fields(
         followed=frozenset(_TRAINED),
-        moot=frozenset(
-            {
-                *_THRESHOLD,
-                "solver_order",
-                "algorithm_type",
-                "solver_type",
-                "lower_order_final",
-                "euler_at_final",
-                "lambda_min_clipped",
-                # Counts with flow sigmas, which are refused.
-                "flow_shift",
-            }
-        ),
+        # The shift counts with flow sigmas, which are refused.
+        moot=frozenset({*_DPM_STEPS, "flow_shift"}),
         **_AS_DDIM,
     ),
 }

@@ -86,14 +86,6 @@ class HunyuanVideo15(ClipPolicy):
         rows: dict[str, Tensor] = dict(zip(names, found, strict=True))
         return {name: row.long() if name.endswith("mask") else row for name, row in rows.items()}
 
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 32, f, h, w) float32 noise."""
-        settings, channels = self.settings, self.pipeline.transformer.config.out_channels
-        size = (settings.height, settings.width, settings.frames)
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, *size, torch.float32, settings.device, list(generators)
-        )
-
     def sigmas(self, steps: int) -> Tensor:
         """Return 1, (T-1)/T, ..., 1/T, 0 after the scheduler's shift, as the pipeline sets them."""
         scheduler = self.pipeline.scheduler

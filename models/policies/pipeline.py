@@ -57,6 +57,18 @@ JOINT_ATTENTION = (
     "attn.to_add_out",
 )
 
+#: Those of a stream's attention to itself and of its attention to text, of transformers that keep the two apart.
+APART_ATTENTION = (
+    "attn1.to_q",
+    "attn1.to_k",
+    "attn1.to_v",
+    "attn1.to_out.0",
+    "attn2.to_q",
+    "attn2.to_k",
+    "attn2.to_v",
+    "attn2.to_out.0",
+)
+
 
 def thousandths(sigma: Tensor) -> Tensor:
     """Return sigma as pipelines hand it to models whose time runs from 0 to 1: via a timestep, with its rounding."""

@@ -17,7 +17,7 @@ import torch
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.folders import DPM_FLOW, Fields
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.reading import Reader
 
 if TYPE_CHECKING:
@@ -58,16 +58,7 @@ class Sana(EulerGridPolicy):
     size_unit = 32
     blocks = ("transformer_blocks",)
     # Self-attention over the image, attention to the text.
-    lora_targets = (
-        "attn1.to_q",
-        "attn1.to_k",
-        "attn1.to_v",
-        "attn1.to_out.0",
-        "attn2.to_q",
-        "attn2.to_k",
-        "attn2.to_v",
-        "attn2.to_out.0",
-    )
+    lora_targets = APART_ATTENTION
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:

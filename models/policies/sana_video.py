@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from configs.errors import ConfigError
 from models.policies.clips import ClipPolicy
@@ -26,14 +24,6 @@ class SanaVideo(ClipPolicy, Sana):
 
     pipeline_name = "SanaVideoPipeline"
     family = "sana_video"
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 16, f, h, w) float32 noise."""
-        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
-        size = (settings.height, settings.width, settings.frames)
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, *size, torch.float32, settings.device, list(generators)
-        )
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""

@@ -16,7 +16,7 @@ from models.policies.clips import ClipPolicy
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.euler_grid import EulerGridPolicy
 from models.policies.folders import Fields
-from models.policies.pipeline import Modules, Rows
+from models.policies.pipeline import APART_ATTENTION, Modules, Rows
 from models.policies.reading import Reader
 from models.weights.lora_files import save_lora
 
@@ -43,19 +43,8 @@ def _cleaned(tokenizer: Any, text: str) -> str:
     return str(prompt_clean(text)) if is_ftfy_available() else text
 
 
-#: Self- and cross-attention of a Wan block.
-_ATTENTION = (
-    "attn1.to_q",
-    "attn1.to_k",
-    "attn1.to_v",
-    "attn1.to_out.0",
-    "attn2.to_q",
-    "attn2.to_k",
-    "attn2.to_v",
-    "attn2.to_out.0",
-)
 #: Flow-Factory's targets for Wan 2.2 and for image to video: attention and feed-forward.
-ATTENTION_AND_FFN = (*_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
+ATTENTION_AND_FFN = (*APART_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
 
 
 class Wan(EulerGridPolicy, ClipPolicy):
@@ -73,7 +62,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
     settings_read = Fields(followed=frozenset({"boundary_ratio", "expand_timesteps"}))
     blocks = ("blocks",)
     # Flow-GRPO's targets for Wan 2.1: self- and cross-attention.
-    lora_targets: ClassVar[tuple[str, ...]] = _ATTENTION
+    lora_targets: ClassVar[tuple[str, ...]] = APART_ATTENTION
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
@@ -85,14 +74,6 @@ class Wan(EulerGridPolicy, ClipPolicy):
             max_sequence_length=self.options.max_sequence_length,
         )
         return {"prompt_embeds": embeds}
-
-    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return (B, 16, f, h, w) float32 noise."""
-        settings, channels = self.settings, next(iter(self.denoisers.values())).config.in_channels
-        size = (settings.height, settings.width, settings.frames)
-        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
-            len(generators), channels, *size, torch.float32, settings.device, list(generators)
-        )
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer of each row's noise range; the time argument runs from 0 to 1000."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.extras import require_extra
 from models.policies.base import Part
-from models.policies.clips import clip_noise
+from models.policies.clips import clip_noise, first_frames
 from models.policies.diffusion import Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
@@ -36,20 +36,12 @@ class Wan21ImageToVideo(Wan):
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
         require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
-        pipeline, settings = self.pipeline, self.settings
-        size, conditions, embeds = (settings.height, settings.width), [], []
-        for (pixels,) in images or ():
-            image = Image.fromarray(pixels)
-            unit = pipeline.video_processor.preprocess(image, *size).to(settings.device, torch.float32)
-            # The latents that come along are not used; a generator of their own keeps the global one as it was.
-            _, condition = pipeline.prepare_latents(
-                unit, 1, 16, *size, settings.frames, torch.float32, settings.device, torch.Generator()
-            )
-            conditions.append(condition)
-            if self._sees_image:
-                embeds.append(pipeline.encode_image(image, settings.device))
-        seen = {"image_embeds": torch.cat(embeds)} if embeds else {}
-        return {**super().encode(prompts), "condition": torch.cat(conditions), **seen}
+        pipeline, device = self.pipeline, self.settings.device
+        started = [Image.fromarray(pixels) for (pixels,) in images or ()]
+        found = {**super().encode(prompts), "condition": first_frames(pipeline, self.settings, started)}
+        if self._sees_image:
+            found["image_embeds"] = torch.cat([pipeline.encode_image(image, device) for image in started])
+        return found
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 16, f, h, w) float32 noise."""

@@ -19,7 +19,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.policies.base import Part
-from models.policies.clips import clip_noise
+from models.policies.clips import clip_noise, first_frames
 from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN
@@ -48,18 +48,8 @@ class Wan22TI2VImage(Wan22TI2V):
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
         require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
-        pipeline, settings = self.pipeline, self.settings
-        size, conditions = (settings.height, settings.width), []
-        for (pixels,) in images or ():
-            unit = pipeline.video_processor.preprocess(Image.fromarray(pixels), *size)
-            # The latents that come along are not used; a generator of their own keeps the global one as it was.
-            _, condition, _ = pipeline.prepare_latents(
-                unit.to(settings.device, torch.float32),
-                *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
-                torch.Generator(),
-            )
-            conditions.append(condition)
-        return {**super().encode(prompts), "condition": torch.cat(conditions)}
+        started = [Image.fromarray(pixels) for (pixels,) in images or ()]
+        return {**super().encode(prompts), "condition": first_frames(self.pipeline, self.settings, started)}
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 48, f - 1, h, w) float32 noise: of all frames, as the pipeline draws it, those that move."""

@@ -23,8 +23,13 @@ def note_needs(run: RunFolder, config: RunConfig) -> None:
         run.add(_SERIES, {"algorithm": algorithm.model_dump(mode="json"), **algorithm_needs(config)._asdict()})
 
 
-def knowing_needs(config: RunConfig, run: RunFolder) -> RunConfig:
+def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunConfig:
     """Return the config of a run that is read, with what the run wrote down of an algorithm of the user's own.
+
+    Args:
+        config: the config.
+        run: the run.
+        trusted: where the run wrote nothing down, the algorithm may be imported to find out.
 
     Raises:
         TrustError: it wrote nothing down, and code that only a store names is not imported to find out.
@@ -34,6 +39,8 @@ def knowing_needs(config: RunConfig, run: RunFolder) -> RunConfig:
         return config
     note = run.newest(_SERIES)
     if note is None or Component.model_validate(note["algorithm"]) != algorithm:
+        if trusted:
+            return config
         raise TrustError(
             f"Run '{run.name}' trains with '{algorithm.name}', and its record does not say what that needs, as earlier "
             "versions wrote none of it down; it is not imported to find out. Start the run once more with its "

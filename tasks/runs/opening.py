@@ -139,7 +139,7 @@ def open_run(
     found = written.config() or {}
     stored = parse_config({key: value for key, value in found.items() if key != "store"}, where=f"run '{name}'")
     if reads:
-        stored = knowing_needs(stored, written)
+        stored = knowing_needs(stored, written, trusted=trusted)
     config = override_config(stored, [text_override("store.root", root), *overrides])
     if not trusted:
         check_trusted(stored, config, run=name, only=READ if reads else None)

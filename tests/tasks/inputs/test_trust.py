@@ -165,6 +165,7 @@ def test_what_an_algorithm_needs_is_read_from_the_run_or_not_at_all(
     shutil.rmtree(tmp_path / "store" / "runs" / "small" / "needs")
     with pytest.raises(TrustError, match=r"trains with 'own_loss_under_test:Loss'.*Start the run once more"):
         open_run(root, "small", reads=True)
+    assert open_run(root, "small", reads=True, trusted=True).config.known_needs is None
     begin_run(make_config("run.name=other"))
     listed = CliRunner().invoke(app, ["status", "--root", root, "--json"])
     states = {run["run"]: run["state"] for run in json.loads(listed.output)}
