@@ -224,14 +224,18 @@ _PATHS = (
     ("model", "path"),
     ("model", "checkpoint"),
     ("critic", "path"),
+    ("model", "lora", "start"),
 )
 
 
 def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths that exist below a folder absolute, so that a run can be resumed from anywhere."""
-    for section, key in _PATHS:
-        if isinstance(data.get(section), dict):
-            _resolve(data[section], key, folder)
+    for *sections, key in _PATHS:
+        section: Any = data
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            _resolve(section, key, folder)
     render = data.get("render")
     if isinstance(render, dict) and isinstance(render.get("model"), dict):
         _resolve(render["model"], "path", folder)

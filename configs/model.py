@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from configs.section import Component, Section
 
@@ -18,6 +19,24 @@ class LoraSection(Section):
     """Scale of the update is alpha / rank."""
     targets: tuple[str, ...] | None = None
     """Module name suffixes to adapt; the published ones of the model family when absent."""
+    start: str | None = None
+    """A safetensors file or folder with adapters to begin as, whose rank, alpha and layers are then those trained."""
+
+    def said(self, name: str) -> Any:
+        """Return a setting of the adapters, or None where the config leaves it to ``start``."""
+        return getattr(self, name) if self.start is None or name in self.model_fields_set else None
+
+    def brief(self) -> str:
+        """Return which adapters these are, in a few words."""
+        known = [f"{name} {self.said(name)}" for name in ("rank", "alpha") if self.said(name) is not None]
+        return ", ".join([*known, *([] if self.start is None else [f"from {PurePath(self.start).name}"])])
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is left to ``start``, and ``start`` where there is none, as in records of older runs."""
+        written: dict[str, Any] = write(self)
+        absent = ("start",) if self.start is None else {"rank", "alpha", "targets"} - self.model_fields_set
+        return {name: value for name, value in written.items() if name not in absent}
 
 
 class ModelSection(Section):

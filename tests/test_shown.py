@@ -203,6 +203,7 @@ def a_card(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         before={},
         after={text: {text: {"mean": 1.0, "exact": 0.5}}, "heldout": {text: {"mean": 1.0}}},
         picture="images/grid.png",
+        lora=None,
     )
     call = usage.Usage(
         pipeline="X",

@@ -124,6 +124,20 @@ class Policy(ABC):
         )
 
     @classmethod
+    def read_adapter(cls, path: str) -> Any:
+        """Read adapters to begin as; return a ``models.weights.lora_start:StartAdapter``.
+
+        Args:
+            path: a safetensors file, or a folder with one.
+
+        Raises:
+            ConfigError: there are none, they are of a kind that is not trained, or the family reads none.
+        """
+        raise ConfigError(
+            f"model.lora.start: {cls.__name__} reads no adapters. Leave it out, or write its class a read_adapter()."
+        )
+
+    @classmethod
     def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
         """Return what encoding prompts needs, by ``model.options``."""
         return cls.encoding_parts

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from models.weights.lora import LoraSpec
+    from models.weights.lora_start import StartAdapter
 
 #: The trained module by its name.
 MODEL = "model"
@@ -113,6 +114,13 @@ class CausalLM(Policy):
         check_folder(folder)
         made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
         return made.trainable(lora, seed=seed)
+
+    @classmethod
+    def read_adapter(cls, path: str) -> StartAdapter:
+        """Read a folder that peft's ``save_pretrained`` wrote."""
+        from models.weights.lora_start import peft_adapter
+
+        return peft_adapter(path, MODEL)
 
     @property
     def blocks(self) -> tuple[str, ...]:  # type: ignore[override]

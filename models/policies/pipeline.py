@@ -161,6 +161,13 @@ class PipelinePolicy(DecodingPolicy):
             policy.stored = {name: StoredWeights.of(folder / name, made) for name, made in policy.denoisers.items()}
         return policy
 
+    @classmethod
+    def read_adapter(cls, path: str) -> Any:
+        """Read adapters of the denoisers, in peft's form or any that the pipeline's own loader knows."""
+        from models.weights.lora_start import pipeline_adapter
+
+        return pipeline_adapter(path, cls.pipeline_name, cls.denoiser_names)
+
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
         """Return a sentence for each tokenizer that cuts some of the prompts off."""
         found = {reader.tokenizer: getattr(self.pipeline, reader.tokenizer, None) for reader in self.readers}

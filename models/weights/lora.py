@@ -47,8 +47,8 @@ def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> 
         if not any(targeted(key, [target]) for key in layers):
             examples = sorted({key.split(".", 2)[-1] for key in layers})[:12]
             raise ConfigError(
-                f"model.lora.targets: '{target}' matches no layer of '{name}', so it would silently stay untrained. "
-                f"Layers end in, for example: {', '.join(examples)}."
+                f"model.lora: '{target}', of targets or of the adapter of start, matches no layer of '{name}', so it "
+                f"would silently stay untrained. Layers end in, for example: {', '.join(examples)}."
             )
 
 

@@ -1,4 +1,4 @@
-"""LoRA files as a pipeline's ``load_lora_weights`` reads them, whose bytes depend on their content alone."""
+"""LoRA files: written for ``load_lora_weights``, with bytes that depend on their content alone; and others' found."""
 
 from __future__ import annotations
 
@@ -6,11 +6,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
 from models.libraries import diffusers_class
 from models.weights.safetensors_header import canonical_header
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """What ``load_lora_weights`` looks for (diffusers' ``LORA_WEIGHT_NAME_SAFE``)."""
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What peft's ``save_pretrained`` writes."""
+
+
+def adapter_file(path: Path) -> Path:
+    """Return the safetensors file of adapters to begin as.
+
+    Args:
+        path: the file, or a folder in which it has a known name or is the only one.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    path = path.expanduser()
+    if path.is_file() and path.suffix == ".safetensors":
+        return path
+    if path.is_dir():
+        known = [path / name for name in (PEFT_FILE, LORA_FILE) if (path / name).is_file()]
+        found = known or sorted(path.glob("*.safetensors"))
+        if len(found) == 1:
+            return found[0]
+        said = f"has {len(found)} safetensors files" if found else "has no safetensors file"
+        raise unfit(path, said, "Give the file itself; pickled ones (.bin, .pt) are not read")
+    raise unfit(path, "is no safetensors file and no folder", "Paths are relative to the config file")
+
+
+def adapter_files(path: Path) -> list[Path]:
+    """Return the files that are read of adapters to begin as: theirs, peft's settings, those of further denoisers.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    file = adapter_file(path)
+    if file == path.expanduser():
+        beside = [file.parent / PEFT_CONFIG] if file.name == PEFT_FILE else []
+    else:
+        beside = [file.parent / PEFT_CONFIG, *sorted(file.parent.glob(f"*/{LORA_FILE}"))]
+    return [file, *(each for each in beside if each.is_file())]
+
+
+def unfit(path: Path, found: str, remedy: str) -> ConfigError:
+    """Return what is raised where adapters cannot be begun as: what was found there, and what to do."""
+    return ConfigError(f"model.lora.start: '{path}' {found}, so training cannot begin with it. {remedy}.")
 
 
 def save_lora(pipeline_name: str, folder: Path, name: str, module: Any) -> None:

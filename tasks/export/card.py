@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -15,6 +16,9 @@ from tasks.export.usage import Usage, snippet
 from tasks.figures.evaluations import Figures
 from tasks.inputs.base_model import BaseModel
 from tasks.inputs.prompts import prompt_set
+
+if TYPE_CHECKING:
+    from models.weights.lora import LoraSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class About:
     """Figures of this one; nothing when it was not evaluated."""
     picture: str | None
     """File with images before and after, relative to the card."""
+    lora: LoraSpec | None
+    """The adapters that were trained, if any."""
 
 
 def model_card(about: About, usage: Usage | None) -> str:
@@ -151,15 +157,14 @@ def _use(about: About, usage: Usage | None) -> str:
     lines = ["## Use", "", intro, "", fenced(snippet(usage), "python")]
     if usage.base is not None and about.base.source != "hub":
         lines += ["", f"{in_code(usage.base)} is the folder of the base model; {_whereabouts(about)}"]
-    lines += _strength(about.config)
+    lines += _strength(about.lora)
     notes = [*usage.call.differences, *_solver_note(about.config), *_dtype_note(usage)]
     if notes:
         lines += ["", "What plain diffusers does differently:", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines)
 
 
-def _strength(config: RunConfig) -> Sequence[str]:
-    lora = config.model.lora
+def _strength(lora: LoraSpec | None) -> Sequence[str]:
     if lora is None:
         return ()
     return (
@@ -196,10 +201,13 @@ def _origin(about: About) -> str:
         "unknown": "unknown: the base model's folder states none. Find out before you share these weights.",
         "other": f"see {in_link(str(base.license.link), str(base.license.link))}, the base model's.",
     }
+    lora = about.config.model.lora
+    begun = [] if lora is None or lora.start is None else [f"- Training began with {in_code(Path(lora.start).name)}."]
     return "\n".join(
         [
             "## Origin",
             "",
+            *begun,
             f"- License: {stated.get(base.license.id, f'{in_markdown(base.license.id)}, as the base model states.')}",
             f"- Policy: {in_code(about.policy)}, digest {in_code(about.digest)}",
             f"- Prompts: {in_code(about.prompts)}",

@@ -224,7 +224,7 @@ def _what_matters(config: RunConfig) -> dict[str, Any]:
         "algorithm": optimize.algorithm.name,
         "base": model.path.rstrip("/").split("/")[-1] if model.path else model.build and model.build.name,
         "family": model.policy,
-        "trained": "all weights" if lora is None else f"LoRA rank {lora.rank}, alpha {lora.alpha}",
+        "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
         "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
         "sampler": rollout.sampler.name,
         "plan": rollout.plan.name,

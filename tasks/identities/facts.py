@@ -15,7 +15,7 @@ from storage.lineage import RunFolder
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import checkpoint_identity, critic_folder, model_identity
+from tasks.inputs.sources import adapter_identity, checkpoint_identity, critic_folder, model_identity
 
 #: By what name stages that compute with a critic have what it began as, where that is not the base model.
 _CRITIC = "critic_base"
@@ -47,11 +47,24 @@ class RunFacts:
     def checkpoint_identity(self) -> dict[str, str]:
         """What makes the checkpoint that training starts from this one; as recorded where its folder is gone."""
         folder = Path(str(self.config.model.checkpoint))
-        for entry in reversed(self.run.made(0, "policy")) if self.reads or not folder.is_dir() else ():
+        known = self._recorded_start("checkpoint") if self.reads or not folder.is_dir() else None
+        return known or checkpoint_identity(folder)
+
+    @cached_property
+    def adapter_identity(self) -> dict[str, str]:
+        """What makes the adapters that training starts from these ones; as recorded where their file is gone."""
+        lora = self.config.model.lora
+        assert lora is not None
+        path = Path(str(lora.start))
+        known = self._recorded_start("start") if self.reads or not path.expanduser().exists() else None
+        return known or adapter_identity(path)
+
+    def _recorded_start(self, name: str) -> dict[str, str] | None:
+        for entry in reversed(self.run.made(0, "policy")):
             manifest = self.store.manifest(entry.ref)
-            if manifest is not None and "checkpoint" in manifest.options:
-                return dict(manifest.options["checkpoint"])
-        return checkpoint_identity(folder)
+            if manifest is not None and name in manifest.options:
+                return dict(manifest.options[name])
+        return None
 
     @cached_property
     def renderer_identity(self) -> dict[str, Any]:

@@ -10,19 +10,21 @@ from tasks.identities.nodes import Node
 
 
 class PolicyIdentity(Identity):
-    """The base model itself, or adapters beside it, fresh or of a checkpoint; with one, all weights may be its."""
+    """The base model itself, or adapters beside it, fresh or others'; all weights may be those of a checkpoint."""
 
     name = "policy"
     kind = "policies"
 
     def options(self) -> Mapping[str, Any]:
-        """What is trained, and what it starts from: a checkpoint, or the seed of fresh LoRA weights."""
+        """What is trained, and what it starts from: a checkpoint, adapters of a file, or the seed of fresh ones."""
         model = self.config.model
         start = {} if model.checkpoint is None else {"checkpoint": self.facts.checkpoint_identity}
         if model.lora is None:
             return {"trained": "full", **start}
+        if model.lora.start is not None:
+            start["start"] = self.facts.adapter_identity
         seed = {} if start else {"seed": self.config.run.seed}
-        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
+        return {"trained": "lora", "lora": model.lora.model_dump(mode="json", exclude={"start"}), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

@@ -14,6 +14,7 @@ from models.policies import EMBEDDED_GUIDANCE
 from models.policies.attention import attention_identity
 from models.policies.base import Policy
 from models.weights.lora import LoraSpec
+from models.weights.lora_start import StartAdapter
 from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import TrajectoryStore
@@ -53,10 +54,17 @@ def algorithm_needs(config: RunConfig) -> AlgorithmNeeds:
 
 
 def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
-    """Return the adapters that are trained, on the family's published targets where the config names none."""
+    """Return the adapters that are trained: those to begin as, or on the targets of the config or the family.
+
+    Raises:
+        ConfigError: those to begin as cannot be read, or are others than the config says.
+    """
     lora = config.model.lora
     if lora is None:
         return None
+    if lora.start is not None:
+        start: StartAdapter = family.read_adapter(lora.start)
+        return start.spec(rank=lora.said("rank"), alpha=lora.said("alpha"), targets=lora.said("targets"))
     return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
 
 

@@ -30,6 +30,7 @@ from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
 from models.sizes.shapes import Architecture
 from models.weights.shared_checkpoints import SharedCheckpoint
+from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.
@@ -87,6 +88,20 @@ def _check_source(config: RunConfig) -> None:
             raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     if config.model.checkpoint is not None:
         SharedCheckpoint(Path(config.model.checkpoint))
+    _check_start(config)
+
+
+def _check_start(config: RunConfig) -> None:
+    """Check that adapters to begin as are there, and those that the config says."""
+    lora = config.model.lora
+    if lora is None or lora.start is None:
+        return
+    if config.model.checkpoint is not None:
+        raise ConfigError(
+            "model.lora.start: training would begin with these adapters and with those of model.checkpoint. Leave one "
+            "of the two out."
+        )
+    lora_spec(config, resolve(POLICIES, config.model.policy, what="model.policy"))
 
 
 def _check_base(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.model import ModelSection
+from models.weights.lora_files import adapter_files
 from storage.commit import ArtifactStore
 from storage.hashes import file_hashes
 from storage.layout import PARTS, ArtifactRef
@@ -91,6 +92,17 @@ def checkpoint_identity(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise ConfigError(f"model.checkpoint: there is no folder '{folder}'. Name one that dcp.save() wrote.")
     return file_hashes(folder, sorted(file.name for file in folder.iterdir() if file.is_file()))
+
+
+def adapter_identity(path: Path) -> dict[str, str]:
+    """Return what makes adapters these ones: a checksum of every file that is read of them.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    files = adapter_files(path)
+    folder = files[0].parent
+    return file_hashes(folder, sorted(file.relative_to(folder).as_posix() for file in files))
 
 
 def changed_files(section: ModelSection) -> list[str] | None:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.fingerprint import canonical_json
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
 from tasks.inputs.sources import ABOUT_POLICY, Weights
 from tasks.stages.stage import Output, Shard, Stage
 
@@ -34,14 +37,14 @@ class PolicyStage(Stage):
         return [Shard(SHARD)]
 
     def load(self) -> None:
-        """The fresh adapters, if there are any; of what a checkpoint has, the shapes."""
-        if self.config.model.checkpoint is not None:
+        """The fresh adapters, if there are any; of what others wrote, the shapes."""
+        if self.config.model.checkpoint is not None or _adapter_of(self.config):
             self._shapes = self.host.fresh().shapes()
         elif self.config.model.lora is not None:
             self._fresh = self.host.fresh().state()
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Write a checkpoint's weights, or fresh LoRA weights; else the base model is the policy: nothing is copied."""
+        """Write the weights of others, or fresh LoRA weights; else the base model is the policy: nothing is copied."""
         (folder / ABOUT_POLICY).write_text(canonical_json(self.identity.options()))
         weights = self._weights()
         if weights:
@@ -56,4 +59,12 @@ class PolicyStage(Stage):
             from models.weights.shared_checkpoints import SharedCheckpoint
 
             return SharedCheckpoint(Path(model.checkpoint)).read(self._shapes or self.host.fresh().shapes())
+        adapter = _adapter_of(self.config)
+        if adapter is not None:
+            family = resolve(POLICIES, model.policy, what="model.policy")
+            return family.read_adapter(adapter).weights(self._shapes or self.host.fresh().shapes())  # type: ignore[no-any-return]
         return {} if model.lora is None else self._fresh or self.host.fresh().state()
+
+
+def _adapter_of(config: RunConfig) -> str | None:
+    return None if config.model.lora is None else config.model.lora.start

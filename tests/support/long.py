@@ -124,6 +124,7 @@ _ALIKE = (
 _SELDOM = re.compile(rf"\[(?:.*-)?(?:{'|'.join(_ALIKE)})(?:-.*)?\]$")
 _ALWAYS = (
     "test_ode_equals_the_pipeline",
+    "test_what_the_family_exports_",
     "test_replay_equals_the_rollout_exactly",
     "test_the_exported_lora_gives_our_images_in_plain_diffusers",
     "test_a_scheduler_that_cannot_be_followed_is_refused",
@@ -141,7 +142,7 @@ _ALWAYS = (
 def is_long(nodeid: str) -> bool:
     """Return whether a test is one of them."""
     path, _, name = nodeid.partition("@")[0].partition("::")
-    if path == "tests/contracts/test_policies.py" and _SELDOM.search(name):
+    if path in ("tests/contracts/test_policies.py", "tests/contracts/test_lora_start.py") and _SELDOM.search(name):
         # Of those with and without guidance, the ones with.
         return not name.startswith(_ALWAYS) or name.endswith("-1.0]")
     return any(name == each or name.startswith(f"{each}[") for each in LONG.get(path, ()))

@@ -17,11 +17,13 @@ from tasks.export.files import INDEX, copy_licenses, store_guider, store_schedul
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
+from tasks.inputs.components import lora_spec
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
+    from models.weights.lora import LoraSpec
     from tasks.kinds.kind import Exporting
 
 #: Columns of the picture before and after.
@@ -49,7 +51,8 @@ class PipelineExport:
         usage = None if call is None else self._usage(policy, target, base, call)
         if usage is not None:
             (target / "generation.json").write_text(json.dumps(usage.plain(), indent=2, ensure_ascii=False) + "\n")
-        (target / "README.md").write_text(model_card(self._about(base, picture), usage))
+        lora = lora_spec(self._config, type(policy))
+        (target / "README.md").write_text(model_card(self._about(base, picture, lora), usage))
 
     @property
     def _steps(self) -> int:
@@ -96,7 +99,7 @@ class PipelineExport:
             fps=config.rollout.media.fps if config.model.frames > 1 else None,
         )
 
-    def _about(self, base: BaseModel, picture: str | None) -> About:
+    def _about(self, base: BaseModel, picture: str | None, lora: LoraSpec | None) -> About:
         trained, model, prompts = self._inputs
         return About(
             config=self._config,
@@ -109,6 +112,7 @@ class PipelineExport:
             before=evaluation_figures(self._context, 0),
             after=evaluation_figures(self._context, self._identity.epoch),
             picture=picture,
+            lora=lora,
         )
 
     @property

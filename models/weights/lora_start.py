@@ -1,0 +1,277 @@
+"""Adapters that others trained, as a start: files of peft, diffusers, kohya's scripts and ai-toolkit, read as one form.
+
+Names of other trainers are mapped by the pipelines' own ``lora_state_dict``, as ``load_lora_weights`` does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from models.libraries import diffusers_class, quiet_libraries, read_json
+from models.weights.lora import LoraSpec, targeted
+from models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+#: What names of tensors have that are no low-rank adapters of weights, and what such adapters are called.
+_OTHERS = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "lokr_": "LoKr",
+    "hada_": "LoHa",
+    "oft_": "OFT",
+    "lora_mid": "LoCon with a middle matrix",
+    ".diff": "differences of whole weights",
+    "lora_embedding_": "adapters of embeddings",
+}
+_SIDES = re.compile(r"^(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The adapter of a layer: what it adds to the weight is ``scale`` * ``up`` @ ``down``."""
+
+    down: Tensor
+    """(rank, inputs) or, of a convolution, (rank, inputs, ...)."""
+    up: Tensor
+    """(outputs, rank) or (outputs, rank, 1, ...)."""
+    alpha: float
+    """What the scale is of, in ``alpha / rank``."""
+
+
+class StartAdapter:
+    """Adapters by ``module.layer``, the names that the model's folder and its own library have for both."""
+
+    def __init__(self, path: Path, layers: Mapping[str, Layer], *, within: str = "") -> None:
+        """Keep them.
+
+        Args:
+            path: where they are, for messages.
+            layers: by ``module.layer``.
+            within: what names of layers begin with that other models of the same backbone, such as critics, lack.
+
+        Raises:
+            ConfigError: they have several ranks.
+        """
+        self._path, self._layers, self._within = path, layers, within
+        ranks = sorted({len(layer.down) for layer in layers.values()})
+        if len(ranks) != 1:
+            raise unfit(path, f"has layers of the ranks {', '.join(map(str, ranks))}", "Give one of a single rank")
+        self.rank: int = ranks[0]
+
+    @property
+    def alpha(self) -> int:
+        """Alpha of all layers, or the rank where they have several or a broken one: scales are then in the weights."""
+        alphas = {layer.alpha for layer in self._layers.values()}
+        alpha = alphas.pop()
+        return self.rank if alphas or alpha != int(alpha) else int(alpha)
+
+    def spec(self, *, rank: int | None, alpha: int | None, targets: Sequence[str] | None) -> LoraSpec:
+        """Return the adapters to train: these.
+
+        Args:
+            rank: what the config says, if anything; so with what follows.
+            alpha: likewise.
+            targets: likewise, suffixes of layers' names.
+
+        Raises:
+            ConfigError: the config says something else.
+        """
+        for name, said, number in (("rank", rank, self.rank), ("alpha", alpha, self.alpha)):
+            if said is not None and said != number:
+                remedy = f"Write model.lora.{name}={number}, or leave it out"
+                raise unfit(self._path, f"has {name} {number}, and model.lora.{name} is {said}", remedy)
+        names = sorted({name.partition(".")[2].removeprefix(self._within) for name in self._layers})
+        beside = [name for name in names if targets is not None and not targeted(name, targets)]
+        if beside:
+            found = f"is also on '{beside[0]}', which no entry of model.lora.targets names"
+            raise unfit(self._path, found, "Leave model.lora.targets out: the layers are then the adapter's")
+        return LoraSpec(rank=self.rank, alpha=self.alpha, targets=tuple(names if targets is None else targets))
+
+    def weights(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Return the trained parameters by name, float32 on the CPU.
+
+        Args:
+            shapes: of the parameters of fresh adapters of ``spec``, by ``module.layer.lora_A.default.weight``.
+
+        Raises:
+            ConfigError: the model has other layers, or of other sizes.
+        """
+        given = dict(self._parameters())
+        for name in sorted(shapes.keys() | given.keys()):
+            layer = name.rpartition(".lora_")[0]
+            if name not in shapes:
+                raise unfit(self._path, f"is on '{layer}', which the model does not have", _OTHER_MODEL)
+            if name not in given:
+                remedy = "Leave model.lora.targets out, or give an adapter of all layers that these name"
+                raise unfit(self._path, f"has nothing for '{layer}', which would be trained", remedy)
+            if shapes[name] != given[name].shape:
+                found = f"has {tuple(given[name].shape)} for '{name}', where the model takes {tuple(shapes[name])}"
+                raise unfit(self._path, found, _OTHER_MODEL)
+        return given
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        alpha = self.alpha
+        for name, layer in self._layers.items():
+            yield f"{name}.lora_A.default.weight", layer.down.float().contiguous()
+            up = layer.up.float()
+            yield (
+                f"{name}.lora_B.default.weight",
+                (up if layer.alpha == alpha else up * (layer.alpha / alpha)).contiguous(),
+            )
+
+
+_OTHER_MODEL = "Give an adapter of this model"
+
+
+def peft_adapter(path: str | Path, module: str) -> StartAdapter:
+    """Read a folder that ``PeftModel.save_pretrained`` wrote for a language model.
+
+    Args:
+        path: the folder.
+        module: the adapted module's name.
+
+    Raises:
+        ConfigError: it is none, or holds something else than low-rank adapters of weights.
+    """
+    file = adapter_file(Path(path))
+    if not _is_peft(file):
+        raise unfit(Path(path), f"has no {PEFT_CONFIG}", "Give a folder that peft's save_pretrained() wrote")
+    layers = dict(_peft_layers(file, module))
+    (first, *others) = {name.split(".")[1] for name in layers}
+    return StartAdapter(Path(path), layers, within="" if others else f"{first}.")
+
+
+def pipeline_adapter(path: str | Path, pipeline_name: str, modules: Sequence[str]) -> StartAdapter:
+    """Read an adapter of a diffusers pipeline's denoisers.
+
+    Args:
+        path: a safetensors file, or a folder with one; of a second denoiser, in the folder's folder of its name.
+        pipeline_name: the diffusers class.
+        modules: the denoisers' names.
+
+    Raises:
+        ConfigError: there is none, or it holds something else than low-rank adapters of the denoisers' weights.
+    """
+    quiet_libraries()
+    layers = dict(_pipeline_layers(adapter_file(Path(path)), pipeline_name, modules[0]))
+    for module in modules[1:]:
+        if (Path(path) / module).is_dir():
+            found = _pipeline_layers(adapter_file(Path(path) / module), pipeline_name, modules[0])
+            layers |= {f"{module}.{name.partition('.')[2]}": layer for name, layer in found}
+    return StartAdapter(Path(path), layers)
+
+
+def _is_peft(file: Path) -> bool:
+    return (file.parent / PEFT_CONFIG).is_file() and file.name == PEFT_FILE
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise unfit(file, f"cannot be read ({error})", "Copy it again") from None
+    for name in tensors:
+        kind = next((kind for part, kind in _OTHERS.items() if part in name), None)
+        if kind is not None:
+            remedy = "Merge it into the model's weights and start from those"
+            raise unfit(file, f"holds '{name}', which is {kind}", remedy)
+    return tensors
+
+
+def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
+    about = read_json(file.parent / PEFT_CONFIG)
+    for name, fits in (("use_dora", (False, None)), ("modules_to_save", (None, [])), ("bias", ("none", None))):
+        if about.get(name) not in fits:
+            found = f"has '{name}: {about[name]}' in its {PEFT_CONFIG}"
+            raise unfit(file.parent, found, "Merge it into the model's weights and start from those")
+    tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in _read(file).items()}
+    yield from _paired(file, {f"{module}.{name}": tensor for name, tensor in tensors.items()}, module, about, {})
+
+
+def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tuple[str, Layer]]:
+    if _is_peft(file):
+        yield from _peft_layers(file, module)
+        return
+    raw = _read(file)
+    loader = diffusers_class(pipeline_name)
+    if not hasattr(loader, "lora_state_dict"):
+        # Its transformer reads what pipelines of others write.
+        loader = diffusers_class("WanPipeline")
+    more = {"return_alphas": True} if pipeline_name.startswith("Flux") else {}
+    try:
+        found = loader.lora_state_dict(
+            str(file.parent),
+            weight_name=file.name,
+            use_safetensors=True,
+            local_files_only=True,
+            return_lora_metadata=True,
+            **more,
+        )
+    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise unfit(file, f"cannot be read as an adapter of {pipeline_name} ({said})", _OTHER_MODEL) from None
+    tensors, about, alphas = dict(found[0]), found[-1] or {}, (found[1] if len(found) == 3 else None) or {}
+    if not any(name.startswith(f"{module}.") for name in tensors):
+        # What a model's own save_lora_adapter() writes has no name of the model before.
+        tensors = {f"{module}.{name}": tensor for name, tensor in tensors.items()}
+    tensors = _in_peft_form(tensors)
+    if not tensors:
+        raise unfit(file, f"has nothing for {pipeline_name} among its {len(raw)} tensors", _OTHER_MODEL)
+    about = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
+    yield from _paired(file, tensors, module, about, _by_layer(alphas))
+
+
+def _by_layer(alphas: Mapping[str, Any]) -> dict[str, float]:
+    """Return the alphas that a loader found by layer; those of UNets are named as the matrices are."""
+    named = _in_peft_form({name.removesuffix(".alpha"): value for name, value in alphas.items()})
+    found = {name: _SIDES.match(name) for name in named}
+    return {match["layer"] if (match := found[name]) else name: float(value) for name, value in named.items()}
+
+
+def _in_peft_form(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by peft's names of the two matrices (diffusers' ``convert_unet_state_dict_to_peft``)."""
+    from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
+
+    done = all(".lora_A." in name or ".lora_B." in name for name in tensors)
+    return dict(tensors if done else convert_unet_state_dict_to_peft(tensors))
+
+
+def _paired(
+    file: Path, tensors: Mapping[str, Tensor], module: str, about: Mapping[str, Any], alphas: Mapping[str, float]
+) -> Iterator[tuple[str, Layer]]:
+    sides: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        found = _SIDES.match(name)
+        if found is None or not name.startswith(f"{module}."):
+            raise unfit(file, f"holds '{name}'", f"Give an adapter of {module} alone; nothing else is trained")
+        sides.setdefault(found["layer"], {})[found["side"]] = tensor
+    unknown = sorted(alphas.keys() - sides.keys())
+    if unknown:
+        raise unfit(file, f"has an alpha for '{unknown[0]}' and no matrices", "Copy it again")
+    for layer, both in sides.items():
+        if both.keys() != {"A", "B"}:
+            raise unfit(file, f"has one matrix alone of '{layer}'", "Copy it again")
+        rank = len(both["A"])
+        alpha = _alpha_of(layer.partition(".")[2], rank, about) if about else alphas.get(layer, float(rank))
+        yield layer, Layer(both["A"], both["B"], alpha)
+
+
+def _alpha_of(layer: str, rank: int, about: Mapping[str, Any]) -> float:
+    """Return a layer's alpha by peft's settings; in that of rank-stabilized ones the root of the rank is contained."""
+    from peft.utils.other import get_pattern_key
+
+    pattern = about.get("alpha_pattern") or {}
+    alpha = float(pattern.get(get_pattern_key(pattern.keys(), layer), about.get("lora_alpha", rank)))
+    return alpha * math.sqrt(rank) if about.get("use_rslora") else alpha
