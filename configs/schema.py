@@ -180,6 +180,12 @@ class EvaluateSection(Section):
     """ODE steps; rollout.steps when absent."""
     solver: str = "euler"
     """Deterministic solver."""
+    height: int | None = Field(None, ge=1, le=1 << 16)
+    """Image height in pixels; model.height when absent."""
+    width: int | None = Field(None, ge=1, le=1 << 16)
+    """Image width in pixels; model.width when absent."""
+    frames: int | None = Field(None, ge=1, le=1 << 16)
+    """Frames of a clip; model.frames when absent."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the initial noise, independent of run.seed so that runs compare."""
     judges: tuple[RewardSection, ...] = ()

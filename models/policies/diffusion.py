@@ -6,8 +6,9 @@ Legend: B rows, ... latent dims, H W image pixels, T steps.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -111,6 +112,16 @@ class DiffusionPolicy(Policy):
             vae_tiling=section.vae_tiling,
             empty=empty,
         )
+
+    @contextmanager
+    def sized(self, *, height: int, width: int, frames: int) -> Iterator[None]:
+        """Make images or clips of another size: what depends on it is computed anew for every call."""
+        before = self.settings
+        self.settings = replace(before, height=height, width=width, frames=frames)
+        try:
+            yield
+        finally:
+            self.settings = before
 
     @classmethod
     def trained_parts(cls, config: RunConfig) -> frozenset[Part]:

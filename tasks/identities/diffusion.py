@@ -10,7 +10,7 @@ from configs.schema import RunConfig
 from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
 from tasks.identities.kinds import KindIdentity
 from tasks.identities.nodes import has_gradients
-from tasks.inputs.components import algorithm_needs, call_options, media_options
+from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, media_options
 
 
 class DiffusionIdentity(KindIdentity):
@@ -70,4 +70,4 @@ def _drawn(config: RunConfig) -> dict[str, Any]:
     """Return what images of an evaluation are drawn with."""
     section = config.evaluate
     steps = section.steps or config.rollout.steps
-    return {"steps": steps, "solver": section.solver, "model": call_options(config)}
+    return {"steps": steps, "solver": section.solver, "model": call_options(as_evaluated(config))}

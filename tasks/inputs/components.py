@@ -113,6 +113,13 @@ def call_options(config: RunConfig) -> dict[str, Any]:
     return {**size, **clip, **tiles, **guided, "attention": attention_identity(model.attention)}
 
 
+def as_evaluated(config: RunConfig) -> RunConfig:
+    """Return the config with the model called as evaluations call it: they may be of another size than rollouts."""
+    sizes = {name: getattr(config.evaluate, name) for name in ("height", "width", "frames")}
+    changed = {name: size for name, size in sizes.items() if size is not None}
+    return config.model_copy(update={"model": config.model.model_copy(update=changed)}) if changed else config
+
+
 def decode_rows(config: RunConfig) -> int:
     """Return how many images or clips are decoded at a time."""
     execution = config.execution

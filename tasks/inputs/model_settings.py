@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
 from models.sizes.shapes import Architecture
 from models.weights.shared_checkpoints import SharedCheckpoint
-from tasks.inputs.components import lora_spec
+from tasks.inputs.components import as_evaluated, lora_spec
 from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.
@@ -52,6 +53,7 @@ def check_model(config: RunConfig) -> None:
     _check_clips(config)
     _check_base(config)
     _check_size(config)
+    _check_evaluated(config)
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
@@ -196,6 +198,31 @@ def _check_size(config: RunConfig) -> None:
                 f"model.{name} is {size}, but '{model.path}' has positions for {most} pixels at most. Set it to {most} "
                 "or less."
             )
+
+
+def _check_evaluated(config: RunConfig) -> None:
+    """Check the size of evaluations, where it is another than that of rollouts."""
+    evaluated, family = as_evaluated(config), config.model.policy
+    if evaluated is config:
+        return
+    if most_images(family, config.model.options):
+        raise ConfigError(
+            f"evaluate: height, width and frames are set, but prompts of model.policy '{family}' come with images, "
+            "which are encoded in the size of rollouts alone. Remove them."
+        )
+    if (evaluated.model.frames > 1) != (config.model.frames > 1):
+        raise ConfigError(
+            f"evaluate.frames is {evaluated.model.frames} and model.frames is {config.model.frames}: one makes images "
+            "and the other clips, which rewards and stores tell apart. Set both to 1, or both to more."
+        )
+    try:
+        _check_clips(evaluated)
+        _check_base(evaluated)
+        _check_size(evaluated)
+    except ConfigError as error:
+        # They speak of the model's settings.
+        said = re.sub(r"\bmodel\.(height|width|frames)\b", r"evaluate.\1", str(error))
+        raise ConfigError(said) from None
 
 
 def _check_clips(config: RunConfig) -> None:

@@ -12,6 +12,7 @@ from models.sizes.architectures import architecture_of, meta_denoiser
 from models.weights.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
+from tasks.inputs.components import as_evaluated
 from tasks.inputs.model_settings import image_tokens, text_tokens
 
 
@@ -127,11 +128,13 @@ def _check_tokens(config: RunConfig) -> None:
             "of their own, which cannot be shared out evenly. Set it to 1."
         )
     token_plan(meta_denoiser(architecture), degree)
-    image = image_tokens(config, architecture)
-    if image % degree:
-        raise ConfigError(
-            f"{where}, but a row has {image} tokens, which that does not divide. Change model.height or model.width."
-        )
+    for section, called in (("model", config), ("evaluate", as_evaluated(config))):
+        image = image_tokens(called, architecture)
+        if image % degree:
+            raise ConfigError(
+                f"{where}, but a row has {image} tokens, which that does not divide. Change {section}.height or "
+                f"{section}.width."
+            )
     text = text_tokens(config, architecture)
     if text % degree:
         raise ConfigError(

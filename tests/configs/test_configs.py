@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -263,6 +263,7 @@ JSON = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(), JSON))
 def test_fingerprint_ignores_key_order_and_number_spelling(data: dict[str, Any]) -> None:
     assert fingerprint(data) == fingerprint(dict(reversed(data.items())))

@@ -65,6 +65,7 @@ _KLEIN = {
     "prompts.image": "image",
     "evaluate.steps": 10,
     "evaluate.height": 1024,
+    "evaluate.width": 1024,
     **lora(64, 128, [*_FLUX2, "attn.to_qkv_mlp_proj"]),
 }
 
@@ -84,6 +85,7 @@ PUBLISHED: Mapping[str, Publication] = {
                 **noise("flow_sde", noise_level=1.0),
                 "evaluate.steps": 28,
                 "evaluate.height": 1024,
+                "evaluate.width": 1024,
                 **lora(64, 128, [*_FLUX2, "attn.to_qkv_mlp_proj"]),
             },
         },
@@ -125,6 +127,7 @@ PUBLISHED: Mapping[str, Publication] = {
                 "model.options.reference_area": 384 * 384,
                 "evaluate.steps": 40,
                 "evaluate.height": 1024,
+                "evaluate.width": 1024,
             },
             "model": lora(64, 128, QWEN_IMAGE),
         },
@@ -166,6 +169,7 @@ PUBLISHED: Mapping[str, Publication] = {
                 "optimize.learning_rate": 1e-4,
                 "evaluate.steps": 28,
                 "evaluate.height": 720,
+                "evaluate.width": 720,
                 "evaluate.frames": 21,
                 **lora(64, 128, [*WAN_ATTENTION, "ffn.net.0.proj", "ffn.net.2"]),
             },

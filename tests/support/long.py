@@ -121,6 +121,7 @@ _ALIKE = (
     "wan22_ti2v",
     "wan22_ti2v_i2v",
 )
+_BY_FAMILY = tuple(f"tests/contracts/test_{name}.py" for name in ("policies", "lora_start", "sizes"))
 _SELDOM = re.compile(rf"\[(?:.*-)?(?:{'|'.join(_ALIKE)})(?:-.*)?\]$")
 _ALWAYS = (
     "test_ode_equals_the_pipeline",
@@ -142,7 +143,7 @@ _ALWAYS = (
 def is_long(nodeid: str) -> bool:
     """Return whether a test is one of them."""
     path, _, name = nodeid.partition("@")[0].partition("::")
-    if path in ("tests/contracts/test_policies.py", "tests/contracts/test_lora_start.py") and _SELDOM.search(name):
+    if path in _BY_FAMILY and _SELDOM.search(name):
         # Of those with and without guidance, the ones with.
         return not name.startswith(_ALWAYS) or name.endswith("-1.0]")
     return any(name == each or name.startswith(f"{each}[") for each in LONG.get(path, ()))

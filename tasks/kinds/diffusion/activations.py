@@ -20,7 +20,7 @@ from models.sizes.footprints import Footprints
 from models.sizes.shapes import Architecture
 from models.weights.lora import LoraSpec
 from tasks.algorithms.base import Requirements
-from tasks.inputs.components import lora_spec
+from tasks.inputs.components import as_evaluated, lora_spec
 from tasks.inputs.prompts import uses_guidance
 
 #: Height and width that every family's small pipeline can make.
@@ -56,11 +56,13 @@ def measure_activations(config: RunConfig, requires: Requirements) -> Activation
     if architecture is None:
         return None
     family = resolve(POLICIES, config.model.policy, what="model.policy")
-    traced = footprints_of(config, architecture, lora_spec(config, family))
+    spec, larger = lora_spec(config, family), as_evaluated(config)
+    traced = footprints_of(config, architecture, spec)
+    evaluated = traced if larger is config else footprints_of(larger, architecture, spec)
     return Activations(
-        sampling=traced.sampling(),
+        sampling=max(traced.sampling(), evaluated.sampling()),
         training=traced.training(),
-        decoding=traced.decoding(),
+        decoding=max(traced.decoding(), evaluated.decoding()),
         kept=traced.keeping() if requires.rewards else 0,
         following=traced.following() if requires.rewards or requires.gradients else 0,
         stored=traced.stored(),

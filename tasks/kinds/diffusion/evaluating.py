@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.model import ModelSection
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
-from models.policies.diffusion import noise_levels
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser, noise_levels
 from storage.trajectories.base import Sample
-from tasks.inputs.components import make_solver
+from tasks.inputs.components import as_evaluated, make_solver
 from tasks.inputs.sources import Weights
 from tasks.kinds.diffusion.finals import Finals
+from tasks.kinds.diffusion.in_step import InStep
 from tasks.kinds.diffusion.velocities import SamplingModels
 from tasks.kinds.kind import Job, Making
 from tasks.runs.seeds import derive, generator
@@ -38,9 +40,15 @@ class EvaluationMaker:
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:
         """Sample one batch; it is padded to one size so that the same kernels run whatever the shard."""
+        policy, velocities = self._models.held()
+        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+            return self._sampled(jobs, policy, velocities)
+
+    def _sampled(
+        self, jobs: Sequence[Job], policy: DiffusionPolicy, velocities: TrainableDenoiser | InStep
+    ) -> list[Sample]:
         section, size = self._config.evaluate, self._config.execution.rollout_batch_size
         padded = [*jobs, *[jobs[-1]] * (size - len(jobs))]
-        policy, velocities = self._models.held()
         seeds = [derive(section.seed, "evaluate", job.prompt.id, job.replica) for job in padded]
         sigmas = noise_levels(policy, section.steps or self._config.rollout.steps)
         conditioning = self._models.conditioning([job.prompt for job in padded])
@@ -70,6 +78,11 @@ class EvaluationMaker:
             )
             for row, job in enumerate(jobs)
         ]
+
+
+def sizes_of(model: ModelSection) -> dict[str, int]:
+    """Return the size of images or clips, as ``DiffusionPolicy.sized`` takes it."""
+    return {"height": model.height, "width": model.width, "frames": model.frames}
 
 
 def no_noise(step: int) -> torch.Tensor:

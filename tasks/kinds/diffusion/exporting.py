@@ -17,9 +17,10 @@ from tasks.export.files import INDEX, copy_licenses, store_guider, store_schedul
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
-from tasks.inputs.components import lora_spec
+from tasks.inputs.components import as_evaluated, lora_spec
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
+from tasks.kinds.diffusion.evaluating import sizes_of
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class PipelineExport:
         policy = cast(DiffusionPolicy, self._host.exportable(self._inputs[0], Weights.AVERAGE).policy)
         target, base = folder / PIPELINE, self._base()
         negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
-        call = policy.pipeline_call(self._steps, negative)
+        with policy.sized(**sizes_of(as_evaluated(self._config).model)):
+            call = policy.pipeline_call(self._steps, negative)
         self._write_model(policy, target, call)
         (target / "images").mkdir()
         picture = self._draw(target / _PICTURE)

@@ -39,7 +39,7 @@ _FOREIGN: Mapping[str, tuple[type[Section], tuple[str, ...]]] = {
         ("steps", "sampler", "solver", "plan", "same_noise", "own_noise", "latents_dtype", "unconditional", "media"),
     ),
     "optimize": (OptimizeSection, ("guidance_gradient",)),
-    "evaluate": (EvaluateSection, ("steps", "solver")),
+    "evaluate": (EvaluateSection, ("steps", "solver", "height", "width", "frames")),
 }
 
 
