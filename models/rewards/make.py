@@ -124,6 +124,11 @@ def works_on_accelerator(section: RewardSection) -> bool:
     return needs_of(section.name, section.options).accelerated
 
 
+def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
+    """Return whether ranks score with a reward: one on an accelerator, and on several machines, whose cores all do."""
+    return works_on_accelerator(section) or (nodes > 1 and section.server is None)
+
+
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     """Return what a reward needs of its caller, without making it.
 

@@ -84,6 +84,9 @@ class Memory(Protocol):
     def advice(self, config: RunConfig, limit: int) -> list[str]:
         """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
 
+    def less_between(self, config: RunConfig) -> str:
+        """Return what to change so that less of it stays while samples are scored; '' where nothing does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -95,6 +98,8 @@ class Placed:
     """Gradients, moments and averages on the device."""
     host: int
     """In host memory."""
+    pinned: int
+    """Of that, what is pinned: parameters and gradients, and moments that are brought to the device for a step."""
     saved: int
     """Gradients, moments and averages, wherever they lie."""
 
@@ -113,13 +118,19 @@ class Placed:
         """
         parts, moments = execution.holders, 2 * optimizer.moment_bytes * trained
         own, saved, rest = weights // parts, int(trained * MASTER * copies + moments) // parts, int(moments) // parts
+        given = own + trained * MASTER // parts
         if not execution.offload:
-            return cls(weights=own, state=saved, host=0, saved=saved)
+            return cls(weights=own, state=saved, host=0, pinned=0, saved=saved)
         if execution.offload is True:
-            return cls(weights=0, state=0, host=own + saved, saved=saved)
+            return cls(weights=0, state=0, host=own + saved, pinned=given, saved=saved)
         if execution.parameters_in_host:
-            return cls(weights=0, state=rest, host=own + saved - rest, saved=saved)
-        return cls(weights=own, state=saved - rest, host=rest, saved=saved)
+            return cls(weights=0, state=rest, host=own + saved - rest, pinned=given, saved=saved)
+        return cls(weights=own, state=saved - rest, host=rest, pinned=rest, saved=saved)
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """What of it is in host memory, in words."""
+        return {"offloaded, pinned": self.pinned, "offloaded": self.host - self.pinned}
 
 
 def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: OptimizerSizes) -> int:

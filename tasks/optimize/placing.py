@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from models.weights.sharding import local, spread_like
 from tasks.kinds.memory import AT_A_TIME
@@ -136,7 +137,17 @@ def _move(optimizer: Any, parameters: Sequence[nn.Parameter], device: torch.devi
 
 
 def _moved(value: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device; in host memory a whole tensor is pinned, which is copied from faster."""
-    if device.type != "cpu" or value.device.type == "cpu" or type(value) is not torch.Tensor:
+    """Return a copy on the device; one in host memory is pinned, which is copied from faster."""
+    part = local(value)
+    if device.type != "cpu" or part.device.type == "cpu":
         return value.to(device)
-    return torch.empty_like(value, device=device, pin_memory=True).copy_(value)
+    return spread_like(value, _pinned(part), value.shape)
+
+
+def _pinned(value: Tensor) -> Tensor:
+    """Return a copy in pinned host memory, of moments in 8 bits with all they consist of."""
+    if not is_traceable_wrapper_subclass(value):
+        return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value)
+    names, context = value.__tensor_flatten__()
+    inner = {name: _pinned(getattr(value, name)) for name in names}
+    return type(value).__tensor_unflatten__(inner, context, value.shape, value.stride())

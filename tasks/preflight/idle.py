@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from configs.load import override_config
 from configs.schema import RunConfig
-from models.rewards.make import works_on_accelerator
+from models.rewards.make import scored_by_ranks
 from tasks.kinds.cost import Cost
 from tasks.kinds.kind import make_kind
 from tasks.runs.cuts import encoding_cuts, evaluation_cuts, idle_share, rollout_cuts
@@ -44,10 +45,11 @@ class Dealt(NamedTuple):
 def idle_shares(config: RunConfig, cost: Cost) -> list[Idle]:
     """Return what every stage leaves idle that the processes of a run share, in the order of the work."""
     encode = sum(cost.prompts.values()) if make_kind(config).encodes else 0
+    by_ranks = partial(scored_by_ranks, nodes=config.execution.nodes)
     on_ranks = {
         "encode": encode > 0,
-        "score": any(map(works_on_accelerator, config.scored)),
-        "judge": any(map(works_on_accelerator, (*config.rewards, *config.evaluate.judges))),
+        "score": any(map(by_ranks, config.scored)),
+        "judge": any(map(by_ranks, (*config.rewards, *config.evaluate.judges))),
     }
     return [_idle(config, cost, stage) for stage in _DEALT if on_ranks.get(stage, True)]
 

@@ -133,11 +133,16 @@ class RunMemory:
             return found
         if self.phases[SCORE] - self.rewards.activations < limit:
             return [*found, "score: lower rewards[].batch_size"]
+        less = self.policy.less_between(config) if self.rewards.weights + self.rewards.activations < limit else ""
         return [
             *found,
-            "score: let a server on another GPU score ('flowmill serve-reward', rewards[].server), or give the models "
-            "of rewards a device of their own (rewards[].device)",
+            f"score: {less and f'{less}, '}let a server on another GPU score ('flowmill serve-reward', "
+            "rewards[].server), or give the models of rewards a device of their own (rewards[].device)",
         ]
+
+    def less_between(self, config: RunConfig) -> str:
+        """Return what to change so that less of the policy stays while samples are scored; '' where nothing does."""
+        return self.policy.less_between(config)
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:

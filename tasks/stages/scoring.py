@@ -15,7 +15,7 @@ from configs.errors import StoreError
 from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
-from models.rewards.make import needs_of, works_on_accelerator
+from models.rewards.make import needs_of, scored_by_ranks, works_on_accelerator
 from storage.contents import Contents
 from storage.layout import ArtifactRef
 from storage.tables import write_rows
@@ -54,8 +54,7 @@ class Scoring(Stage):
     @property
     def on_ranks(self) -> bool:
         """True for a reward on an accelerator, and where there are several machines, whose cores all score."""
-        several = self.config.execution.nodes > 1 and self.section.server is None
-        return self.needs_accelerator or several
+        return scored_by_ranks(self.section, nodes=self.config.execution.nodes)
 
     def shards(self) -> list[Shard]:
         """The shards of the samples, or several of them as one where a reward compares samples of a group."""

@@ -161,6 +161,11 @@ class DenoiserMemory:
         """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
         return _advice(config, self, limit)
 
+    def less_between(self, config: RunConfig) -> str:
+        """Return what to change so that less of it stays while samples are scored; '' where nothing does."""
+        execution = config.execution
+        return "" if execution.ranks == 1 or execution.sampling == "spread" else less_to_sample(config)
+
 
 def denoiser_memory(
     config: RunConfig,
@@ -250,7 +255,7 @@ def _host(config: RunConfig, row: Activations, placed: Placed, *, read: int, dec
         "autoencoder at rest": decoder,
         "checkpoints": placed.saved,
         "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
-        "offloaded, pinned": placed.host,
+        **placed.lines,
     }
     return {what: size for what, size in found.items() if size}
 

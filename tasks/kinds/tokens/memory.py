@@ -128,6 +128,10 @@ class LanguageMemory:
         """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
         return [f"{phase}: {self._change(config, phase, limit)}" for phase, size in self.phases.items() if size > limit]
 
+    def less_between(self, config: RunConfig) -> str:
+        """Return '': who draws texts holds its weights whole."""
+        return ""
+
     def _change(self, config: RunConfig, phase: str, limit: int) -> str:
         execution, model = config.execution, config.model
         sampling = phase in ("rollout", "re-score")

@@ -34,8 +34,8 @@ class Role:
     """Bytes while it is trained: with fsdp this rank's part, and whole blocks at work."""
     state: int
     """Bytes of gradients, moments, and copies of what is trained."""
-    offloaded: int
-    """Bytes of weights and state that are in host memory instead."""
+    placed: Placed
+    """Where weights and state lie."""
     step: int
     """Bytes of the exchange of gradients and the optimizer's step."""
 
@@ -78,7 +78,7 @@ class Sizes:
             whole=weights + (placed.weights if parts > 1 else 0),
             spread=working + placed.weights,
             state=placed.state,
-            offloaded=placed.host,
+            placed=placed,
             step=step_bytes(self._config, trained, parts, self._optimizer),
         )
 
@@ -89,7 +89,7 @@ class Sizes:
         found = {
             "models while they are read": largest * BYTES[dtype],
             "checkpoints": sum(int(role.trained * (MASTER + moments)) for role in roles) // self.parts,
-            "offloaded, pinned": sum(role.offloaded for role in roles),
+            **{what: sum(role.placed.lines[what] for role in roles) for what in roles[0].placed.lines},
         }
         return {what: size for what, size in found.items() if size}
 

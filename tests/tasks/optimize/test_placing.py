@@ -51,6 +51,10 @@ def spread(value, like, where):
     return value.to(where) if like is None else spread_like(like, value.to(where), like.shape)
 
 
+def plain_of(value):
+    return [getattr(value, name) for name in value.tensor_attrs] if hasattr(value, "tensor_attrs") else [value]
+
+
 def trained(name, offload, halves):
     where = "cpu" if offload == "parameters" else sim
     torch.manual_seed(0)
@@ -72,6 +76,7 @@ def trained(name, offload, halves):
         optimizer.zero_grad()
         moments = [kept for each in made for kind, kept in optimizer.moments(each).items() if kind != "step"]
         assert {local(kept).device.type for kept in moments} == {"cpu" if offload == "optimizer" else "sim"}
+        assert {each.is_pinned() for kept in moments for each in plain_of(local(kept))} == {offload == "optimizer"}
         assert {local(each).device.type for each in made} == {torch.device(where).type}
     # What is read into moments is what steps use.
     first = next(kept for kind, kept in optimizer.moments(made[0]).items() if kind != "step")

@@ -22,7 +22,11 @@ def test_idle_shares_by_hand(make_config: Make) -> None:
     assert found["rollout"] == (8, 0.0)
     assert found["optimize"] == (1, 0.875)
     assert found["evaluate"] == (4, 0.5)
-    assert "score" not in found, "the reward takes no accelerator"
+    assert found.keys() & {"score", "judge"} == set(), "the reward takes no accelerator"
+    agents = "execution.launcher={name: agents, options: {endpoint: 'n:1', prefixes: [[a], [b]]}}"
+    nodes = make_config("execution.nodes=2", agents, "execution.processes=4", *settings[1:])
+    found = {idle.stage: (idle.parts, idle.share) for idle in idle_shares(nodes, cost)}
+    assert (found["score"], found["judge"]) == ((8, 0.0), (4, 0.5)), "the cores of several machines all score"
 
 
 def test_a_better_batch_size_is_named(make_config: Make) -> None:
