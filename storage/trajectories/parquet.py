@@ -190,12 +190,22 @@ def _locate(
         lengths = [prefix + len(value) for value in values]
         length = len(values[0]).to_bytes(prefix, "little") if prefix else b""
         first = length + values[0][:_PAGE_HEADER]
-        window = bytes(blob.read(position, min(_PAGE_HEADER + len(first), blob.size - position)))
+        # A short value may stand in headers too, of which the one before may count as not yet passed.
+        window = bytes(blob.read(position, min(2 * _PAGE_HEADER + len(first), blob.size - position)))
         header = window.find(first)
-        offsets = list(itertools.accumulate(lengths[:-1], initial=position + header + prefix))
-        if header < 0 or any(
-            bytes(blob.read(offset, len(value))) != value for offset, value in zip(offsets, values, strict=True)
-        ):
+        while header >= 0:
+            offsets = list(itertools.accumulate(lengths[:-1], initial=position + header + prefix))
+            if _lies(blob, offsets, values):
+                break
+            header = window.find(first, header + 1)
+        else:
             raise StoreError(f"pyarrow {pa.__version__} lays Parquet files out in another way. Use store 'webdataset'.")
         places[name] += offsets
         position = offsets[-1] + len(values[-1])
+
+
+def _lies(blob: MappedFile, offsets: Sequence[int], values: Sequence[bytes]) -> bool:
+    """Return whether each value is where it should be."""
+    return offsets[-1] + len(values[-1]) <= blob.size and all(
+        bytes(blob.read(offset, len(value))) == value for offset, value in zip(offsets, values, strict=True)
+    )

@@ -164,6 +164,32 @@ def test_tokens_and_unconditional_predictions(trajectory_store: TrajectoryStore,
     np.testing.assert_array_equal(shard.array("unconditional", 2), np.float16([[1.5, 2]]))
 
 
+def test_texts_of_a_few_bytes_and_empty_ones(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    """Payloads so short that headers of pages hold the same bytes: how a text ended is one, often 0."""
+    wrote = ["46", "", "0", "46", "", ""]
+    written = [
+        replace(
+            sample,
+            prompt_id=f"p{row // 2}",
+            latents=None,
+            media=None,
+            steps=(),
+            states=(),
+            tokens=np.arange(2 + len(text), dtype=np.int32),
+            log_probs=-np.arange(1 + len(text), dtype=np.float32),
+            sampled_log_probs=np.zeros(1 + len(text), np.float32),
+            finish=np.array([row == 4], np.uint8),
+            text=np.frombuffer(text.encode(), np.uint8),
+        )
+        for row, (sample, text) in enumerate(zip(samples(6), wrote, strict=True))
+    ]
+    write_samples(trajectory_store, tmp_path, written)
+    shard = trajectory_store.open(FolderFiles(tmp_path))
+    for row, sample in enumerate(written):
+        for name, array in sample.arrays().items():
+            np.testing.assert_array_equal(shard.array(name, row), array)
+
+
 def test_a_group_larger_than_a_page_is_split(
     trajectory_store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
