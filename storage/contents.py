@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -27,7 +28,7 @@ class Contents:
         """Add a row: JSON values, and arrays, by name."""
         row = xxhash.xxh3_128(json.dumps(plain, sort_keys=True, default=_number).encode())
         for name, array in sorted(arrays.items()):
-            row.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+            row.update(_about(name, array.dtype.str, array.shape))
             row.update(array.tobytes())
         self._sum = (self._sum + row.intdigest()) % _SPACE
 
@@ -54,6 +55,12 @@ def joined(parts: Sequence[str]) -> str:
     if not parts or not all(parts):
         return ""
     return f"{sum(int(part, 16) for part in parts) % _SPACE:032x}"
+
+
+@lru_cache(4096)
+def _about(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what an array is, of which there are few kinds among many samples."""
+    return json.dumps([name, dtype, shape]).encode()
 
 
 def _number(value: Any) -> Any:

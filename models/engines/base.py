@@ -36,6 +36,8 @@ class Asked:
     """What prompts are padded to, and ``size``, prompts of a batch: the same for all of a run, for the same bits."""
     size: int
     """See ``width``."""
+    distinct: int
+    """Prompts of a batch that differ, at most, where rows of a group stand together."""
     device: torch.device
     """Where the policy is."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from models.engines.base import Asked
-from models.maths.generation import Completion, generate
+from models.maths.generation import Completion, generate, reading_once
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Local:
             return torch.cat([drawn, drawn[-1:].expand(missing)])
 
         found = generate(
-            asked.forward,
+            reading_once(asked.forward, asked.distinct),
             [*asked.prompts, *[asked.prompts[-1]] * missing],
             asked.sampling,
             width=asked.width,

@@ -99,6 +99,36 @@ def generate(
     return found
 
 
+def reading_once(forward: Forward, distinct: int) -> Forward:
+    """Return a forward that reads each prompt once for all rows of a batch that have it, and deals out its cache.
+
+    Prompts are read in a batch of fixed size, filled up with copies, so that its shape does not follow from what is in
+    it. A batch with more of them, and one that would be no smaller, is read row by row.
+
+    Args:
+        forward: the model, with a cache of transformers.
+        distinct: that size.
+    """
+
+    def read(ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        if cache is not None or distinct >= len(ids):
+            return forward(ids, mask, positions, cache)
+        # Padding may hold anything.
+        texts = [tuple(row) for row in torch.where(mask.bool(), ids, -1).tolist()]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        if len(numbers) > distinct:
+            return forward(ids, mask, positions, None)
+        places = [numbers[text] for text in texts]
+        chosen = [places.index(number) for number in range(len(numbers))]
+        first = torch.tensor([*chosen, *[chosen[-1]] * (distinct - len(chosen))], device=ids.device)
+        logits, cache = forward(ids[first], mask[first], positions[first], None)
+        rows = torch.tensor(places, device=ids.device)
+        cache.reorder_cache(rows)
+        return logits[rows], cache
+
+    return read
+
+
 def _note(
     found: Sequence[Completion],
     running: Sequence[bool],

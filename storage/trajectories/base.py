@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -303,4 +303,16 @@ class TrajectoryStore(Protocol):
 
 def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
     """Return what ``schema.SAMPLES`` says about one stored array."""
-    return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "offset": offset, "size": array.nbytes}
+    return {
+        "name": name,
+        "dtype": _named(array.dtype),
+        "shape": list(array.shape),
+        "offset": offset,
+        "size": array.nbytes,
+    }
+
+
+@lru_cache
+def _named(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name, which NumPy makes anew each time."""
+    return str(dtype)

@@ -155,13 +155,15 @@ def _gathered(parts: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     room = _GATHERED
     for part in parts:
         rest = part
-        while len(rest):
-            some.append(rest[:room])
-            room -= len(some[-1])
-            rest = rest[len(some[-1]) :]
-            if room == 0 or len(some) == _PARTS:
-                yield some
-                some, room = [], _GATHERED
+        while len(rest) > room:
+            yield [*some, rest[:room]]
+            rest = rest[room:]
+            some, room = [], _GATHERED
+        some.append(rest)
+        room -= len(rest)
+        if room == 0 or len(some) == _PARTS:
+            yield some
+            some, room = [], _GATHERED
     if some:
         yield some
 

@@ -47,7 +47,13 @@ class TextMaker:
     """Completes prompts with a policy, under some of its weights."""
 
     def __init__(
-        self, making: Making, weights: Weights, *, seed: Callable[[Job, int], int] | None, engine: Engine | None = None
+        self,
+        making: Making,
+        weights: Weights,
+        *,
+        seed: Callable[[Job, int], int] | None,
+        engine: Engine | None = None,
+        copies: int = 1,
     ) -> None:
         """Bind to what samples are made with.
 
@@ -56,9 +62,10 @@ class TextMaker:
             weights: which of its weights.
             seed: (job, position) -> what a token is drawn with; None: the likeliest token.
             engine: what draws; None: the policy in this process.
+            copies: jobs with the same prompt, one after the other.
         """
         self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
-        self._section = tokens_of(making.config)
+        self._section, self._copies = tokens_of(making.config), copies
         self._unproved = Local() if engine is None else engine
         self._brought = False
 
@@ -111,6 +118,8 @@ class TextMaker:
             uniforms=None if seed is None else self._uniforms(jobs),
             width=self._read.longest,
             size=self._size,
+            # A batch may begin and end within a group.
+            distinct=min(self._size, -(-self._size // self._copies) + 1),
             device=self._host.device,
         )
 
@@ -220,6 +229,7 @@ def rollout_maker(making: Making) -> TextMaker:
         Weights.BEHAVIOR,
         seed=lambda job, position: derive(run, "token", epoch, job.prompt.id, job.replica, position),
         engine=make_engine(tokens_of(making.config).engine),
+        copies=making.config.rollout.group_size,
     )
 
 

@@ -57,6 +57,7 @@ def asked_of(server: Engine, **sampling: Any) -> Asked:
         uniforms=lambda position: torch.zeros(3),
         width=16,
         size=4,
+        distinct=4,
         device=torch.device("cpu"),
     )
 

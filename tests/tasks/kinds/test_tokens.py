@@ -15,7 +15,7 @@ from configs.errors import ConfigError
 from configs.load import load_config
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
-from models.maths.generation import Sampling, generate
+from models.maths.generation import Sampling, generate, reading_once
 from models.maths.tokens import draw, padded_width, token_log_probs
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
@@ -95,6 +95,35 @@ def test_a_row_depends_on_neither_its_neighbors_nor_its_place(policy: CausalLM) 
         return [made[order.index(i)].ids for i in range(4)]
 
     assert drawn([0, 1, 2, 3]) == drawn([3, 1, 0, 2])
+
+
+@pytest.mark.parametrize("distinct", [3, 2], ids=["all fit", "too many"])
+def test_a_prompt_is_read_once_for_all_rows_that_have_it(policy: CausalLM, distinct: int) -> None:
+    read = [policy.tokenizer(text).input_ids for text in ("1+2=", "12+34=", "7+5=")]
+    prompts = [read[number] for number in (0, 0, 0, 1, 1, 1, 2, 2)]
+    shapes: list[tuple[int, ...]] = []
+
+    def forward(*given: Any) -> Any:
+        shapes.append(tuple(given[0].shape))
+        return policy.next_logits(*given)
+
+    uniforms = torch.rand(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = [
+        generate(
+            each,
+            prompts,
+            Sampling(max_new=4, temperature=1.0, eos=frozenset()),
+            width=16,
+            uniforms=lambda position: uniforms[:, position],
+            device=torch.device("cpu"),
+        )
+        for each in (policy.next_logits, reading_once(forward, distinct))
+    ]
+    assert shapes == [(3 if distinct == 3 else 8, 16), (8, 1), (8, 1), (8, 1)]
+    assert len({tuple(completion.ids) for completion in found[0]}) > 3
+    for row, once in zip(*found, strict=True):
+        assert (row.ids, row.finish) == (once.ids, once.finish)
+        assert row.log_probs == pytest.approx(once.log_probs, abs=1e-6)
 
 
 def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(policy: CausalLM) -> None:
