@@ -23,6 +23,7 @@ POLICIES = Table(
         "qwen_image": "models.policies.qwen_image:QwenImage",
         "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
         "qwen_image_edit_plus": "models.policies.qwen_image_edit_plus:QwenImageEditPlus",
+        "qwen_image21": "models.policies.qwen_image21:QwenImage21",
         "wan21": "models.policies.wan:Wan",
         "wan22": "models.policies.wan:Wan22",
         "wan22_ti2v": "models.policies.wan_ti2v:Wan22TI2V",

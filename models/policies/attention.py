@@ -62,10 +62,10 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 #: Families whose blocks call torch's attention directly, so that a backend would be set and never used.
-FIXED = frozenset({"sd15", "sdxl", "sd3", "sana"})
+FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
-UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15"})
+UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21"})
 
 #: Families whose text is padded and masked in every attention.
 MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15"})

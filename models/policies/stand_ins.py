@@ -71,3 +71,45 @@ class TextImageProcessor(transformers.ProcessorMixin):
         full = [re.sub(re.escape(_PAD), lambda _: _PAD * next(counts), prompt) for prompt in text]
         tokens = self.tokenizer(full, padding=padding, return_tensors=return_tensors)
         return transformers.BatchFeature({**tokens, **pictures})
+
+
+class TextProcessor(transformers.ProcessorMixin):
+    """Qwen's processor for texts alone, from the same files: its other halves, unused, want torchvision."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Wrap a tokenizer with a chat template; None where nothing is read."""
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path) -> TextProcessor:
+        """Load it from a processor's folder."""
+        return cls(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+    def save_pretrained(self, folder: Path, **options: Any) -> None:
+        """Write the tokenizer's files."""
+        self.tokenizer.save_pretrained(folder)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Return the tokens of one conversation as those of a batch, or its text; see the tokenizer's method."""
+        written = self.tokenizer.apply_chat_template(conversation, **options)
+        return [written] if options.get("tokenize") else written
+
+    def __call__(self, *, text: Any, **options: Any) -> Any:
+        """Return tokens of texts, as the tokenizer does."""
+        return self.tokenizer(text, **options)
+
+
+class Unread(TextProcessor):
+    """One that pipelines may ask for tokens of their template where no prompt is read; it has none."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        super().__init__(self)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Return no tokens."""
+        return [[]]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the number of a token that no text has."""
+        return [-1]

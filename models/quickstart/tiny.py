@@ -25,7 +25,7 @@ from models.quickstart.parts import (
     kl_vae,
     shifting_scheduler,
 )
-from models.quickstart.qwen import EditPipeline, qwen_image
+from models.quickstart.qwen import EditPipeline, QwenImage21, qwen_image
 from models.quickstart.sana import sana, sana_video
 from models.quickstart.text import (
     byte_pairs,
@@ -306,6 +306,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen_image": qwen_image,
     "qwen_image_edit": EditPipeline,
     "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),
+    "qwen_image21": QwenImage21,
     "wan21": wan,
     "wan22": lambda: wan(two=True),
     "wan21_v2v": wan_video_to_video,

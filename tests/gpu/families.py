@@ -33,7 +33,9 @@ WAITS: Mapping[str, int] = dict.fromkeys(
     ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus"), 2
 ) | {
     # Of each half whether there is an image, and twelve choices by masks.
-    "hunyuan_video15": 2 * 13
+    "hunyuan_video15": 2 * 13,
+    # Of each half how long its text is, and where among its tokens the image's are.
+    "qwen_image21": 2 * 14,
 }
 #: How a run is made again: all families the first way, a few all ways.
 _ANEW, _IN_HOST = "that was begun anew", "with moments in host memory"

@@ -6,3 +6,6 @@ from models.policies import FAMILY_KINDS, POLICIES
 
 #: Families that are pipelines of diffusers.
 PIPELINES = tuple(sorted(name for name in POLICIES if name not in FAMILY_KINDS))
+
+#: Of these the ones whose texts are not padded: their pipelines are given one prompt at a time.
+UNPADDED = frozenset({"qwen_image21"})

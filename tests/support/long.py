@@ -113,6 +113,7 @@ _ALIKE = (
     "flux1_kontext",
     "flux2_klein",
     "hunyuan_video15",
+    "qwen_image21",
     "qwen_image_edit",
     "sana_video",
     "sdxl",

@@ -264,6 +264,12 @@ CALLS: Mapping[str, dict[str, Any]] = {
         "negative_prompt": "blurred",
         "max_sequence_length": 64,
     },
+    "qwen_image21": {
+        "num_inference_steps": 4,
+        "true_cfg_scale": 3.0,
+        "negative_prompt": "blurred",
+        "use_kv_cache": False,
+    },
     "qwen_image_edit": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
     "qwen_image_edit_plus": {"num_inference_steps": 4, "true_cfg_scale": 3.0, "negative_prompt": "blurred"},
     "wan22": {
@@ -296,6 +302,7 @@ def test_how_each_family_is_called(family: str, tmp_path: Path) -> None:
     assert call.arguments == {"height": tiny.size, "width": tiny.size, **CALLS[family]}
     differences = {
         "flux2_klein": "always uses an empty one",
+        "qwen_image21": "a channel of transparency",
         "qwen_image_edit": "always scales it to 1048576",
         "qwen_image_edit_plus": "always scales them to 1048576",
     }

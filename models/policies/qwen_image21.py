@@ -1,0 +1,134 @@
+"""Qwen-Image 2.1 (QwenImage21Pipeline): text and image in one causal sequence, text modulated as of noise level 0.
+
+The image stands behind its text, so that padding would move it: rows are computed one by one, with as many tokens as
+their texts have. Its pipeline keeps the text's keys and values from the first step on, which rounds otherwise; here
+every call computes them, as training has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from configs.errors import ConfigError
+from models.policies.base import Part
+from models.policies.diffusion import Images, PipelineCall
+from models.policies.pipeline import Modules, PipelinePolicy, Rows, TextOptions
+from models.policies.references import row_by_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class QwenImage21(PipelinePolicy):
+    """Adapter for QwenImage21Pipeline; latents are packed, (B, tokens, 64)."""
+
+    pipeline_name = "QwenImage21Pipeline"
+    family = "qwen_image21"
+    options_type: ClassVar[type[Any]] = TextOptions
+    text_parts = ("text_encoder", "processor")
+    guidance_argument = "true_cfg_scale"
+    size_unit = 32
+    blocks = ("transformer_blocks",)
+    # Attention and feed-forward of every block.
+    lora_targets = (
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "img_mlp.proj",
+        "img_mlp.gate_layer",
+        "img_mlp.out",
+    )
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return the processor, as far as texts are read: the pipeline cannot be made without one."""
+        from models.policies.stand_ins import TextProcessor, Unread
+
+        return {"processor": TextProcessor.load(folder / "processor") if Part.TEXT in parts else Unread()}
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``length`` (B,) int64, the tokens each has.
+
+        Raises:
+            ConfigError: a prompt has more tokens than ``max_sequence_length``, of which the pipeline cuts none.
+        """
+        rows = [self._encode_one(prompt) for prompt in prompts]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def _encode_one(self, prompt: str) -> dict[str, Tensor]:
+        embeds, _, _ = self.pipeline.encode_prompt([prompt], device=self.settings.device)
+        tokens, most = embeds.shape[1], self.options.max_sequence_length
+        if tokens > most:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, those after "
+                "it in the template among them, and the pipeline reads all. Raise it, or shorten the prompt."
+            )
+        return {
+            "prompt_embeds": F.pad(embeds, (0, 0, 0, most - tokens)),
+            "length": torch.tensor([tokens], device=embeds.device),
+        }
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, tokens, 64) packed float32 noise."""
+        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
+        size = (settings.height, settings.width, torch.float32, settings.device)
+        latents: Tensor = self.pipeline.prepare_latents(None, len(generators), channels, *size, list(generators))[0]
+        return latents
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer for each row; its time argument runs from 0 to 1."""
+        return row_by_row(partial(self._call, modules), latents, sigma, rows)
+
+    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        length, tokens = int(rows["length"]), latents.shape[1]
+        # One place of a picture in the text stands for four of its tokens.
+        places = torch.arange(length + tokens // 4, device=latents.device) >= length
+        predicted: Tensor = modules["transformer"](
+            hidden_states=latents,
+            # The pipeline rounds the timestep to the latents' dtype, of which bfloat16 knows few.
+            timestep=(sigma * 1000).to(latents.dtype) / 1000,
+            encoder_hidden_states=rows["prompt_embeds"][:, :length],
+            img_shapes=[[(1, *self._grid())]],
+            img_mask=places[None],
+            return_dict=False,
+        )[0]
+        return predicted[:, -tokens:]
+
+    def image_tokens(self) -> int:
+        """Return the number of latent tokens of an image."""
+        height, width = self._grid()
+        return height * width
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return the colors of what the autoencoder makes of latents, without its fourth channel, transparency."""
+        settings, vae = self.settings, self.pipeline.vae
+        size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
+        spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)
+        mean, std = self.table(spatial.device, _moments, *vae.config.latents_mean, *vae.config.latents_std).to(spatial)
+        images: Tensor = vae.decode(spatial * std + mean, return_dict=False)[0]
+        return images[:, :3, 0]
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it reads all of a text, and its images have a fourth channel."""
+        call = super().pipeline_call(steps, negative_prompt)
+        known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
+        said = "Its images have a channel of transparency, which the run leaves away, as image.convert('RGB') does."
+        return replace(call, arguments={**known, "use_kv_cache": False}, differences=(*call.differences, said))
+
+    def _grid(self) -> tuple[int, int]:
+        unit = self.pipeline.vae_scale_factor
+        return self.settings.height // unit, self.settings.width // unit
+
+
+def _moments(*values: float) -> Tensor:
+    """Return means and stds of C channels, (2, 1, C, 1, 1, 1) float32, of C means and C stds."""
+    return torch.tensor(values).view(2, 1, -1, 1, 1, 1)
