@@ -1,4 +1,4 @@
-"""What models pick by masks, on tensors without content: all rows are picked, and none of those that are not."""
+"""What models pick by masks, on tensors without content, and where they ask what is in the layout of their tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -35,6 +37,46 @@ class WholeMasks(TorchFunctionMode):
         if func is torch.Tensor.__invert__ and _is_mask(result):
             self._empty[result] = True
         return result
+
+
+class KnownLayouts(TorchFunctionMode):
+    """Inside, whole numbers and masks that follow from sizes alone have their content, beside tensors that have none.
+
+    Models that lay text and images out in one sequence ask such numbers how long it gets and what stands where.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Carry out a function: on content, where all it is given has one."""
+        given = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+        if func in (torch.arange, torch.tensor) or (tensors and all(map(_is_known, tensors))):
+            with _disable_current_modes():
+                result = func(*args, **given)
+            if func is not torch.tensor or not result.is_floating_point():
+                return result
+        if func in (torch.Tensor.repeat_interleave, torch.repeat_interleave) and _is_known(args[1]):
+            with _disable_current_modes():
+                places = torch.arange(len(args[1])).repeat_interleave(args[1])
+            return args[0].index_select(given["dim"], places)
+        if func is torch.Tensor.__setitem__:
+            args = (args[0], _as_places(args[1]), args[2])
+        return func(*args, **given)
+
+
+def _as_places(index: Any) -> Any:
+    """Return an index whose masks with content are the places they pick."""
+    with _disable_current_modes():
+        if isinstance(index, tuple):
+            return tuple(_as_places(part) for part in index)
+        picks = isinstance(index, torch.Tensor) and index.dtype == torch.bool and _is_known(index)
+        return index.nonzero()[:, 0] if picks else index
+
+
+def _is_known(value: Any) -> bool:
+    """Return whether a tensor has content and is no number that a model computes with."""
+    return isinstance(value, torch.Tensor) and not _is_empty(value) and not value.is_floating_point()
 
 
 def _is_empty(value: Any) -> bool:

@@ -20,6 +20,7 @@ POLICIES = Table(
         "flux1_kontext": "models.policies.flux1_kontext:Flux1Kontext",
         "flux2": "models.policies.flux2:Flux2",
         "flux2_klein": "models.policies.flux2:Flux2Klein",
+        "flux3": "models.policies.flux3:Flux3",
         "qwen_image": "models.policies.qwen_image:QwenImage",
         "qwen_image_edit": "models.policies.qwen_image_edit:QwenImageEdit",
         "qwen_image_edit_plus": "models.policies.qwen_image_edit_plus:QwenImageEditPlus",
@@ -59,6 +60,9 @@ CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 
 #: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
+
+#: Families whose pipelines are modular: diffusers places no parts of them over devices.
+MODULAR = frozenset({"flux3"})
 
 #: Families that write an instruction before prompts but not before negative ones, where their option says so.
 INSTRUCTED = frozenset({"sana", "sana_video"})

@@ -65,7 +65,9 @@ BACKENDS: Mapping[str, Backend] = {
 FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
-UNSPLIT = frozenset({"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21"})
+UNSPLIT = frozenset(
+    {"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3"}
+)
 
 #: Families whose text is padded and masked in every attention.
 MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15"})

@@ -66,6 +66,10 @@ class PipelineCall:
     """Scheduler to set first; None: the pipeline's own."""
     guider: Mapping[str, float] | None = None
     """Options of the classifier-free guider to set first, of pipelines that take no guidance as an argument."""
+    blocks: str | None = None
+    """Class of the blocks that a modular pipeline is made of; None of a classic one."""
+    left_out: tuple[str, ...] = ()
+    """Of these the ones that are left out."""
     loads_adapters: bool = True
     """The pipeline has ``load_lora_weights``; else the components that LoRA files are for load them."""
     image_size: tuple[int, int] | None = None

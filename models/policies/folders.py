@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from models.libraries import diffusers_class, read_json
+from models.policies.indices import CLASSIC, read_index_file
 from models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
@@ -143,17 +144,26 @@ def whole(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def read_index(folder: Path, pipeline: str, family: str, *, others: Collection[str] = ()) -> dict[str, Any]:
+def read_index(
+    folder: Path, pipeline: str, family: str, *, others: Collection[str] = (), name: str = CLASSIC
+) -> dict[str, Any]:
     """Return the index of a folder, checked to be one of a pipeline class, or of others whose folders are alike.
+
+    Args:
+        folder: of the pipeline.
+        pipeline: class.
+        family: for messages.
+        others: further classes.
+        name: of the index's file.
 
     Raises:
         ConfigError: there is none, or it is of another.
     """
-    path = folder / "model_index.json"
+    path = folder / name
     if not path.is_file():
-        raise ConfigError(f"model.path '{folder}' holds no model_index.json; it is not a diffusers pipeline folder.")
+        raise ConfigError(f"model.path '{folder}' holds no {name}; it is not a diffusers pipeline folder.")
     with whole(folder):
-        index = read_json(path)
+        index = read_index_file(path)
     if index.get("_class_name") not in (pipeline, *others):
         raise ConfigError(
             f"model.path '{folder}' holds a {index.get('_class_name')}, but model.policy '{family}' needs a "
@@ -198,7 +208,7 @@ def check_scheduler(folder: Path, family: str, index: Mapping[str, Any], known: 
     if not path.is_file():
         raise ConfigError(f"model.path '{folder}' has no scheduler/scheduler_config.json. Copy or download it again.")
     config = read_json(path)
-    for key, value, wanted in _unread(config, name, known[name]):
+    for key, value, wanted in _unread(config, settings_of(name), known[name]):
         raise ConfigError(
             f"model.path '{folder}': {key} of its scheduler {name} is {value!r}, which '{family}' does not follow: it "
             f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
@@ -223,16 +233,46 @@ def scheduler_of(folder: Path, index: Mapping[str, Any]) -> Any:
         ) from None
 
 
-def check_index(folder: Path, family: str, index: Mapping[str, Any], pipeline: str, fields: Fields) -> None:
+def check_guider(folder: Path, family: str, index: Mapping[str, Any]) -> None:
+    """Check that a folder's guider guides as the family does, at whatever scale.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
+    if made != "ClassifierFreeGuidance":
+        raise ConfigError(
+            f"model.path '{folder}' has the guider {made}, but model.policy '{family}' guides as "
+            "ClassifierFreeGuidance does. Save the pipeline with that."
+        )
+    for key, default in settings_of(made).items():
+        if key != "guidance_scale" and config.get(key, default) != default:
+            raise ConfigError(
+                f"model.path '{folder}': {key} of its guider {made} is {config[key]!r}, which '{family}' does "
+                f"not follow; it knows {default!r}. Save this pipeline with a guider whose {key} is that."
+            )
+
+
+def check_index(
+    folder: Path, family: str, index: Mapping[str, Any], defaults: Mapping[str, Any], fields: Fields, *, name: str
+) -> None:
     """Check that a pipeline's own settings, beside its components, mean what the family reads of them.
+
+    Args:
+        folder: of the pipeline.
+        family: for messages.
+        index: of the folder.
+        defaults: of the settings that the pipeline knows.
+        fields: what is read of them.
+        name: of the index's file.
 
     Raises:
         ConfigError: one that is not read differs from its default.
     """
     settings = {key: value for key, value in index.items() if not isinstance(value, list)}
-    for key, value, wanted in _unread(settings, pipeline, fields):
+    for key, value, wanted in _unread(settings, defaults, fields):
         raise ConfigError(
-            f"model.path '{folder}': {key} in its model_index.json is {value!r}, which '{family}' does not follow; it "
+            f"model.path '{folder}': {key} in its {name} is {value!r}, which '{family}' does not follow; it "
             f"knows {' or '.join(repr(each) for each in wanted)}. Choose another model or family."
         )
 
@@ -248,9 +288,11 @@ def settings_of(name: str) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
 
 
-def _unread(config: Mapping[str, Any], name: str, fields: Fields) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+def _unread(
+    config: Mapping[str, Any], known: Mapping[str, Any], fields: Fields
+) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     """Yield every field that means something which is not read: its name, value, and the values that are understood."""
-    defaults, converted = settings_of(name), fields.read_as is not None
+    defaults, converted = dict(known), fields.read_as is not None
     if fields.read_as is not None:
         others = settings_of(fields.read_as)
         table = DISCRETE[fields.read_as]

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
 from models.libraries import read_json
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.folders import SHIFT_ALONE, Fields, settings_of
+from models.policies.folders import SHIFT_ALONE, Fields, check_guider
 from models.policies.pipeline import JOINT_ATTENTION, Modules, Rows
 from models.policies.reading import Reader
 from models.weights.lora_files import save_lora
@@ -137,18 +136,7 @@ class HunyuanVideo15(ClipPolicy):
     @classmethod
     def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
         super()._check_scheduler(folder, index)
-        made, config = index["guider"][1], read_json(folder / "guider" / "guider_config.json")
-        if made != "ClassifierFreeGuidance":
-            raise ConfigError(
-                f"model.path '{folder}' has the guider {made}, but model.policy '{cls.family}' guides as "
-                "ClassifierFreeGuidance does. Save the pipeline with that."
-            )
-        for key, default in settings_of(made).items():
-            if key != "guidance_scale" and config.get(key, default) != default:
-                raise ConfigError(
-                    f"model.path '{folder}': {key} of its guider {made} is {config[key]!r}, which '{cls.family}' does "
-                    f"not follow; it knows {default!r}. Save this pipeline with a guider whose {key} is that."
-                )
+        check_guider(folder, cls.family, index)
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

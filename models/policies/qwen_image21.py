@@ -34,6 +34,7 @@ class QwenImage21(PipelinePolicy):
     options_type: ClassVar[type[Any]] = TextOptions
     text_parts = ("text_encoder", "processor")
     guidance_argument = "true_cfg_scale"
+    asks_layout = True
     size_unit = 32
     blocks = ("transformer_blocks",)
     # Attention and feed-forward of every block.
@@ -56,7 +57,7 @@ class QwenImage21(PipelinePolicy):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D) and ``length`` (B,) int64, the tokens each has.
+        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
 
         Raises:
             ConfigError: a prompt has more tokens than ``max_sequence_length``, of which the pipeline cuts none.
@@ -69,12 +70,12 @@ class QwenImage21(PipelinePolicy):
         tokens, most = embeds.shape[1], self.options.max_sequence_length
         if tokens > most:
             raise ConfigError(
-                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, those after "
-                "it in the template among them, and the pipeline reads all. Raise it, or shorten the prompt."
+                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {tokens} tokens, those of "
+                "its template among them, and the pipeline reads all. Raise it, or shorten the prompt."
             )
         return {
             "prompt_embeds": F.pad(embeds, (0, 0, 0, most - tokens)),
-            "length": torch.tensor([tokens], device=embeds.device),
+            "text_length": torch.tensor([tokens], device=embeds.device),
         }
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
@@ -89,7 +90,7 @@ class QwenImage21(PipelinePolicy):
         return row_by_row(partial(self._call, modules), latents, sigma, rows)
 
     def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        length, tokens = int(rows["length"]), latents.shape[1]
+        length, tokens = int(rows["text_length"]), latents.shape[1]
         # One place of a picture in the text stands for four of its tokens.
         places = torch.arange(length + tokens // 4, device=latents.device) >= length
         predicted: Tensor = modules["transformer"](

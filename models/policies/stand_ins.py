@@ -94,7 +94,7 @@ class TextProcessor(transformers.ProcessorMixin):
         written = self.tokenizer.apply_chat_template(conversation, **options)
         return [written] if options.get("tokenize") else written
 
-    def __call__(self, *, text: Any, **options: Any) -> Any:
+    def __call__(self, text: Any, **options: Any) -> Any:
         """Return tokens of texts, as the tokenizer does."""
         return self.tokenizer(text, **options)
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
+from models.quickstart.flux3 import Flux3
 from models.quickstart.hunyuan import hunyuan_video15
 from models.quickstart.parts import (
     flow_scheduler,
@@ -303,6 +304,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "flux1": _flux1,
     "flux2": _flux2,
     "flux2_klein": _flux2_klein,
+    "flux3": Flux3,
     "qwen_image": qwen_image,
     "qwen_image_edit": EditPipeline,
     "qwen_image_edit_plus": lambda: EditPipeline("QwenImageEditPlusPipeline", zero_condition=True),

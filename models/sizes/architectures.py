@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from models.libraries import diffusers_class, read_json
 from models.policies.folders import whole
+from models.policies.indices import index_file, read_index_file
 from models.sizes.published import CLIP_TOKENS, HUNYUAN15_FURTHER, PUBLISHED, VAE, VAES
 from models.sizes.shapes import Architecture, TextEncoder
 from models.weights.stored_weights import on_meta
@@ -31,13 +32,19 @@ _TEXT_TOKENS = {
     "WanTransformer3DModel": 0,
     "SanaTransformer2DModel": 0,
     "SanaVideoTransformer3DModel": 0,
+    "Flux3Transformer2DModel": 480,
     # Qwen's, ByT5's and those of an image, which there are without one too.
     "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
 }
 #: Of these the ones that no setting changes.
 _FURTHER_TEXT = {"SD3Transformer2DModel": CLIP_TOKENS, "HunyuanVideo15Transformer3DModel": HUNYUAN15_FURTHER}
 #: Denoisers whose patch says how many latents a token is wide; others write 1 where their pipelines pack latents.
-_PATCHED = frozenset({"SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"})
+_PATCHED = frozenset(
+    {
+        *("SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"),
+        "QwenImage21Transformer2DModel",
+    }
+)
 #: Components that encode prompts and what comes with them begin so.
 _ENCODERS = ("text_encoder", "image_encoder")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
@@ -51,7 +58,7 @@ def architecture_of(path: str) -> Architecture | None:
         ConfigError: a file of the folder is missing or cannot be read.
     """
     folder = Path(path).expanduser()
-    if not (folder / "model_index.json").is_file():
+    if not index_file(folder).is_file():
         return PUBLISHED.get(path)
     try:
         with whole(folder):
@@ -78,7 +85,7 @@ def parameters(module: nn.Module) -> int:
 
 
 def _local(folder: Path) -> Architecture | None:
-    index = read_json(folder / "model_index.json")
+    index = read_index_file(index_file(folder))
     names = [name for name in ("transformer", "transformer_2", "unet") if index.get(name, [None])[0]]
     vae = folder / "vae" / "config.json"
     if not names or not vae.is_file():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.masks import WholeMasks
+from models.masks import KnownLayouts, WholeMasks
 from models.maths.conditioning import Conditioning
 from models.policies.decoding import recompute_decoder
 from models.policies.diffusion import Images
@@ -28,14 +28,10 @@ from models.policies.trainable import Trainable
 from models.sizes.architectures import meta_decoder, meta_denoiser
 from models.sizes.casts import CudaCasts
 from models.sizes.shapes import Architecture
+from models.sizes.widths import as_wide
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
-#: What denoisers' configs call the widths of sequences they are conditioned on.
-_SEQUENCES = (
-    *("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim"),
-    *("text_embed_dim", "text_embed_2_dim"),
-)
 #: Any; what conditions a row has its size whatever the prompt says.
 _PROMPT = "a photo"
 #: Blocks of a kind that show what one takes; with one more, what each of them keeps.
@@ -100,9 +96,14 @@ class PeakMemory(TorchDispatchMode):
 
 
 @contextmanager
-def traced(fakes: FakeTensorMode) -> Iterator[PeakMemory]:
-    """Count what is made inside, on tensors without content, with autocast as it is on CUDA."""
-    with fakes, CudaCasts(), WholeMasks(), PeakMemory() as memory:
+def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemory]:
+    """Count what is made inside, on tensors without content, with autocast as it is on CUDA.
+
+    Args:
+        fakes: the mode of the tensors without content.
+        layouts: what follows from sizes alone has its content all the same.
+    """
+    with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:
         yield memory
 
 
@@ -132,10 +133,9 @@ class Footprints:
         large: Any = meta_denoiser(architecture)
         with torch.no_grad():
             rows = policy.encode([_PROMPT], images)
-        dtype = policy.settings.dtype
-        wider = {name: _as_for(name, row, small.config, large.config, dtype) for name, row in rows.items()}
+        wider = as_wide(rows, small.config, large.config, policy.settings.dtype)
         # Sizes are those of the model, whatever the small one's are.
-        policy.pipeline.vae_scale_factor = architecture.latents[1]
+        policy.scale_of(architecture.latents[1])
         for name in policy.denoisers:
             # Its config says how many channels latents have.
             setattr(policy.pipeline, name, large)
@@ -226,7 +226,7 @@ class Footprints:
     def _sample(self, kept: Kept) -> int:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._take(kept, fakes)
-        with traced(fakes) as memory, torch.no_grad():
+        with traced(fakes, layouts=self._policy.asks_layout) as memory, torch.no_grad():
             self._policy.velocity(*self._inputs(fakes))
         return int(memory.peak)
 
@@ -241,7 +241,7 @@ class Footprints:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
-        with traced(fakes) as memory:
+        with traced(fakes, layouts=self._policy.asks_layout) as memory:
             latents, sigma, conditioning = self._inputs(fakes)
             # Gradients go through blocks without adapters too.
             velocity = self._policy.velocity(latents.requires_grad_(), sigma, conditioning)
@@ -319,29 +319,6 @@ def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
     """Return a row without content; of numbers that say how long something is the content is known."""
     with fakes:
         return torch.empty(row.shape, dtype=row.dtype) if row.is_floating_point() else torch.tensor(row.tolist())
-
-
-def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-    """Return a row of a small model's conditioning as wide as a large one wants it, in the dtype it is stored in."""
-    if not row.is_floating_point():
-        return row
-    if "latents" in name:
-        # Tokens of images have the width of those that are generated.
-        width = large["in_channels"] if row.shape[-1] == small.get("in_channels") else row.shape[-1]
-        return torch.empty((*row.shape[:-1], width), dtype=dtype)
-    known = _vectors if row.ndim == 2 else _sequences
-    widths = [there for here, there in zip(known(small), known(large), strict=True) if here == row.shape[-1] and there]
-    return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
-
-
-def _sequences(config: Mapping[str, Any]) -> list[int | None]:
-    return [config.get(key) for key in _SEQUENCES]
-
-
-def _vectors(config: Mapping[str, Any]) -> list[int | None]:
-    # SDXL's pooled text stands beside the embeddings of six numbers.
-    joined, each = config.get("projection_class_embeddings_input_dim"), config.get("addition_time_embed_dim")
-    return [config.get("pooled_projection_dim"), joined - 6 * each if joined and each else None]
 
 
 def forget_gradient(parameter: Tensor) -> None:

@@ -29,6 +29,8 @@ VAES: Mapping[str, Mapping[str, Any]] = {
         "upsample_block_type": "interpolate",
     },
     "SanaVideoTransformer3DModel": {"class": "AutoencoderKLWan"},
+    "QwenImage21Transformer2DModel": {"class": "AutoencoderKLQwenImage21"},
+    "Flux3Transformer2DModel": {"class": "AutoencoderKLFlux2"},
     "HunyuanVideo15Transformer3DModel": {"class": "AutoencoderKLHunyuanVideo15"},
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
@@ -113,6 +115,7 @@ _SANA_VIDEO = {"mlp_ratio": 3.0}
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
 _GEMMA2_2B = 2_614_000_000
+_QWEN3_VL_4B, _QWEN3_VL_8B = 4_438_000_000, 8_767_000_000
 _BYT5_SMALL, _QWEN25_VL_7B_TEXT = 219_000_000, 7_070_000_000
 CLIP_TOKENS = 77
 #: ByT5's tokens and an image's, of HunyuanVideo 1.5.
@@ -183,6 +186,20 @@ PUBLISHED: Mapping[str, Architecture] = {
         config=_KLEIN_9B,
         latents=(32, 8, 1),
         text_parameters=_QWEN3_8B,
+        text=TextEncoder(width=4096, inner=12288, kept=36),
+    ),
+    "black-forest-labs/flux-3-image-klein-base": Architecture(
+        denoiser="Flux3Transformer2DModel",
+        latents=(32, 8, 1),
+        text_tokens=480,
+        text_parameters=_QWEN3_VL_4B,
+        text=TextEncoder(width=2560, inner=9728, kept=36),
+    ),
+    "Qwen/Qwen-Image-2.1": Architecture(
+        denoiser="QwenImage21Transformer2DModel",
+        latents=(64, 16, 1),
+        patch=1,
+        text_parameters=_QWEN3_VL_8B,
         text=TextEncoder(width=4096, inner=12288, kept=36),
     ),
     "Qwen/Qwen-Image": Architecture(

@@ -10,9 +10,8 @@ from typing import Any
 
 from models.libraries import diffusers_class, read_json
 from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
+from models.policies.indices import component_entry, index_file, portable_index
 from tasks.inputs.base_model import license_files
-
-INDEX = "model_index.json"
 
 
 def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
@@ -21,14 +20,15 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     Other files of the base stay behind: a card that is not of these weights, single-file checkpoints of old ones.
     """
     target.mkdir(parents=True)
-    listed = read_json(base / INDEX)
-    index = {name: entry if _is_there(base, name, entry) else [None, None] for name, entry in listed.items()}
+    path = index_file(base)
+    index = portable_index(read_json(path), lambda name: (base / name).is_dir())
     for name, entry in index.items():
-        if isinstance(entry, list) and entry[0] is not None and name not in policy.denoisers:
+        listed = isinstance(entry, list) and entry[0] is not None
+        if listed and (base / name).is_dir() and name not in policy.denoisers:
             shutil.copytree(base / name, target / name)
     # The base's folder may name another pipeline that it is alike for.
     index["_class_name"] = policy.pipeline_name or index["_class_name"]
-    (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    _write(index, target / path.name)
     for name, module in policy.denoisers.items():
         module.save_pretrained(target / name)
         # diffusers writes the path it loaded from into the config; the base's own has none.
@@ -41,13 +41,13 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
 def store_scheduler(choice: SchedulerChoice, target: Path) -> None:
     """Make a scheduler that of an exported pipeline."""
     make_scheduler(choice, target / "scheduler").save_pretrained(target / "scheduler")
-    index = {**read_json(target / INDEX), "scheduler": ["diffusers", choice.name]}
-    (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    _list(target, "scheduler", choice.name)
 
 
 def store_guider(options: Mapping[str, float], target: Path) -> None:
     """Make classifier-free guidance with these options that of an exported pipeline."""
     diffusers_class("ClassifierFreeGuidance")(**options).save_pretrained(target / "guider")
+    _list(target, "guider", "ClassifierFreeGuidance")
 
 
 def make_scheduler(choice: SchedulerChoice, own: Path) -> Any:
@@ -64,9 +64,14 @@ def copy_licenses(base: Path, target: Path) -> None:
         shutil.copy(path, target / path.name)
 
 
-def _is_there(base: Path, name: str, entry: Any) -> bool:
-    """Return whether an entry of an index is no component, or one whose folder was not removed."""
-    return not isinstance(entry, list) or entry[0] is None or (base / name).is_dir()
+def _list(target: Path, name: str, class_name: str) -> None:
+    """Let a pipeline's index name a component of diffusers."""
+    path = index_file(target)
+    _write({**read_json(path), name: component_entry(path.name, name, "diffusers", class_name)}, path)
+
+
+def _write(index: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _forget_paths(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from configs.errors import PublishError
 from configs.proxies import by_proxy
+from models.policies.indices import MODULAR, placed_index
 from tasks.inputs.sources import PIPELINE
 from tasks.runs.context import RunContext
 
@@ -59,9 +60,8 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
             f"'{repo}' cannot be written: you are not logged in to the Hugging Face Hub. Run 'hf auth login', set "
             "HF_TOKEN, or name the variable that holds a token with --token-env."
         )
-    card = for_hub(files["README.md"].read_text(), repo).encode()
     operations = [
-        hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=card if name == "README.md" else path)
+        hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=_for_hub(name, path, repo))
         for name, path in files.items()
     ]
     api = hub.HfApi(token=token)
@@ -87,6 +87,15 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
 def for_hub(card: str, repo: str) -> str:
     """Return a card whose snippet loads the repository instead of the folder it lies in."""
     return card.replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
+
+
+def _for_hub(name: str, path: Path, repo: str) -> Path | bytes:
+    """Return a file, or its content where the repository's says where it lies."""
+    if name == "README.md":
+        return for_hub(path.read_text(), repo).encode()
+    if name == MODULAR:
+        return (json.dumps(placed_index(json.loads(path.read_text()), repo), indent=2, sort_keys=True) + "\n").encode()
+    return path
 
 
 def _refusal(repo: str, status: int, message: str) -> str:

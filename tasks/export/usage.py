@@ -22,7 +22,7 @@ class Usage:
     pipeline: str
     """Class of the pipeline in diffusers."""
     loader: str
-    """Class it is loaded with: any pipeline's, but where the base's folder names another."""
+    """Class it is loaded with: any pipeline's, but where the base's folder names another; a modular one's blocks'."""
     base: str | None
     """Hub id or folder of the model that LoRA files are for; None for a whole pipeline."""
     revision: str | None
@@ -49,6 +49,7 @@ class Usage:
         scheduler, call = self.call.scheduler, self.call
         return {
             "pipeline": self.pipeline,
+            **({} if call.blocks is None else {"blocks": call.blocks, "left_out_blocks": list(call.left_out)}),
             "base_model": self.base,
             "base_revision": self.revision,
             "missing_components": list(self.missing),
@@ -112,14 +113,17 @@ def snippet(usage: Usage) -> str:
 
 
 def _loading(usage: Usage) -> list[str]:
-    dtype = f"dtype=torch.{usage.dtype}"
-    if usage.base is None:
-        return [f"pipe = {usage.loader}.from_pretrained(folder, {dtype}{_absent(usage.missing)})"]
+    """Return the lines that load a pipeline, and the LoRA files of an export where it has such."""
+    place = "folder" if usage.base is None else "base"
     revision = "" if usage.revision is None else f"revision={in_python(usage.revision)}, "
-    lines = [
-        f"base = {in_python(usage.base)}",
-        f"pipe = {usage.loader}.from_pretrained(base, {revision}{dtype}{_absent(usage.missing)})",
-    ]
+    told = f"{revision}dtype=torch.{usage.dtype}"
+    lines = [] if usage.base is None else [f"base = {in_python(usage.base)}"]
+    if usage.call.blocks is None:
+        lines += [f"pipe = {usage.loader}.from_pretrained({place}, {told}{_absent(usage.missing)})"]
+    else:
+        lines += [f"blocks = {usage.loader}()"]
+        lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
+        lines += [f"pipe = blocks.init_pipeline({place})", f"pipe.load_components({told})"]
     for name in usage.loras:
         component = name.rpartition("/")[0]
         if not usage.call.loads_adapters:

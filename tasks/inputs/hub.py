@@ -11,8 +11,8 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.proxies import by_proxy
+from models.policies.indices import CLASSIC, INDICES, plain_index
 
-INDEX = "model_index.json"
 #: Weights that are not safetensors: pickles, and those of other libraries.
 _OTHER_WEIGHTS = (
     ".bin",
@@ -29,7 +29,7 @@ _OTHER_WEIGHTS = (
     ".ot",
 )
 #: At the top: what the pipeline is, and what its card says of its license.
-_TOP = (INDEX, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
+_TOP = (*INDICES, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -51,8 +51,9 @@ def download(repo: str, revision: str | None) -> Path:
     except (OfflineModeIsEnabled, OSError) as error:
         return _cached(repo, revision, error)
     try:
-        path = huggingface_hub.hf_hub_download(repo, INDEX, revision=about.sha)
         names = [sibling.rfilename for sibling in about.siblings or ()]
+        listed = next((name for name in INDICES if name in names), CLASSIC)
+        path = huggingface_hub.hf_hub_download(repo, listed, revision=about.sha)
         wanted = pipeline_files(names, json.loads(Path(path).read_text()), where=f"model.path '{repo}'")
         return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
     except (OSError, ValueError) as error:
@@ -67,13 +68,14 @@ def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str
 
     Args:
         names: the repository's files.
-        index: its ``model_index.json``.
+        index: its index, as its file has it.
         where: the setting, for errors.
 
     Raises:
         ConfigError: a component has no weights but pickled ones.
     """
-    folders = [name for name, value in index.items() if isinstance(value, list) and value[0] is not None]
+    plain = plain_index(index, lambda component: any(name.startswith(f"{component}/") for name in names))
+    folders = [name for name, value in plain.items() if isinstance(value, list) and value[0] is not None]
     wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
     for folder in folders:
         inside = [name for name in names if name.startswith(f"{folder}/")]

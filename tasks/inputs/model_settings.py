@@ -20,6 +20,7 @@ from models.policies import (
     FIXED_STEPS,
     IMAGE_CONDITIONED,
     INSTRUCTED,
+    MODULAR,
     POLICIES,
     REFERENCES,
     VIDEO,
@@ -57,6 +58,7 @@ def check_model(config: RunConfig) -> None:
     _check_steps(config)
     _check_guidance(config)
     _check_attention(config)
+    _check_placement(config)
     _check_precision(config)
 
 
@@ -325,6 +327,15 @@ def _check_attention(config: RunConfig) -> None:
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
         raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
+
+
+def _check_placement(config: RunConfig) -> None:
+    model = config.model
+    if model.device_map is not None and model.policy in MODULAR:
+        raise ConfigError(
+            f"model.device_map is '{model.device_map}', but '{model.policy}' has a modular pipeline, whose parts "
+            "diffusers does not place. Remove it; with execution.strategy 'fsdp' a model is spread over devices."
+        )
 
 
 def _check_precision(config: RunConfig) -> None:

@@ -24,6 +24,7 @@ from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies import POLICIES
+from models.policies.indices import index_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
@@ -333,7 +334,7 @@ def _family_of(folder: Path) -> str:
     Raises:
         ConfigError: it is no pipeline, or several families, or none, load it.
     """
-    index = folder / "model_index.json"
+    index = index_file(folder)
     if not index.is_file():
         raise ConfigError(
             f"--model '{folder}' is no pipeline of diffusers: it has no model_index.json. Of another model, say with "

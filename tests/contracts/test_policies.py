@@ -18,7 +18,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, PNDMScheduler
+from diffusers import DiffusionPipeline, ModularPipeline, PNDMScheduler
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from PIL import Image
 from safetensors.torch import load_file
@@ -42,14 +42,17 @@ from models.policies import (
     UNFOLLOWED,
     most_images,
 )
+from models.policies import MODULAR as MODULAR_FAMILIES
 from models.policies.base import Part
 from models.policies.ddim import DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, PipelineCall, TrainableDenoiser
+from models.policies.indices import MODULAR, component_entry, index_file
+from models.policies.modular import ModularPolicy
 from models.quickstart.tiny import build_tiny
 from models.weights.lora import LoraSpec, check_lora_targets
 from models.weights.lora_files import LORA_FILE
 from models.weights.merging import Merged
-from tasks.export.files import write_pipeline
+from tasks.export.files import store_guider, write_pipeline
 from tests.support.families import PIPELINES, UNPADDED
 
 ALL = frozenset(Part)
@@ -96,6 +99,7 @@ TINY: Mapping[str, Tiny] = {
     "flux1_kontext": Tiny(**of_length(16, max_area=64 * 64, _auto_resize=False)),
     "flux2": Tiny(**of_length(192)),
     "flux2_klein": Tiny(**of_length(64)),
+    "flux3": Tiny(**of_length(160), guidance="", pixels=1),
     # Text is padded to a fixed length here, and to the longest prompt there.
     "qwen_image": Tiny(**of_length(64), guidance="true_cfg_scale", negative=" ", tolerance=2e-6),
     "qwen_image_edit": Tiny(
@@ -284,12 +288,37 @@ def one_by_one(
     pipeline: Any, images: list[list[np.ndarray]] | None, generators: list[torch.Generator], **call: Any
 ) -> Any:
     """Call a pipeline that takes all images it is given for those of every prompt, or pads texts to the longest."""
-    single = {name: [value[0]] if isinstance(value, list) else value for name, value in call.items()}
+    single = {name: value[:1] if isinstance(value, list) else value for name, value in call.items()}
     rows = []
     for number, (prompt, generator) in enumerate(zip(PROMPTS, generators, strict=True)):
         given = {} if images is None else {"image": [Image.fromarray(picture) for picture in images[number]]}
-        rows.append(pipeline(prompt=[prompt], generator=[generator], **given, **single).images)
+        rows.append(drawn_alone(pipeline, prompt=[prompt], generator=[generator], **given, **single))
     return torch.cat(rows) if isinstance(rows[0], torch.Tensor) else np.concatenate(rows)
+
+
+def drawn_alone(pipeline: Any, *, output_type: str, **call: Any) -> Any:
+    """Return what a pipeline draws of one prompt; modular ones take a text where others take lists of texts."""
+    if not isinstance(pipeline, ModularPipeline):
+        return pipeline(output_type=output_type, **call).images
+    single = {name: value[0] if isinstance(value, list) else value for name, value in call.items()}
+    state = pipeline(output_type="np", **single)
+    return state.latents.flatten(2).transpose(1, 2) if output_type == "latent" else state.images
+
+
+def plain_pipeline(cls: Any, folder: Path) -> Any:
+    """Return diffusers' own pipeline of a folder, loaded as it says, but for what needs packages that are not here."""
+    given = cls.components(folder, ALL)
+    if not issubclass(cls, ModularPolicy):
+        return DiffusionPipeline.from_pretrained(folder, **given)
+    pipeline = cls.pipeline_blocks().init_pipeline(str(folder))
+    return filled(pipeline, given)
+
+
+def filled(pipeline: Any, given: Mapping[str, Any]) -> Any:
+    """Return a modular pipeline with its components: those given, and the others loaded."""
+    pipeline.load_components([name for name in pipeline.pretrained_component_names if name not in given])
+    pipeline.update_components(**given)
+    return pipeline
 
 
 def no_noise(step: int) -> torch.Tensor:
@@ -339,8 +368,7 @@ def pipeline_call(policy: DiffusionPolicy, folder: Path, steps: int) -> Callable
     """
     family, guidance_scale = policy.family, policy.settings.guidance_scale
     tiny = TINY[family]
-    given = resolve(POLICIES, family, what="policy").components(folder, ALL)
-    pipeline = DiffusionPipeline.from_pretrained(folder, **given).to(policy.settings.device)
+    pipeline = plain_pipeline(type(policy), folder).to(policy.settings.device)
     pipeline.set_progress_bar_config(disable=True)
     # UniPC, Wan's default, is multistep and rounds its timesteps; Euler's steps end lower than DDIM's.
     set_scheduler(pipeline, policy.pipeline_call(steps, None))
@@ -389,6 +417,17 @@ def test_ode_equals_the_pipeline(family: str, load: Load, folder: Path, guidance
     else:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tiny.tolerance)
         assert np.abs(ours_decoded.astype(int) - images).max() <= 1
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen_image21", marks=pytest.mark.xdist_group("family qwen_image21"))])
+def test_the_modular_pipeline_of_a_classic_folder_draws_the_same(load: Load, folder: Path) -> None:
+    policy = load(4.5)
+    pipeline = filled(ModularPipeline.from_pretrained(str(folder)), policy.components(folder, ALL))
+    pipeline.guider = diffusers.ClassifierFreeGuidance(guidance_scale=4.5)
+    generators = [torch.Generator().manual_seed(row) for row in range(4)]
+    call = {"height": 64, "width": 64, "num_inference_steps": 4, "negative_prompt": [" "], "use_kv_cache": False}
+    assert type(pipeline).__name__ == "QwenImage21ModularPipeline"
+    assert torch.equal(one_by_one(pipeline, None, generators, output_type="latent", **call), ode(policy, 4, True))
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
@@ -793,8 +832,10 @@ def test_a_training_step_lowers_the_loss_and_reaches_every_parameter(family: str
         losses.append(loss.item())
     assert losses[2] < losses[1] < losses[0]
     without = [name for name, parameter in trainable.named_parameters() if parameter.grad is None]
-    # The last joint block's text stream ends unused in every MMDiT; of Wan 2.2 one transformer sees these rows.
-    unused = ("transformer_blocks.1.", "transformer_2." if family in TWO else "transformer_blocks.1.")
+    # The last joint block's text stream ends unused in every MMDiT; of Wan 2.2 one transformer sees these rows, and of
+    # FLUX.3 what reads images to start from nothing.
+    further = {"flux3": "image_cond.", **dict.fromkeys(TWO, "transformer_2.")}
+    unused = ("transformer_blocks.1.", further.get(family, "transformer_blocks.1."))
     assert all(any(part in name for part in unused) for name in without), without
 
 
@@ -866,9 +907,11 @@ def test_the_exported_lora_gives_our_images_in_plain_diffusers(
 
 def test_a_scheduler_that_cannot_be_followed_is_refused(family: str, load: Load, folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
-    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
-    index["scheduler"][1] = "HeunDiscreteScheduler"
-    (tmp_path / "model" / "model_index.json").write_text(json.dumps(index))
+    path = index_file(tmp_path / "model")
+    entry = component_entry(path.name, "scheduler", "diffusers", "HeunDiscreteScheduler")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "scheduler": entry}))
+    # That of modular pipelines is their blocks', until a folder has one.
+    (tmp_path / "model" / "scheduler").mkdir(exist_ok=True)
     tiny = TINY[family]
     settings = DiffusionSettings(height=tiny.size, width=tiny.size, frames=tiny.frames)
     with pytest.raises(ConfigError, match="has the scheduler HeunDiscreteScheduler, whose schedule"):
@@ -955,12 +998,43 @@ def test_ranks_in_step_run_every_denoiser_and_get_the_same(load: Load) -> None:
         assert calls == list(policy.denoisers) * (4 if row_by_row(policy) else 1)
 
 
-def test_a_device_map_places_the_parts(load: Load) -> None:
+def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
+    modular = issubclass(resolve(POLICIES, family, what="policy"), ModularPolicy)
+    assert modular == (family in MODULAR_FAMILIES)
+    if modular:
+        with pytest.raises(ConfigError, match="places no parts of modular pipelines"):
+            load(device_map="cpu")
+        return
     policy = load(device_map="cpu")
     assert policy.pipeline.hf_device_map == "cpu"
     # Where a row is computed alone, its products round by where weights lie in memory.
     atol = 1e-6 if row_by_row(policy) else 0.0
     torch.testing.assert_close(ode(policy, 2, False), ode(load(), 2, False), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("family", [pytest.param("flux3", marks=pytest.mark.xdist_group("family flux3"))])
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        (MODULAR, {"vae": ["diffusers", "AutoencoderKL", {}]}, "has the vae AutoencoderKL, but .*AutoencoderKLFlux2"),
+        ("transformer/config.json", {"flow_map": True}, r"is distilled \(flow_map in transformer/config\.json\)"),
+        ("guider/guider_config.json", {"stop": 0.5}, r"stop of its guider ClassifierFreeGuidance is 0\.5, which"),
+        ("text_encoder", None, "has no folder 'text_encoder', which 'flux3' loads; its modular_model_index.json may"),
+    ],
+)
+def test_a_modular_folder_of_another_meaning_is_refused(
+    load: Load, folder: Path, tmp_path: Path, file: str, change: dict[str, Any] | None, expected: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    store_guider({"guidance_scale": 2.0}, tmp_path / "model")
+    load(folder=tmp_path / "model", parts=frozenset({Part.DENOISER}))
+    path = tmp_path / "model" / file
+    if change is None:
+        shutil.rmtree(path)
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=expected):
+        load(folder=tmp_path / "model", parts=frozenset({Part.DENOISER}), options={"max_sequence_length": 80})
 
 
 @pytest.mark.parametrize(
@@ -1038,10 +1112,10 @@ def test_stable_diffusion_is_sampled_with_ddim_whatever_its_folder_names(tmp_pat
 
 def test_another_pipeline_is_refused(family: str, tmp_path: Path) -> None:
     cls = resolve(POLICIES, family, what="policy")
-    (tmp_path / "model_index.json").write_text('{"_class_name": "OtherPipeline"}')
+    (tmp_path / cls.index_name).write_text('{"_class_name": "OtherPipeline"}')
     with pytest.raises(ConfigError, match="holds a OtherPipeline"):
         cls.load(tmp_path, DiffusionSettings(height=16, width=32), ALL, {})
-    with pytest.raises(ConfigError, match=r"no model_index\.json"):
+    with pytest.raises(ConfigError, match=rf"no {cls.index_name}"):
         cls.load(tmp_path / "none", DiffusionSettings(height=16, width=32), ALL, {})
 
 

@@ -26,21 +26,25 @@ from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
 from models.policies import POLICIES
-from models.policies.base import Part
 from models.policies.ddim import DDIMOptions, DDIMPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.policies.indices import component_entry, index_file
+from models.policies.modular import ModularPolicy
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart.tiny import build_tiny
 from tests.contracts.test_policies import (
     TINY,
     conditioning,
+    drawn_alone,
+    filled,
     no_noise,
     pictures,
+    plain_pipeline,
     set_scheduler,
     small_references,  # noqa: F401 - a fixture
     starting,
 )
-from tests.support.families import PIPELINES
+from tests.support.families import PIPELINES, UNPADDED
 
 STEPS = 4
 #: Values of each option that no tiny pipeline has, so that each changes something, or would.
@@ -127,11 +131,13 @@ class Folder:
         self.family, self.path, self.tiny = family, path, TINY[family]
         self.policy: type[PipelinePolicy] = resolve(POLICIES, family, what="policy")
         build_tiny(family).save_pretrained(path)
-        self.made = getattr(diffusers, self.policy.pipeline_name)
-        loaded = self.made.from_pretrained(path, **self.policy.components(path, frozenset(Part)))
+        loaded = plain_pipeline(self.policy, path)
         self.parts = {key: part for key, part in loaded.components.items() if key != "scheduler" and part is not None}
-        index = json.loads((path / "model_index.json").read_text())
-        (path / "model_index.json").write_text(json.dumps({**index, "scheduler": ["diffusers", name]}))
+        index = index_file(path)
+        entry = component_entry(index.name, "scheduler", "diffusers", name)
+        index.write_text(json.dumps({**json.loads(index.read_text()), "scheduler": entry}))
+        # That of modular pipelines is their blocks', until a folder has one.
+        (path / "scheduler").mkdir(exist_ok=True)
         shift = {"shift": 3.0} if self.tiny.frames > 1 and name.startswith("Flow") else {}
         own = {} if shift else loaded.scheduler.config
         config = getattr(diffusers, name).from_config(own, **shift).config
@@ -153,7 +159,9 @@ class Folder:
         return None
 
     def pipeline(self) -> Any:
-        return self.made.from_pretrained(self.path, **self.parts)
+        if issubclass(self.policy, ModularPolicy):
+            return filled(self.policy.pipeline_blocks().init_pipeline(str(self.path)), self.parts)
+        return getattr(diffusers, self.policy.pipeline_name).from_pretrained(self.path, **self.parts)
 
     def ours(self) -> tuple[DiffusionPolicy, torch.Tensor]:
         policy = self.policy(self.pipeline(), self.settings, self.options)
@@ -175,7 +183,10 @@ class Folder:
         elif starts is not None:
             (images,) = starts
             given["image"] = Image.fromarray(images[0])
-        result = pipeline(prompt=["a red cube"], generator=[torch.Generator().manual_seed(7)], **given)
+        given |= {"prompt": ["a red cube"], "generator": [torch.Generator().manual_seed(7)]}
+        if self.family in UNPADDED:
+            return drawn_alone(pipeline, **given)
+        result = pipeline(**given)
         return result.frames if self.tiny.frames > 1 else result.images
 
     def check(self) -> None:

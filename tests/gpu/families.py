@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("sd3", "sd15", "wan21")
 #: Of a forward of families that ask the device for nothing, and of those that must know a noise range or lengths.
 WAITS: Mapping[str, int] = dict.fromkeys(
-    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus"), 2
+    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3"), 2
 ) | {
     # Of each half whether there is an image, and twelve choices by masks.
     "hunyuan_video15": 2 * 13,

@@ -13,6 +13,10 @@ FLUX = [*JOINT, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 WAN_ATTENTION = [f"attn{n}.{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0")]
 QWEN_IMAGE = [*JOINT, *(f"{stream}_mlp.{name}" for stream in ("img", "txt") for name in ("net.0.proj", "net.2"))]
 
+#: Of models of one stream.
+SINGLE = [f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")]
+QWEN_IMAGE21 = [*SINGLE, *(f"img_mlp.{name}" for name in ("proj", "gate_layer", "out"))]
+
 
 def lora(rank: int, alpha: int, targets: list[str]) -> dict[str, Any]:
     """Return adapter settings."""

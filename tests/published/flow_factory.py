@@ -11,6 +11,7 @@ from tests.published.common import (
     JOINT,
     KL,
     QWEN_IMAGE,
+    SINGLE,
     WAN_ATTENTION,
     about,
     groups,
@@ -87,6 +88,29 @@ PUBLISHED: Mapping[str, Publication] = {
                 "evaluate.height": 1024,
                 "evaluate.width": 1024,
                 **lora(64, 128, [*_FLUX2, "attn.to_qkv_mlp_proj"]),
+            },
+        },
+    ),
+    "flux3_klein": Publication(
+        title="Flow-Factory's settings for FLUX.2 dev on FLUX.3 Image Klein Base",
+        paper=None,
+        files=_factory_files("flux2/t2i.yaml", "flux/flux2.py"),
+        remark=f"{_ONE_SUBSET} For this model none are published; the settings are those of FLUX.2 dev, whose guidance "
+        "is an input of the model, and the adapted layers are attention and feed-forwards, as there.",
+        settings={
+            "code": _FACTORY_CODE,
+            "example": {
+                **_FACTORY_ALL,
+                **about(
+                    "black-forest-labs/flux-3-image-klein-base", "dataset/t2is", "1 clip_score + 0.5 pickscore", 4.0
+                ),
+                "model.options.max_sequence_length": 512,
+                **size(512),
+                **groups(48, 16, 8),
+                **noise("flow_sde", noise_level=1.0),
+                "evaluate.steps": 28,
+                "evaluate.height": 1024,
+                **lora(64, 128, [*SINGLE, "ff.linear_in", "ff.linear_out"]),
             },
         },
     ),

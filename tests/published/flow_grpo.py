@@ -15,6 +15,7 @@ from tests.published.common import (
     JOINT,
     KL,
     QWEN_IMAGE,
+    QWEN_IMAGE21,
     WAN_ATTENTION,
     about,
     groups,
@@ -187,6 +188,28 @@ PUBLISHED: Mapping[str, Publication] = {
                 "evaluate.samples": 2048,
             },
             "script": {**lora(64, 128, QWEN_IMAGE), **BOTH, "model.negative_prompt": " "},
+        },
+    ),
+    "qwen_image21": Publication(
+        title="Flow-GRPO's settings for Qwen-Image on Qwen-Image 2.1",
+        paper="2505.05470",
+        files=_grpo_files("train_qwenimage.py", _QWEN),
+        remark=f"{_PER_RANK} For this model none are published; the settings are those of Qwen-Image, whose script was "
+        "read in a fork of the repository, and the adapted layers are attention and feed-forwards, as there.",
+        settings={
+            "base": GRPO_BASE,
+            "config": {
+                **_GRPO_ALL,
+                **about("Qwen/Qwen-Image-2.1", "dataset/pickscore", "1 pickscore", 4.0),
+                **size(512),
+                **groups(32, 16, 10),
+                **plan("window", size=2, low=0, high=5),
+                **noise("flow_sde", noise_level=1.2),
+                "optimize.ema": None,
+                "evaluate.steps": 50,
+                "evaluate.samples": 2048,
+            },
+            "script": lora(64, 128, QWEN_IMAGE21),
         },
     ),
     "qwen_image_edit": Publication(

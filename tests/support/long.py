@@ -75,6 +75,8 @@ LONG = {
         "test_tensors_without_content_take_what_real_ones_do[sana]",
         "test_tensors_without_content_take_what_real_ones_do[sana_video]",
         "test_tensors_without_content_take_what_real_ones_do[hunyuan_video15]",
+        "test_tensors_without_content_take_what_real_ones_do[flux3]",
+        "test_tensors_without_content_take_what_real_ones_do[qwen_image21]",
         "test_tensors_without_content_take_what_real_ones_do[qwen_image]",
         "test_tensors_without_content_take_what_real_ones_do[wan22_ti2v]",
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",
@@ -96,6 +98,9 @@ LONG = {
         "test_the_snippet_of_the_card_draws_the_evaluated_images[wan22_ti2v_i2v]",
         "test_a_store_gives_back_what_prompts_start_from[wan22_ti2v_i2v]",
         "test_a_whole_run[hunyuan_video15]",
+        "test_a_whole_run[qwen_image21]",
+        "test_a_store_gives_back_what_prompts_start_from[qwen_image21]",
+        "test_the_snippet_of_the_card_draws_the_evaluated_images[qwen_image21]",
         "test_a_store_gives_back_what_prompts_start_from[hunyuan_video15]",
         "test_the_snippet_of_the_card_draws_the_evaluated_images[hunyuan_video15]",
         "test_a_store_gives_back_what_prompts_start_from[sana_video]",
@@ -112,6 +117,7 @@ LONG = {
 _ALIKE = (
     "flux1_kontext",
     "flux2_klein",
+    "flux3",
     "hunyuan_video15",
     "qwen_image21",
     "qwen_image_edit",
@@ -138,6 +144,8 @@ _ALWAYS = (
     "test_a_share_of_a_schedule_",
     "test_the_higher_the_strength_",
     "test_an_image_is_a_clip_that_",
+    "test_a_modular_folder_",
+    "test_the_modular_pipeline_of_a_classic_folder_",
 )
 
 

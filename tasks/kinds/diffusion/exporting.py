@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
-from models.libraries import read_json
 from models.pictures import within
 from models.policies.diffusion import DiffusionPolicy, PipelineCall
+from models.policies.indices import index_file, read_index_file
 from tasks.export.card import About, model_card
 from tasks.export.evaluations import Shown, evaluation_figures, evaluation_images
-from tasks.export.files import INDEX, copy_licenses, store_guider, store_scheduler, write_pipeline
+from tasks.export.files import copy_licenses, store_guider, store_scheduler, write_pipeline
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
@@ -85,10 +85,10 @@ class PipelineExport:
         lora, config, prompt = self._identity.format == "lora", self._config, self._example
         inputs = self._copy_images(prompt, target, call) if config.prompts.image is not None else ()
         folder = self._context.base_folder if lora else target
-        named, needed = str(read_json(folder / INDEX)["_class_name"]), policy.pipeline_name
+        named, needed = str(read_index_file(index_file(folder))["_class_name"]), policy.pipeline_name
         return Usage(
             pipeline=needed or named,
-            loader="DiffusionPipeline" if needed in (None, named) else needed,
+            loader=call.blocks or ("DiffusionPipeline" if needed is None or needed == named else needed),
             base=base.name if lora else None,
             revision=base.revision if lora else None,
             missing=policy.missing_parts(folder),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.registry import build, resolve
 from configs.schema import RunConfig
-from models.policies import POLICIES
+from models.policies import MODULAR, POLICIES
 from models.policies.base import Part
 from models.sizes.architectures import (
     architecture_of,
@@ -290,7 +290,8 @@ def _advice(config: RunConfig, memory: DenoiserMemory, limit: int) -> list[str]:
 
 def _advice_for_encoding(memory: DenoiserMemory, config: RunConfig, limit: int) -> str:
     if memory.text > limit or config.execution.encode_batch_size == 1:
-        return "encode: the text encoders alone do not fit; set model.device_map=balanced, or take a larger GPU"
+        placed = "" if config.model.policy in MODULAR else "set model.device_map=balanced, or "
+        return f"encode: the text encoders alone do not fit; {placed}take a larger GPU"
     rows = (limit - memory.text) * config.execution.encode_batch_size // max(1, memory.encode_activations)
     return f"encode: set execution.encode_batch_size={max(1, rows)}"
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModularPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -33,7 +33,7 @@ from models.quickstart.tiny import build_tiny
 from models.rewards.digits import DigitsReward
 from models.weights.lora_files import canonical_header
 from tasks.export.card import prompt_set
-from tasks.export.files import store_scheduler, write_pipeline
+from tasks.export.files import store_guider, store_scheduler, write_pipeline
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node
 from tasks.inputs.base_model import front_matter, license_of
@@ -44,7 +44,7 @@ from tasks.runs.opening import open_run
 from tasks.runs.staleness import standings
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT, ConfigFactory
-from tests.contracts.test_policies import TINY
+from tests.contracts.test_policies import TINY, plain_pipeline
 from tests.support.families import PIPELINES
 from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
@@ -177,10 +177,8 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
     if scheduler is not None:
         store_scheduler(scheduler, tmp_path / "export")
     assert policy.missing_parts(tmp_path / "export") == ()
-    # The processor of Qwen-Image-Edit needs torchvision, of transformers itself; without it, it is given.
-    pipe = DiffusionPipeline.from_pretrained(
-        tmp_path / "export", **cls.components(tmp_path / "export", frozenset(Part))
-    )
+    # The processors of Qwen's models need torchvision, of transformers itself; without it, they are given.
+    pipe = plain_pipeline(cls, tmp_path / "export")
     for name in policy.denoisers:
         assert (next(getattr(pipe, name).parameters()) == 0.5).all()
     wanted = {"sd15": "DDIMScheduler", "sdxl": "DDIMScheduler"}.get(family, "FlowMatchEulerDiscreteScheduler")
@@ -190,6 +188,33 @@ def test_every_family_loads_from_its_exported_folder_alone(family: str, tmp_path
         assert pipe.scheduler.config.shift == shifts[family]
     # The export is a base model again.
     again = cls.load(tmp_path / "export", settings, frozenset({Part.DENOISER, Part.VAE}), tiny.options)
+    assert torch.equal(again.sigmas(4), policy.sigmas(4))
+
+
+def test_a_modular_export_is_a_repository_wherever_it_lies(tmp_path: Path) -> None:
+    quiet_libraries()
+    build_tiny("flux3").save_pretrained(tmp_path / "base")
+    cls, settings = (
+        resolve(POLICIES, "flux3", what="policy"),
+        DiffusionSettings(height=64, width=64, guidance_scale=2.5),
+    )
+    policy = cls.load(tmp_path / "base", settings, frozenset({Part.DENOISER, Part.VAE}), {})
+    call = policy.pipeline_call(4, "blurred")
+    with torch.no_grad():
+        next(policy.pipeline.transformer.parameters()).fill_(0.5)
+    write_pipeline(policy, tmp_path / "base", tmp_path / "export")
+    store_guider(call.guider, tmp_path / "export")
+    (tmp_path / "base").rename(tmp_path / "gone")
+    (tmp_path / "export").rename(tmp_path / "moved")
+    pipe = ModularPipeline.from_pretrained(str(tmp_path / "moved"))
+    # Its processor needs torchvision, of transformers itself; the block that writes prompts has no model here.
+    pipe.load_components()
+    assert type(pipe).__name__ == "Flux3ModularPipeline"
+    assert pipe.guider.guidance_scale == 2.5
+    assert (next(pipe.transformer.parameters()) == 0.5).all()
+    assert set(pipe.null_component_names) <= {"prompt_upsampler", "prompt_upsampler_processor", "tokenizer"}
+    assert all(str(tmp_path) not in path.read_text() for path in (tmp_path / "moved").rglob("*.json"))
+    again = cls.load(tmp_path / "moved", settings, frozenset({Part.DENOISER, Part.VAE}), {})
     assert torch.equal(again.sigmas(4), policy.sigmas(4))
 
 
@@ -258,6 +283,7 @@ CALLS: Mapping[str, dict[str, Any]] = {
     "sdxl": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred"},
     "sd3": {"num_inference_steps": 4, "guidance_scale": 3.0, "negative_prompt": "blurred", "max_sequence_length": 16},
     "flux2_klein": {"num_inference_steps": 4, "guidance_scale": 3.0, "max_sequence_length": 64},
+    "flux3": {"num_inference_steps": 4, "negative_prompt": "blurred", "max_sequence_length": 160},
     "qwen_image": {
         "num_inference_steps": 4,
         "true_cfg_scale": 3.0,

@@ -13,7 +13,8 @@ from diffusers.pipelines import pipeline_utils
 from huggingface_hub.utils import filter_repo_objects
 
 from configs.errors import ConfigError
-from tasks.inputs.hub import INDEX, download, pipeline_files
+from models.policies.indices import CLASSIC as INDEX
+from tasks.inputs.hub import download, pipeline_files
 
 SD3 = {
     "_class_name": "StableDiffusion3Pipeline",

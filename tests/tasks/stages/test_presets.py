@@ -10,7 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModularPipeline
 from PIL import Image
 
 from configs.load import load_config
@@ -140,11 +140,14 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     # As the card says of a base that is no repository: it is linked beside it, under its name.
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
-    if model.policy in ("qwen_image_edit", "qwen_image_edit_plus", "qwen_image21"):
+    if model.policy in ("qwen_image_edit", "qwen_image_edit_plus", "qwen_image21", "flux3"):
         given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
-        load = DiffusionPipeline.from_pretrained
+        load, fill = DiffusionPipeline.from_pretrained, ModularPipeline.load_components
         # transformers loads the processor where torchvision is, which the tests do without.
         monkeypatch.setattr(DiffusionPipeline, "from_pretrained", lambda *a, **k: load(*a, **{**given, **k}))
+        monkeypatch.setattr(
+            ModularPipeline, "load_components", lambda p, **k: (p.update_components(**given), fill(p, **k))
+        )
     found: dict[str, Any] = {}
     exec(compile((place / "README.md").read_text().split("```python\n")[1].split("```")[0], "card", "exec"), found)
     pipe, samples = found["pipe"], evaluated(finished)
@@ -187,6 +190,8 @@ def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[d
     if "negative_prompt" in call:
         start["negative_prompt"] = [call["negative_prompt"]] * len(samples)
     prompts, seeds = ([sample[key] for sample in samples] for key in ("prompt", "seed"))
+    if isinstance(pipe, ModularPipeline):
+        (prompts,), start = prompts, {name: value[0] for name, value in start.items()}
     made = pipe(prompt=prompts, generator=[generator(seed) for seed in seeds], output_type="np", **{**call, **start})
     # A fourth channel, transparency, is left away by the run.
     return np.asarray(made.frames if hasattr(made, "frames") else made.images)[..., :3]

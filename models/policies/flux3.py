@@ -1,0 +1,149 @@
+"""FLUX.3 (Flux3ModularPipeline, text to image): layers of Qwen3-VL as text, guidance of two forwards.
+
+Text is padded to a multiple of 80 tokens, which the transformer attends to. How many there are is part of what it is
+asked, so that rows are computed one by one, each with its own. The pipeline's first block lets a language model write
+the prompt anew; it is left out, as whoever trains chooses the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.policies.base import Part
+from models.policies.diffusion import DiffusionSettings, Images
+from models.policies.folders import SHIFT_ALONE, Fields
+from models.policies.modular import ModularPolicy
+from models.policies.pipeline import Modules, Rows, thousandths
+from models.policies.reading import Reader
+from models.policies.references import row_by_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flux3Options:
+    """Options of the family."""
+
+    max_sequence_length: int = 480
+    """Text tokens that are read at most, and that all rows of text are stored with; the pipeline itself reads 8192."""
+
+
+def _asked(tokenizer: Any, text: str) -> Any:
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+class Flux3(ModularPolicy):
+    """Adapter for Flux3ModularPipeline; latents are packed, (B, tokens, 128)."""
+
+    pipeline_name = "Flux3ModularPipeline"
+    blocks_name = "Flux3AutoBlocks"
+    left_out = ("prompt_upsampler",)
+    family = "flux3"
+    options_type = Flux3Options
+    options: Flux3Options
+    text_parts = ("text_encoder", "tokenizer")
+    readers = (Reader(tokenizer="tokenizer", written=_asked),)
+    schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": SHIFT_ALONE}
+    blocks = ("mode_blocks.image", "mode_blocks.image_cond", "txt_mode_blocks", "single_transformer_blocks")
+    # Attention and feed-forward of every block.
+    lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.linear_in", "ff.linear_out")
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check the folder, and that its transformer is none that must be told where a step ends."""
+        index = super().check_folder(folder, settings)
+        if read_json(folder / "transformer" / "config.json").get("flow_map"):
+            raise ConfigError(
+                f"model.path '{folder}' is distilled (flow_map in transformer/config.json): its predictions are those "
+                "of whole steps, which have no log-probs. Take the base model it was distilled from."
+            )
+        return index
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return what reads text, of which the blocks want a whole processor."""
+        from models.policies.stand_ins import TextProcessor
+
+        return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens of each, padding included."""
+        step, most = self.step("text_encoder"), self.options.max_sequence_length
+        found = [
+            step._get_qwen3_vl_prompt_embeds(
+                self.pipeline.text_encoder,
+                self.pipeline.tokenizer,
+                prompt,
+                device=self.settings.device,
+                max_sequence_length=most,
+                pad_multiple=step.pad_multiple,
+            )
+            for prompt in prompts
+        ]
+        lengths = [embeds.shape[1] for embeds in found]
+        rows = [F.pad(embeds, (0, 0, 0, most - length)) for embeds, length in zip(found, lengths, strict=True)]
+        return {"prompt_embeds": torch.cat(rows), "text_length": torch.tensor(lengths, device=self.settings.device)}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, tokens, 128) packed float32 noise."""
+        from diffusers.utils.torch_utils import randn_tensor
+
+        shape = (len(generators), self.pipeline.transformer.config.in_channels, *self._grid())
+        device = self.settings.device
+        latents: Tensor = randn_tensor(shape, generator=list(generators), device=device, dtype=torch.float32)
+        return latents.flatten(2).transpose(1, 2)
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer for each row; its time argument runs from 0 to 1."""
+        return row_by_row(partial(self._call, modules), latents, sigma, rows)
+
+    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        length = int(rows["text_length"])
+        predicted: Tensor = modules["transformer"](
+            hidden_states=latents,
+            encoder_hidden_states=rows["prompt_embeds"][:, :length],
+            timestep=thousandths(sigma).to(latents.dtype),
+            img_ids=self.table(latents.device, self._image_ids, *self._grid()),
+            txt_ids=self.table(latents.device, self._text_ids, length),
+            return_dict=False,
+        )[0]
+        return predicted
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents."""
+        vae = self.pipeline.vae
+        spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2)
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)
+        std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps).to(spatial)
+        patches = self.step("decode")._unpatchify_latents(spatial * std + mean)
+        images: Tensor = vae.decode(patches.to(vae.dtype), return_dict=False)[0]
+        return images
+
+    def _image_ids(self, height: int, width: int) -> Tensor:
+        from diffusers.modular_pipelines.flux3.before_denoise import _prepare_image_ids
+
+        step = self.step("denoise", "text2image", "prepare_latents")
+        ids: Tensor = _prepare_image_ids(height, width, step.image_rope_scale)
+        return ids
+
+    def _text_ids(self, length: int) -> Tensor:
+        ids: Tensor = self.step("denoise", "text2image", "prepare_rope_inputs")._prepare_text_ids(
+            torch.empty(1, length)
+        )
+        return ids
+
+    def _grid(self) -> tuple[int, int]:
+        unit = self.pipeline.vae_scale_factor * 2
+        return self.settings.height // unit, self.settings.width // unit

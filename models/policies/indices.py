@@ -1,0 +1,105 @@
+"""The index of a diffusers repository: what it consists of, as classic pipelines write it, and as modular ones do.
+
+A modular index says of each component from where it is to be loaded, which may be another repository, and what is to be
+imported for it. Neither is followed: components are those in folders of their names beside the index, as classic ones
+are. Of files without torch, so that what only reads may ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from models.libraries import read_json
+
+CLASSIC = "model_index.json"
+MODULAR = "modular_model_index.json"
+INDICES = (CLASSIC, MODULAR)
+#: ``owner/name``; anything else that a component may be loaded from is a place on somebody's machine.
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_PLACE = "pretrained_model_name_or_path"
+
+
+def index_file(folder: Path) -> Path:
+    """Return a folder's index, the classic one where it has both or none."""
+    return next((path for path in (folder / name for name in INDICES) if path.is_file()), folder / CLASSIC)
+
+
+def read_index_file(path: Path) -> dict[str, Any]:
+    """Return an index as ``plain_index`` gives it.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no JSON object.
+    """
+    return plain_index(read_json(path), lambda name: (path.parent / name).is_dir())
+
+
+def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Return an index as classic ones are: of a component its library and class, both null where there is none.
+
+    Args:
+        index: as its file has it.
+        has: whether a repository has a folder of this name, which counts for modular ones.
+    """
+    return {
+        name: (_class_of(entry) if has(name) else [None, None]) if _is_modular(entry) else entry
+        for name, entry in index.items()
+    }
+
+
+def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Return an index of the same form that is true wherever its folder goes: of what is beside it alone.
+
+    Of a modular one components of repositories of the Hub stay, as it names them.
+
+    Args:
+        index: as its file has it.
+        has: whether there is a folder of a component.
+    """
+    found: dict[str, Any] = {}
+    for name, entry in index.items():
+        if not isinstance(entry, list) or (has(name) and not _is_modular(entry)):
+            found[name] = entry
+        elif not _is_modular(entry):
+            found[name] = [None, None]
+        elif has(name):
+            found[name] = component_entry(MODULAR, name, *_class_of(entry))
+        elif _REPOSITORY.fullmatch(str(entry[2].get(_PLACE))):
+            found[name] = entry
+    return found
+
+
+def component_entry(index: str, name: str, library: str, class_name: str) -> list[Any]:
+    """Return what an index says of a component in the folder of its name beside it.
+
+    Args:
+        index: name of the index's file.
+        name: of the component.
+        library: that its class is of.
+        class_name: its class.
+    """
+    if index == CLASSIC:
+        return [library, class_name]
+    # Of a folder diffusers takes what is there, wherever it is said to be.
+    about = {"type_hint": [library, class_name], "subfolder": name, _PLACE: None, "variant": None, "revision": None}
+    return [library, class_name, about]
+
+
+def placed_index(index: Mapping[str, Any], repository: str) -> dict[str, Any]:
+    """Return an index whose components beside it are those of a repository of the Hub, of which nothing is here."""
+    return {
+        name: [*entry[:2], {**entry[2], _PLACE: entry[2].get(_PLACE) or repository}] if _is_modular(entry) else entry
+        for name, entry in index.items()
+    }
+
+
+def _is_modular(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], Mapping)
+
+
+def _class_of(entry: list[Any]) -> list[Any]:
+    """Return library and class of a component, which a modular index may have only where it says how to load it."""
+    return list(entry[:2]) if entry[0] is not None else list(entry[2].get("type_hint") or (None, None))

@@ -1,0 +1,129 @@
+"""Families whose pipelines are modular: blocks of diffusers' ``modular_pipelines`` over components.
+
+A family says which blocks it is of and which of them are left out; what a policy is beside its pipeline is as for
+classic ones. Components are made by the classes that the blocks expect, whatever a repository names, and guidance is
+ours: the guider is the pipeline's way to be told of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from configs.errors import ConfigError
+from models.libraries import diffusers_class
+from models.policies.diffusion import DiffusionSettings, PipelineCall
+from models.policies.folders import check_guider
+from models.policies.indices import MODULAR
+from models.policies.pipeline import PipelinePolicy
+
+if TYPE_CHECKING:
+    pass
+
+
+class ModularPolicy(PipelinePolicy, ABC):
+    """Adapter for the modular pipeline of one class of blocks."""
+
+    index_name = MODULAR
+    blocks_name: ClassVar[str]
+    """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
+    left_out: ClassVar[tuple[str, ...]] = ()
+    """Blocks that are left out, such as one that writes prompts anew."""
+
+    @classmethod
+    def pipeline_blocks(cls) -> Any:
+        """Return the blocks."""
+        blocks = diffusers_class(cls.blocks_name)()
+        for name in cls.left_out:
+            blocks.sub_blocks.pop(name)
+        return blocks
+
+    @classmethod
+    def setting_defaults(cls) -> Mapping[str, Any]:
+        """Return what the blocks take from the index beside components, with its defaults."""
+        return {spec.name: spec.default for spec in cls.pipeline_blocks().expected_configs}
+
+    @classmethod
+    def assembled(cls, folder: Path, settings: DiffusionSettings, given: Mapping[str, Any]) -> Any:
+        """Return the pipeline over what is given and, of the rest, what is in the folder.
+
+        Raises:
+            ConfigError: parts are to be placed over devices.
+        """
+        if settings.device_map is not None:
+            raise ConfigError(
+                f"model.device_map is {settings.device_map!r}, but diffusers places no parts of modular pipelines, "
+                f"such as that of '{cls.family}'. Remove it."
+            )
+        pipeline = cls.pipeline_blocks().init_pipeline()
+        loaded = {}
+        for name in pipeline.component_names:
+            spec = pipeline.get_component_spec(name)
+            if name in given:
+                loaded[name] = given[name]
+            elif (folder / name).is_dir() and name != "guider":
+                loaded[name] = cls._loaded(spec.type_hint, folder / name, settings)
+        pipeline.register_components(**loaded)
+        return pipeline
+
+    @classmethod
+    def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
+        if not issubclass(made, torch.nn.Module):
+            return made.from_pretrained(folder, local_files_only=True)
+        # Decoding is a small part of the work, and rewards see its rounding.
+        dtype = torch.float32 if folder.name == "vae" else settings.dtype
+        return made.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check that a folder has the components of this family, by the classes its blocks expect; return its index."""
+        index = super().check_folder(folder, settings)
+        expected = {spec.name: spec for spec in cls.pipeline_blocks().expected_components}
+        for name in (*cls.text_parts, *cls.denoiser_names, "vae"):
+            _, made = index.get(name) or (None, None)
+            if made is None:
+                raise ConfigError(
+                    f"model.path '{folder}' has no folder '{name}', which '{cls.family}' loads; its {MODULAR} may name "
+                    "another repository. Download it into the folder under this name."
+                )
+            if issubclass(expected[name].type_hint, torch.nn.Module) and made != expected[name].type_hint.__name__:
+                raise ConfigError(
+                    f"model.path '{folder}' has the {name} {made}, but model.policy '{cls.family}' knows "
+                    f"{expected[name].type_hint.__name__}. Choose another model or family."
+                )
+        return index
+
+    @classmethod
+    def missing_parts(cls, folder: Path) -> tuple[str, ...]:
+        """Return nothing: a folder that lacks a component is refused."""
+        return ()
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        """Check the scheduler and the guider where the folder has them; else they are the blocks' own."""
+        if (index.get("scheduler") or [None])[0] is not None:
+            super()._check_scheduler(folder, index)
+        if (index.get("guider") or [None])[0] is not None:
+            check_guider(folder, cls.family, index)
+
+    def scale_of(self, pixels: int) -> None:
+        """Do nothing: the autoencoder's config says how wide its latents are."""
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, its blocks and its guider."""
+        call = super().pipeline_call(steps, negative_prompt)
+        arguments = {name: value for name, value in call.arguments.items() if name != self.guidance_argument}
+        guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
+        return replace(call, arguments=arguments, guider=guider, blocks=self.blocks_name, left_out=self.left_out)
+
+    def step(self, *names: str) -> Any:
+        """Return a block by the names that lead to it, for what it was made with."""
+        found = self.pipeline._blocks
+        for name in names:
+            found = found.sub_blocks[name]
+        return found

@@ -1,0 +1,58 @@
+"""What conditions a row of a small model, as wide as a large one of the family wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: What denoisers' configs call the widths of sequences they are conditioned on.
+_SEQUENCES = (
+    *("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim"),
+    *("text_embed_dim", "text_embed_2_dim", "context_in_dim"),
+)
+
+
+def as_wide(
+    rows: Mapping[str, Tensor], small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return rows of a small model's conditioning for a large one, in the dtype they are stored in.
+
+    Args:
+        rows: (1, ...) each, of a short prompt.
+        small: config of the denoiser they are of.
+        large: config of the other.
+        dtype: of the model.
+    """
+    wider = {name: _as_for(name, row, small, large, dtype) for name, row in rows.items()}
+    if "text_length" in wider:
+        # Of texts that are computed with as long as they are, the longest that there is room for.
+        wider["text_length"] = torch.full_like(wider["text_length"], wider["prompt_embeds"].shape[1])
+    return wider
+
+
+def _as_for(name: str, row: Tensor, small: Mapping[str, Any], large: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
+    """Return a row of a small model's conditioning as wide as a large one wants it, in the dtype it is stored in."""
+    if not row.is_floating_point():
+        return row
+    if "latents" in name:
+        # Tokens of images have the width of those that are generated.
+        width = large["in_channels"] if row.shape[-1] == small.get("in_channels") else row.shape[-1]
+        return torch.empty((*row.shape[:-1], width), dtype=dtype)
+    known = _vectors if row.ndim == 2 else _sequences
+    widths = [there for here, there in zip(known(small), known(large), strict=True) if here == row.shape[-1] and there]
+    return torch.empty((*row.shape[:-1], widths[0] if widths else row.shape[-1]), dtype=dtype)
+
+
+def _sequences(config: Mapping[str, Any]) -> list[int | None]:
+    return [config.get(key) for key in _SEQUENCES]
+
+
+def _vectors(config: Mapping[str, Any]) -> list[int | None]:
+    # SDXL's pooled text stands beside the embeddings of six numbers.
+    joined, each = config.get("projection_class_embeddings_input_dim"), config.get("addition_time_embed_dim")
+    return [config.get("pooled_projection_dim"), joined - 6 * each if joined and each else None]
