@@ -11,7 +11,7 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,9 +21,6 @@ from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.folders import check_guider
 from models.policies.indices import MODULAR
 from models.policies.pipeline import PipelinePolicy
-
-if TYPE_CHECKING:
-    pass
 
 
 class ModularPolicy(PipelinePolicy, ABC):
