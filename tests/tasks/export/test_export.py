@@ -27,13 +27,14 @@ from configs.schema import PromptSource, PromptsSection, RunConfig
 from models.libraries import quiet_libraries
 from models.policies import POLICIES
 from models.policies.base import Part
-from models.policies.diffusion import DiffusionSettings
+from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.stand_ins import silent_t5
 from models.quickstart.tiny import build_tiny
 from models.rewards.digits import DigitsReward
 from models.weights.lora_files import canonical_header
 from tasks.export.card import prompt_set
 from tasks.export.files import store_guider, store_scheduler, write_pipeline
+from tasks.export.usage import Usage, snippet
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node
 from tasks.inputs.base_model import front_matter, license_of
@@ -216,6 +217,43 @@ def test_a_modular_export_is_a_repository_wherever_it_lies(tmp_path: Path) -> No
     assert all(str(tmp_path) not in path.read_text() for path in (tmp_path / "moved").rglob("*.json"))
     again = cls.load(tmp_path / "moved", settings, frozenset({Part.DENOISER, Part.VAE}), {})
     assert torch.equal(again.sigmas(4), policy.sigmas(4))
+
+
+def test_the_snippet_of_a_modular_pipeline_makes_its_blocks() -> None:
+    usage = Usage(
+        pipeline="Flux3ModularPipeline",
+        loader="Flux3AutoBlocks",
+        base="owner/model",
+        revision="abc",
+        missing=(),
+        loras=("pytorch_lora_weights.safetensors",),
+        dtype="bfloat16",
+        call=PipelineCall(
+            arguments={"height": 64},
+            guider={"guidance_scale": 2.5},
+            blocks="Flux3AutoBlocks",
+            left_out=("prompt_upsampler",),
+        ),
+        prompt="a cat",
+        seed=3,
+        inputs=(),
+        fps=None,
+    )
+    assert snippet(usage).splitlines()[:12] == [
+        "import torch",
+        "from diffusers import ClassifierFreeGuidance, Flux3AutoBlocks",
+        "",
+        'folder = "."  # this folder',
+        'base = "owner/model"',
+        "blocks = Flux3AutoBlocks()",
+        'blocks.sub_blocks.pop("prompt_upsampler")',
+        "pipe = blocks.init_pipeline(base)",
+        'pipe.load_components(revision="abc", dtype=torch.bfloat16)',
+        'pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights.safetensors")',
+        "pipe.guider = ClassifierFreeGuidance(guidance_scale=2.5)",
+        'pipe.to("cuda" if torch.cuda.is_available() else "cpu")',
+    ]
+    assert usage.plain()["left_out_blocks"] == ["prompt_upsampler"]
 
 
 def test_a_model_without_t5_is_given_one_that_says_nothing(tmp_path: Path) -> None:
