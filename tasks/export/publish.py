@@ -14,6 +14,8 @@ from tasks.runs.context import RunContext
 
 #: What the card's snippet calls the folder it lies in.
 HERE = '"."  # this folder'
+#: The same where components are read from folders in it: transformers 5 takes a dot for one of them.
+HERE_WHOLE = 'os.path.abspath(".")  # this folder'
 _IN_PLACE = "Runs as pasted, in this folder,"
 
 
@@ -86,7 +88,9 @@ def publish(files: Mapping[str, Path], repo: str, *, private: bool, token: str |
 
 def for_hub(card: str, repo: str) -> str:
     """Return a card whose snippet loads the repository instead of the folder it lies in."""
-    return card.replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
+    return (
+        card.replace(HERE_WHOLE, json.dumps(repo)).replace(HERE, json.dumps(repo)).replace(_IN_PLACE, "Runs as pasted,")
+    )
 
 
 def _for_hub(name: str, path: Path, repo: str) -> Path | bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from configs.visible import in_python
 from models.policies.diffusion import PipelineCall, SchedulerChoice
 from models.weights.lora_files import LORA_FILE
-from tasks.export.publish import HERE
+from tasks.export.publish import HERE, HERE_WHOLE
 
 _GUIDER = "ClassifierFreeGuidance"
 
@@ -89,9 +89,11 @@ def input_names(count: int) -> tuple[str, ...]:
 def snippet(usage: Usage) -> str:
     """Return Python that loads the export and draws the first image of the evaluation."""
     scheduler = usage.call.scheduler
-    lines = ["import torch", f"from diffusers import {_imports(usage)}"]
+    whole = usage.call.blocks is not None and usage.base is None
+    lines = ["import os"] * whole
+    lines += ["import torch", f"from diffusers import {_imports(usage)}"]
     lines += ["from PIL import Image"] * bool(usage.inputs)
-    lines += ["", f"folder = {HERE}", *_loading(usage)]
+    lines += ["", f"folder = {HERE_WHOLE if whole else HERE}", *_loading(usage)]
     if scheduler is not None:
         lines += [f"pipe.scheduler = {_scheduler_code(scheduler)}"]
     if usage.call.guider is not None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from models.rewards.digits import DigitsReward
 from models.weights.lora_files import canonical_header
 from tasks.export.card import prompt_set
 from tasks.export.files import store_guider, store_scheduler, write_pipeline
+from tasks.export.publish import for_hub
 from tasks.export.usage import Usage, snippet
 from tasks.figures.evaluations import evaluation_figures
 from tasks.identities.nodes import Node
@@ -253,6 +255,11 @@ def test_the_snippet_of_a_modular_pipeline_makes_its_blocks() -> None:
         "pipe.guider = ClassifierFreeGuidance(guidance_scale=2.5)",
         'pipe.to("cuda" if torch.cuda.is_available() else "cpu")',
     ]
+    whole = snippet(replace(usage, base=None, revision=None, loras=())).splitlines()
+    assert whole[0] == "import os"
+    assert whole[4] == 'folder = os.path.abspath(".")  # this folder'
+    assert "pipe = blocks.init_pipeline(folder)" in whole
+    assert 'folder = "owner/name"' in for_hub("\n".join(whole), "owner/name").splitlines()
     assert usage.plain()["left_out_blocks"] == ["prompt_upsampler"]
 
 
