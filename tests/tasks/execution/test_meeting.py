@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import yaml
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from configs.errors import ConfigError
 from tasks.execution.launch import Launched
 from tasks.execution.launchers import Agents, Launcher, Local, Program
 from tasks.execution.meeting import Meeting, interface_to, listening, reachable
+from tests.chaos.kills import digest, start, uninterrupted
 from tests.tasks.execution.test_launch import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -183,10 +188,15 @@ def test_loopback_is_no_endpoint_of_other_machines(host: str, away: tuple[str, .
     assert Agents(endpoint=f"{host}:29500", prefixes=((), ("env", "A=b"))).commands(program, tmp_path)
 
 
+def cable(number: int) -> str:
+    """Return the name of a machine's end of the cable."""
+    return f"f{'ab'[number]}{os.getpid()}"
+
+
 @pytest.fixture
 def machines() -> Iterator[tuple[str, str]]:
     """Two network namespaces with a cable between them; each knows its own name as 127.0.1.1, as Debian writes it."""
-    names, ends = (f"flowmill{os.getpid()}a", f"flowmill{os.getpid()}b"), (f"fa{os.getpid()}", f"fb{os.getpid()}")
+    names, ends = (f"flowmill{os.getpid()}a", f"flowmill{os.getpid()}b"), (cable(0), cable(1))
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("namespaces take root and iproute2")
     if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True, check=False).returncode:
@@ -221,3 +231,56 @@ def test_machines_meet_whose_own_names_are_loopback(
         assert [next(met), next(met)] == ["met", "met"]
     finally:
         launched.stop()
+
+
+def cut_off(machine: str, number: int) -> None:
+    """Pull a machine's cable, so that nothing tells the other one, and end all that runs on it."""
+    subprocess.run(["ip", "-n", machine, "link", "set", cable(number), "down"], check=True)
+    found = subprocess.run(["ip", "netns", "pids", machine], capture_output=True, text=True, check=True).stdout
+    for pid in map(int, found.split()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(1)
+    subprocess.run(["ip", "-n", machine, "link", "set", cable(number), "up"], check=True)
+
+
+@pytest.mark.campaign
+def test_a_run_on_two_machines_survives_the_loss_of_each(
+    config_file: Path, tmp_path: Path, prefect_server: str, machines: tuple[str, str]
+) -> None:
+    """The digest is that of a run with two ranks on one machine that nobody killed."""
+    data = yaml.safe_load(config_file.read_text())
+    data["optimize"] |= {"updates_per_epoch": 4, "inner_epochs": 8}
+    data["evaluate"]["every"] = 2
+    data["execution"] |= {"checkpoint_every": 1, "processes": 2}
+    config_file.write_text(yaml.safe_dump(data))
+    environment = {**os.environ, "PREFECT_API_URL": prefect_server}
+    expected = uninterrupted(str(config_file), str(tmp_path / "one"), environment)
+    prefixes = [["ip", "netns", "exec", name] for name in machines]
+    launcher = {"name": "agents", "options": {"endpoint": "node1:29500", "prefixes": prefixes}}
+    data["execution"] |= {"processes": 1, "nodes": 2, "launcher": launcher}
+    config_file.write_text(yaml.safe_dump(data))
+    root = tmp_path / "two"
+    process = start(["run", str(config_file), "--root", str(root)], environment)
+    try:
+        # The one they meet at last.
+        for epoch, victim in ((1, 1), (2, 0)):
+            while not in_the_middle(root, epoch):
+                assert process.poll() is None, process.communicate()[0].decode()
+                time.sleep(0.01)
+            cut_off(machines[victim], victim)
+            assert in_the_middle(root, epoch)
+        output = process.communicate(timeout=300)[0].decode()
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert output.count("The ranks are started again") == 2
+    assert digest(str(root), "small", environment) == expected
+
+
+def in_the_middle(root: Path, epoch: int) -> bool:
+    """Return whether an epoch's training has made a checkpoint and not ended."""
+    done = {path.parent for path in root.glob("policies/*/manifest.json")}
+    # A policy's own checkpoints go only after it is complete.
+    begun = {path.parents[1] for path in root.glob("policies/*/_checkpoints/*.json")}
+    return len(done) == epoch and bool(begun - done)
