@@ -106,6 +106,8 @@ class Requirements:
     """Velocities of the base model."""
     average: bool = False
     """Velocities of the moving average of the weights."""
+    guided: bool = True
+    """All these velocities have the guidance of rollouts; otherwise none, whatever rollouts have."""
     behavior: bool = False
     """Velocities of the policy the rollouts were made with."""
     decay: BehaviorDecay | None = None

@@ -54,6 +54,8 @@ class ForwardProcess(VelocityKL):
 
     times: Mapping[str, Any] = field(default_factory=dict)
     """Noise levels, see ``base.ForwardTimes``: count, kind, low, high, power, shared."""
+    guided: bool = True
+    """Velocities in the loss have the guidance of rollouts; false: they are conditional ones, at half the cost."""
 
     def levels(self, **forced: Any) -> ForwardTimes:
         """Return the noise levels; ``forced`` are what the algorithm itself demands.
@@ -75,6 +77,7 @@ class ForwardProcess(VelocityKL):
             "min_group_size": 2,
             "reference": self.kl_coef > 0,
             "average": self.ema_kl_coef > 0,
+            "guided": self.guided,
             "zero_advantages": with_kl,
         }
         return Requirements(**{**base, **further})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.published import enhancers, flow_factory, flow_grpo, forward, further, language, recent
+from tests.published import enhancers, flow_factory, flow_grpo, forward, further, language, matching, ratios, recent
 from tests.published.publication import Publication
 
-_SOURCES = (flow_grpo, flow_factory, further, enhancers, language, forward, recent)
+_SOURCES = (flow_grpo, flow_factory, further, enhancers, language, forward, recent, matching, ratios)
 PUBLISHED: Mapping[str, Publication] = dict(
     sorted((name, found) for source in _SOURCES for name, found in source.PUBLISHED.items())
 )

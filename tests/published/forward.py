@@ -63,6 +63,7 @@ PUBLISHED: Mapping[str, Publication] = {
             },
             "trainer": {
                 "optimize.algorithm.name": "ram",
+                f"{_OPTIONS}.guided": False,
                 KL: 0.0,
                 f"{_LEVELS}.low": 0,
                 f"{_LEVELS}.high": 1,
@@ -167,7 +168,8 @@ PUBLISHED: Mapping[str, Publication] = {
         remark=(
             "The gradient of the reward with respect to the final latents is theirs, and a row's loss linear in the "
             "velocity as theirs is; theirs is at four of the 25 states of the rollout, ours at new ones that lead to "
-            "the same image. Trained weights are bfloat16 there, float32 here. 300 updates are 300 epochs of one."
+            "the same image. Its loss is divided by the scale of guidance. Trained weights are bfloat16 there, float32 "
+            "here. 300 updates are 300 epochs of one."
         ),
         settings={
             "config": {
@@ -194,6 +196,7 @@ PUBLISHED: Mapping[str, Publication] = {
             },
             "trainer": {
                 "model.lora": None,
+                "optimize.guidance_gradient": "conditional",
                 "optimize.betas": [0.9, 0.999],
                 "optimize.ema.every": 1,
                 "rollout.same_noise": False,

@@ -58,19 +58,22 @@ def measure_activations(config: RunConfig, requires: Requirements) -> Activation
     family = resolve(POLICIES, config.model.policy, what="model.policy")
     spec, larger = lora_spec(config, family), as_evaluated(config)
     traced = footprints_of(config, architecture, spec)
+    trained = traced if requires.guided else footprints_of(config, architecture, spec, guided=False)
     evaluated = traced if larger is config else footprints_of(larger, architecture, spec)
     return Activations(
         sampling=max(traced.sampling(), evaluated.sampling()),
-        training=traced.training(),
+        training=trained.training(),
         decoding=max(traced.decoding(), evaluated.decoding()),
-        kept=traced.keeping() if requires.rewards else 0,
+        kept=trained.keeping() if requires.rewards else 0,
         following=traced.following() if requires.rewards or requires.gradients else 0,
-        stored=traced.stored(),
+        stored=trained.stored(),
     )
 
 
-def footprints_of(config: RunConfig, architecture: Architecture, spec: LoraSpec | None) -> Footprints:
-    """Return what measures activations: the model's architecture in the hands of its family."""
+def footprints_of(
+    config: RunConfig, architecture: Architecture, spec: LoraSpec | None, *, guided: bool = True
+) -> Footprints:
+    """Return what measures activations: the model's architecture in the hands of its family; guided if rollouts are."""
     from models.quickstart.tiny import build_tiny
 
     quiet_libraries()
@@ -95,4 +98,4 @@ def footprints_of(config: RunConfig, architecture: Architecture, spec: LoraSpec 
     image = np.zeros((model.height, model.width, 3), np.uint8)
     most = most_images(model.policy, model.options)
     images = [[image] * most] if most else None
-    return Footprints(policy, architecture, spec, guided=uses_guidance(config), images=images)
+    return Footprints(policy, architecture, spec, guided=guided and uses_guidance(config), images=images)

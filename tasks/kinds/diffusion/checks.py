@@ -44,6 +44,7 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
     """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
     steps = draw_plans(config, make_plan(config))[0]
     rollout, calls = config.rollout, 2 if uses_guidance(config) else 1
+    trained_calls = calls if requires.guided else 1
     trunks = rollout.prompts_per_epoch * rollout.group_size
     samples = trunks * (steps.branches * len(steps.trained) if steps.branches else 1)
     trained, states = (1, 2) if steps.branches else (len(steps.trained), len(steps.states))
@@ -69,8 +70,8 @@ def cost_of_diffusion(config: RunConfig, requires: Requirements, prompts: Mappin
         samples_per_epoch=samples,
         rollout_forwards=trunks * (rollout.steps + branched) * calls,
         optimize_rows=rows,
-        optimize_forwards=rows * calls * requires.calls,
-        reference_forwards=rows * calls // config.optimize.inner_epochs if requires.reference else 0,
+        optimize_forwards=rows * trained_calls * requires.calls,
+        reference_forwards=rows * trained_calls // config.optimize.inner_epochs if requires.reference else 0,
         evaluate_forwards=splits * config.evaluate.samples * (config.evaluate.steps or rollout.steps) * calls,
         updates=config.run.epochs * config.optimize.updates_per_epoch * config.optimize.inner_epochs,
         shards_per_epoch=len(rollout_cuts(config)),

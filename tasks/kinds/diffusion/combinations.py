@@ -47,6 +47,7 @@ def check_combination(found: Combination) -> None:
         _advantages_are_used,
         _advantages_mean_something,
         _stored_predictions_are_used,
+        _guidance_that_is_left_out_is_there,
         _slopes_are_passed_over_once,
     ):
         rule(found)
@@ -283,6 +284,16 @@ def _stored_predictions_are_used(found: Combination) -> None:
     for why, holds in without.items():
         if holds:
             raise ConfigError(f"rollout.unconditional has no use: {why}. Remove it.")
+
+
+def _guidance_that_is_left_out_is_there(found: Combination) -> None:
+    if found.requires.guided or uses_guidance(found.config):
+        return
+    raise ConfigError(
+        f"{found.algorithm} has the option guided: false, for a loss without the guidance of rollouts, but these have "
+        f"none that could be left out: model.guidance_scale is {found.config.model.guidance_scale:g}, or an input of "
+        "the model. Remove the option, or raise model.guidance_scale."
+    )
 
 
 def _slopes_are_passed_over_once(found: Combination) -> None:

@@ -6,6 +6,7 @@ Legend: N samples, B rows of a micro-batch, ... latent dims.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -278,7 +279,7 @@ def training_set(
 ) -> SampleSet:
     """Return stored transitions, states, or samples to be noised anew, as the algorithm needs."""
     config, device = training.config, torch.device("cpu") if training.host is None else training.host.device
-    ahead, condition = config.execution.ahead, _condition(training)
+    ahead, condition = config.execution.ahead, _condition(training, guided=requires.guided)
     seed = derive(config.run.seed, "forward", training.epoch)
     about = About(prompts=training.context.prompts_by_id, seed=seed) if requires.rewards else None
     if requires.data == "states":
@@ -321,10 +322,11 @@ def training_set(
     return made
 
 
-def _condition(training: Training) -> Condition:
+def _condition(training: Training, *, guided: bool) -> Condition:
     def condition(ids: Sequence[str]) -> Conditioning:
         assert training.host is not None, "rows were asked for without models"
         by_id = training.context.prompts_by_id
-        return conditioning_of(training.context, training.host, [by_id[prompt_id] for prompt_id in ids])
+        rows = conditioning_of(training.context, training.host, [by_id[prompt_id] for prompt_id in ids])
+        return rows if guided else replace(rows, negative=None)
 
     return condition

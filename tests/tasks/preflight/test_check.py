@@ -41,6 +41,15 @@ def test_guidance_doubles_the_rows_and_needs_the_negative_prompt(make_config: Ma
     assert cost.prompts["negative"] == 1
 
 
+def test_a_loss_without_guidance_takes_half_the_forwards(make_config: Make) -> None:
+    options = ["rollout.plan={name: final}", "optimize.algorithm={name: dgpo, options: {guided: false}}"]
+    cost = check_config(make_config("model.guidance_scale=4.5", *options))
+    assert cost.rollout_forwards == 2 * 16 * 3
+    assert cost.optimize_forwards == cost.reference_forwards == cost.optimize_rows == 16 * 4
+    with pytest.raises(ConfigError, match=r"none that could be left out: model.guidance_scale is 1, .* Remove the"):
+        check_config(make_config(*options))
+
+
 def test_heldout_prompts_must_not_be_trained_on(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "heldout.txt").write_text('"91"\n"03"\n')
     with pytest.raises(PromptError, match=r"1 prompts are in prompts\.train too, the first is '\"03\"'"):

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError, CorruptError, FlowmillError, NotCommittedError, RewardError, RunConflictError
 from configs.schema import RunConfig
+from models.maths.conditioning import Conditioning
+from models.policies.pipeline import PipelinePolicy
 from models.weights.tensor_files import TensorFiles
 from storage.embeddings import Rows
 from storage.layout import ArtifactRef
@@ -328,6 +330,23 @@ def algorithm_run(make_config: Make, name: str, *further: str) -> RunConfig:
 
 def test_every_algorithm_has_a_run() -> None:
     assert set(ALGORITHM_RUNS) == set(ALGORITHMS)
+
+
+def test_a_loss_may_leave_out_the_guidance_of_rollouts(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the policy, of what rolled out, and of the base model."""
+    negatives: dict[str, set[bool]] = {}
+    guided, stage = PipelinePolicy._guided, "rollout"
+
+    def noted(policy: Any, modules: Any, latents: Any, sigma: Any, conditioning: Conditioning) -> Any:
+        negatives.setdefault(stage, set()).add(conditioning.negative is not None)
+        return guided(policy, modules, latents, sigma, conditioning)
+
+    monkeypatch.setattr(PipelinePolicy, "_guided", noted)
+    options = "optimize.algorithm.options={guided: false, kl_coef: 0.1, decay: {rate: 0.1, maximum: 0.5}}"
+    context = prepare(algorithm_run(make_config, "dgpo", options, "model.guidance_scale=3"))
+    for stage, slot in (("rollout", ""), ("score", "jpeg_compressibility"), ("advantage", ""), ("optimize", "")):
+        execute(context, stage, 1, slot)
+    assert negatives == {"rollout": {True}, "optimize": {False}}
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHM_RUNS))
