@@ -147,7 +147,8 @@ def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.D
     left, right = st.columns([1, 3])
     with left:
         made = run.images(epoch, [sample])[sample] if row.media_format else row.get("text")
-        _show(made, _caption(row), width=2 * _WIDTH)
+        films = run.films(epoch, [sample]) if row.media_format == "mp4" else {}
+        _show(films.get(sample, made), _caption(row), width=2 * _WIDTH)
         for number, image in enumerate(run.references(epoch, [sample])[sample], 1):
             _show(image, f"image {number} it starts from")
     with right:
@@ -205,13 +206,18 @@ def _open(sample: str, group: str) -> None:
     st.session_state["group"] = group
 
 
-def _show(media: Image.Image | Sequence[Image.Image] | str | None, caption: str, *, width: int = _WIDTH) -> None:
-    """Show an image, a clip that moves, or a text below what it completes."""
+def _show(
+    media: Image.Image | Sequence[Image.Image] | bytes | str | None, caption: str, *, width: int = _WIDTH
+) -> None:
+    """Show an image, a clip that moves, the file of one that is heard, or a text below what it completes."""
     if media is None:
         st.caption(f"no image stored: {caption}")
     elif isinstance(media, str):
         st.caption(caption)
         st.code(visible(media, keep="\n\t"), language=None, wrap_lines=True)
+    elif isinstance(media, bytes):
+        st.video(media)
+        st.caption(caption)
     elif isinstance(media, Image.Image):
         st.image(_enlarged(media, width), caption=caption)
     else:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from configs.schema import RunConfig
+from flowmill.pictures import picture, pictures
 from flows.environment import existing_root
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Store:
 
     def images(self, artifact: str, samples: Collection[str] | None = None) -> dict[str, Any]:
         """Return the images of an artifact of samples by their ids; see ``Run.images``."""
-        return _pictures(self._store, self._ref(artifact), samples)
+        return pictures(self._store, self._ref(artifact), samples)
 
     def _ref(self, artifact: str) -> ArtifactRef:
         from tasks.runs.addresses import find_artifact
@@ -190,7 +191,15 @@ class Run:
         from tasks.review.reading import pictures_of
 
         found = pictures_of(self._context.chain, epoch, samples, evaluation=evaluation)
-        return {sample: _picture(media) for sample, media in found.items()}
+        return {sample: picture(media) for sample, media in found.items()}
+
+    def films(
+        self, epoch: int, samples: Collection[str] | None = None, *, evaluation: bool = False
+    ) -> dict[str, bytes]:
+        """Return clips that have sound as mp4 files that every player takes, by sample id; see ``images``."""
+        from tasks.review.films import films_of
+
+        return films_of(self._context.chain, epoch, samples, evaluation=evaluation)
 
     def references(self, epoch: int, samples: Collection[str], *, evaluation: bool = False) -> dict[str, list[Image]]:
         """Return the images that the prompts of samples start from, in order, by sample id; see ``images``.
@@ -222,7 +231,7 @@ class Run:
 
     def decoded(self, epoch: int, sample: str) -> list[Image | list[Image]]:
         """Return what each stored state of a sample looks like, by the base model's autoencoder, as in 'states'."""
-        return [_picture(state) for state in self._states.of(self._made(epoch, "rollout"), sample)]
+        return [picture(state) for state in self._states.of(self._made(epoch, "rollout"), sample)]
 
     @cached_property
     def _states(self) -> States:
@@ -328,17 +337,3 @@ class Run:
         from tasks.review.reading import artifact_table
 
         return artifact_table(self._context.store, self._made(epoch, stage, slot))
-
-
-def _pictures(
-    store: ArtifactStore, ref: ArtifactRef, samples: Collection[str] | None
-) -> dict[str, Image | list[Image]]:
-    from tasks.review.reading import media_of
-
-    return {sample: _picture(media) for sample, media in media_of(store, ref, samples).items()}
-
-
-def _picture(media: np.ndarray) -> Image | list[Image]:
-    from PIL import Image
-
-    return [Image.fromarray(frame) for frame in media] if media.ndim == 4 else Image.fromarray(media)

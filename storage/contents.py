@@ -39,6 +39,7 @@ class Contents:
             # The columns of floats are the arrays among them.
             arrays = {name: columns.pop(name) for name in ("log_probs", "reference_kl")}
             media = {} if sample.media is None else {"media": sample.media}
+            media |= {} if sample.sound is None else {"sound": sample.sound.samples}
             self.add(columns, {**arrays, **sample.arrays(), **media})
 
     def add_table(self, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -1,9 +1,13 @@
-"""Encoding and decoding of generated images and clips: .png, .webp and .mp4, without loss unless asked for."""
+"""Encoding and decoding of generated images and clips, with or without sound: .png, .webp and .mp4.
+
+Nothing is lost unless asked for, and never anything of sound.
+"""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -12,6 +16,17 @@ from configs.errors import ConfigError, CorruptError
 from configs.extras import require_extra
 
 FORMATS = ("png", "webp", "mp4")
+_LAYOUTS = {1: "mono", 2: "stereo"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sound:
+    """What is heard with a clip."""
+
+    samples: np.ndarray
+    """(N, C) int16 of one channel or two."""
+    rate: int
+    """Samples per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +39,8 @@ class MediaFormat:
     """Keep every value; otherwise webp and mp4 are compressed visually lossless."""
     fps: int = 16
     """Frames per second of clips."""
+    codec: Literal["flac", "aac"] = "flac"
+    """Of sound: flac keeps every value, aac is what every player takes."""
 
     def choose(self, media: np.ndarray) -> str:
         """Return the format for an image (H, W, 3) or a clip (F, H, W, 3).
@@ -38,11 +55,11 @@ class MediaFormat:
             raise ConfigError(f"rollout.media.format is '{name}', which cannot hold {kind}. Use auto.")
         return name
 
-    def encode(self, media: np.ndarray) -> bytes:
-        """Return the bytes of a file that holds an image (H, W, 3) or clip (F, H, W, 3), uint8."""
+    def encode(self, media: np.ndarray, sound: Sound | None = None) -> bytes:
+        """Return the bytes of a file that holds an image (H, W, 3) or clip (F, H, W, 3), uint8, and its sound."""
         name = self.choose(media)
         if name == "mp4":
-            return _encode_clip(media, lossless=self.lossless, fps=self.fps)
+            return _encode_clip(media, sound, self)
         buffer = io.BytesIO()
         if name == "png":
             # Looking for runs alone is faster than for repeats, and of images leaves less.
@@ -70,25 +87,58 @@ def decode(data: bytes | memoryview, name: str, *, where: str) -> np.ndarray:
         raise CorruptError(f"{where} cannot be decoded as {name}: {error}") from None
 
 
+def decode_sound(data: bytes | memoryview, *, where: str) -> Sound | None:
+    """Return the sound of an mp4, None of a clip without one.
+
+    Raises:
+        CorruptError: it cannot be decoded.
+    """
+    av = _av()
+    try:
+        with av.open(io.BytesIO(bytes(data))) as container:
+            if not container.streams.audio:
+                return None
+            stream = container.streams.audio[0]
+            parts = [frame.to_ndarray().reshape(-1, stream.channels) for frame in container.decode(stream)]
+            return Sound(samples=np.concatenate(parts), rate=stream.rate)
+    except (OSError, ValueError) as error:
+        raise CorruptError(f"The sound of {where} cannot be decoded: {error}") from None
+
+
 #: Without these x264 looks ahead at frames of half the size, and one clip of a hundred comes out otherwise than before:
 #: what it looks at there depends on what memory held.
 _STEADY = {"bf": "0", "x264-params": "rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0:scenecut=0"}
 
 
-def _encode_clip(frames: np.ndarray, *, lossless: bool, fps: int) -> bytes:
-    av = _av()
+def _encode_clip(frames: np.ndarray, sound: Sound | None, form: MediaFormat) -> bytes:
+    av, lossless = _av(), form.lossless
     buffer = io.BytesIO()
     # No creation time and one thread: equal clips give equal bytes.
     with av.open(buffer, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
-        stream = container.add_stream("libx264rgb" if lossless else "libx264", rate=fps)
+        stream = container.add_stream("libx264rgb" if lossless else "libx264", rate=form.fps)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "rgb24" if lossless else "yuv420p"
         stream.thread_count = 1
         stream.options = {"crf": "0" if lossless else "17", "preset": "veryfast", "flags": "+bitexact", **_STEADY}
+        heard = None if sound is None else _sound_stream(container, sound, form.codec)
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+        if sound is not None and heard is not None:
+            layout = _LAYOUTS[sound.samples.shape[1]]
+            whole = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound.samples).reshape(1, -1), "s16", layout)
+            whole.sample_rate, whole.pts = sound.rate, 0
+            container.mux(heard.encode(whole))
+            container.mux(heard.encode())
     return buffer.getvalue()
+
+
+def _sound_stream(container: Any, sound: Sound, codec: str) -> Any:
+    stream = container.add_stream(codec, rate=sound.rate, layout=_LAYOUTS[sound.samples.shape[1]])
+    stream.thread_count, stream.options = 1, {"flags": "+bitexact"}
+    if codec == "flac":
+        stream.format = "s16"
+    return stream
 
 
 def _decode_clip(data: bytes) -> np.ndarray:

@@ -36,6 +36,7 @@ POLICIES = Table(
         "sana": "models.policies.sana:Sana",
         "sana_video": "models.policies.sana_video:SanaVideo",
         "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
+        "ltx2": "models.policies.ltx2:LTX2",
         "causal_lm": "models.policies.causal_lm:CausalLM",
     },
     like="models.policies.base:Policy",
@@ -70,13 +71,15 @@ INSTRUCTED = frozenset({"sana", "sana_video"})
 #: Families whose samples are decoded with more than what is denoised, so that no gradient of a reward reaches them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 
-#: Families that make clips, of 4 n + 1 frames.
-VIDEO = frozenset(
-    {
-        *("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"),
-        *("sana_video", "hunyuan_video15"),
-    }
-)
+#: Families that make clips, and how many frames a latent is long: of 4 there are clips of 4 n + 1 frames.
+VIDEO: Mapping[str, int] = {
+    **dict.fromkeys(("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"), 4),
+    **dict.fromkeys(("sana_video", "hunyuan_video15"), 4),
+    "ltx2": 8,
+}
+
+#: Families whose option ``frame_rate`` says how many frames a second of their clips has, and what it is by default.
+FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0}
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
@@ -88,6 +91,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     ),
     "wan21_v2v": frozenset({"guidance_scale_2", "flow_shift", "strength"}),
     **dict.fromkeys(("sana", "sana_video"), frozenset({"flow_shift"})),
+    "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
 
 #: Families that are told how many steps they take, and how many these are where nobody says.

@@ -66,11 +66,11 @@ FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
 UNSPLIT = frozenset(
-    {"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3"}
+    {"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"}
 )
 
 #: Families whose text is padded and masked in every attention.
-MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15"})
+MASKED = frozenset({"qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "sana_video", "hunyuan_video15", "ltx2"})
 
 
 def attention_identity(name: str | None) -> str:

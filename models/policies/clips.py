@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -43,7 +43,10 @@ def first_frames(pipeline: Any, settings: DiffusionSettings, images: Sequence[Im
 
 
 class ClipPolicy(PipelinePolicy):
-    """Adapter for a pipeline of clips of 4 n + 1 frames."""
+    """Adapter for a pipeline of clips of u n + 1 frames, where u is ``frame_unit``."""
+
+    frame_unit: ClassVar[int] = 4
+    """Frames a latent is long, but the first."""
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, C, f, h, w) float32 noise."""
@@ -65,10 +68,11 @@ class ClipPolicy(PipelinePolicy):
         Raises:
             ConfigError: the model cannot make such clips.
         """
-        if settings.frames < 1 or (settings.frames - 1) % 4:
-            below = max(0, (settings.frames - 1) // 4) * 4 + 1
+        every = cls.frame_unit
+        if settings.frames < 1 or (settings.frames - 1) % every:
+            below = max(0, (settings.frames - 1) // every) * every + 1
             raise ConfigError(
-                f"model.frames is {settings.frames}, but this model takes 4 n + 1 frames. "
-                f"The nearest are {below} and {below + 4}."
+                f"model.frames is {settings.frames}, but this model takes {every} n + 1 frames. "
+                f"The nearest are {below} and {below + every}."
             )
         super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)

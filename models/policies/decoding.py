@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -26,6 +26,9 @@ def recompute_decoder(vae: Any) -> None:
 class DecodingPolicy(DiffusionPolicy):
     """Holds a pipeline, and decodes with its autoencoder."""
 
+    decoder_names: ClassVar[tuple[str, ...]] = ("vae",)
+    """Components that only decode samples, or encode what they start from."""
+
     def __init__(self, pipeline: Any, settings: DiffusionSettings) -> None:
         """Hold a loaded pipeline."""
         super().__init__(settings)
@@ -33,14 +36,14 @@ class DecodingPolicy(DiffusionPolicy):
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def move_decoder(self, device: torch.device) -> None:
-        """Move the autoencoder; one that ``device_map`` placed stays where it is, and one without weights nowhere."""
-        vae = self.pipeline.vae
-        if vae is None or self.settings.device_map is not None:
+        """Move what decodes; what ``device_map`` placed stays where it is, and what has no weights goes nowhere."""
+        if self.settings.device_map is not None:
             return
-        first = next(vae.parameters())
-        # Asked for every stage: where nothing moves, hundreds of modules need not be walked through.
-        if not first.is_meta and first.device != device:
-            vae.to(device)
+        for module in (getattr(self.pipeline, name) for name in self.decoder_names):
+            first = None if module is None else next(module.parameters())
+            # Asked for every stage: where nothing moves, hundreds of modules need not be walked through.
+            if first is not None and not first.is_meta and first.device != device:
+                module.to(device)
 
     def images(self, decoded: Tensor) -> Tensor:
         """Return decoded images (B, 3, H, W) in [-1, 1] as (B, H, W, 3) uint8, rounded as the pipeline rounds them."""

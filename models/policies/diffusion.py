@@ -80,6 +80,8 @@ class PipelineCall:
     """What it starts from is a clip of so many frames, its argument ``video``; 0: an image, or nothing."""
     vae_tiling: bool = False
     """Its autoencoder decodes in overlapping tiles."""
+    heard: bool = False
+    """What it makes has sound."""
     differences: tuple[str, ...] = ()
     """What the pipeline cannot be told, a sentence each."""
 
@@ -192,6 +194,30 @@ class DiffusionPolicy(Policy):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Return (B, H, W, 3) uint8 images, or (B, F, H, W, 3) clips, of (B, ...) final latents."""
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that clips have; None of families without."""
+        return None
+
+    def sounds(self, latents: Tensor) -> Tensor:
+        """Return (B, N, C) int16 sound of (B, ...) final latents, of one channel or two.
+
+        Raises:
+            TypeError: the family has none.
+        """
+        raise TypeError(f"{type(self).__name__} makes no sound")
+
+    def modalities(self) -> Mapping[str, int]:
+        """Return the modalities of a sample, in order, and how much of the first latent dimension each takes.
+
+        Nothing of families whose samples are one thing, however many arrays they are shown as.
+        """
+        return {}
+
+    def apart(self, latents: Tensor) -> tuple[Tensor, ...]:
+        """Return what of (B, ...) latents, or of anything shaped like them, belongs to each modality, in order."""
+        return torch.split(latents, list(self.modalities().values()), dim=1)
 
     def started(self, noise: Tensor, sigmas: Tensor, conditioning: Conditioning) -> Tensor:
         """Return what chains start from: noise, or what a prompt comes with under noise.

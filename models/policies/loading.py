@@ -56,6 +56,8 @@ class FolderPolicy(DecodingPolicy):
     """Scheduler classes whose schedule this family reads, and what of their configs."""
     settings_read: ClassVar[Fields] = Fields()
     """What is read of the settings in the index, beside the components."""
+    measured_names: ClassVar[tuple[str, ...]] = ("vae",)
+    """Of the autoencoders those whose config says how large latents are."""
     needs_autoencoder: ClassVar[bool] = False
     """The pipeline cannot be made without an autoencoder's config, even where only prompts are encoded."""
     size_unit: ClassVar[int] = 16
@@ -78,21 +80,21 @@ class FolderPolicy(DecodingPolicy):
         absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
         absent |= {} if Part.DENOISER in parts and not settings.empty else dict.fromkeys(cls.denoiser_names)
-        # Without an autoencoder its config alone says how large latents are; pipelines read it when they are made.
+        # Without autoencoders their configs alone say how large latents are; pipelines read them when they are made.
         unloaded = Part.VAE not in parts and (Part.DENOISER in parts or cls.needs_autoencoder)
-        shape = described(folder / "vae", index["vae"][1]) if unloaded else None
-        absent |= {} if Part.VAE in parts else {"vae": shape}
+        shapes = {name: described(folder / name, index[name][1]) for name in cls.measured_names if unloaded}
+        absent |= {} if Part.VAE in parts else {**dict.fromkeys(cls.decoder_names), **shapes}
         given: dict[str, Any] = {**absent, **cls.components(folder, parts)}
         check_safetensors(folder, [name for name in index if name not in given])
         pipeline = cls.assembled(folder, settings, given)
         pipeline.set_progress_bar_config(disable=True)
-        if shape is not None:
-            pipeline.vae = None
+        for name in shapes:
+            setattr(pipeline, name, None)
         if settings.device_map is None:
             pipeline.to(settings.device)
-        if shape is not None and Part.DENOISER in parts:
-            pipeline.vae = shape
-        elif pipeline.vae is not None and settings.vae_tiling:
+        for name in shapes if Part.DENOISER in parts else ():
+            setattr(pipeline, name, shapes[name])
+        if not shapes and pipeline.vae is not None and settings.vae_tiling:
             pipeline.vae.enable_tiling()
         for name in cls.denoiser_names:
             if name in has and getattr(pipeline, name) is None:
@@ -110,7 +112,7 @@ class FolderPolicy(DecodingPolicy):
         """Return the pipeline of a folder, with what is given instead of what the folder has."""
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
         # Decoding is a small part of the work, and rewards see its rounding.
-        kinds = {"default": settings.dtype, "vae": torch.float32}
+        kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
         loading = {"dtype": kinds, "local_files_only": True, "use_safetensors": True, **placing}
         return diffusers_class(cls.pipeline_name).from_pretrained(folder, **loading, **given)
 

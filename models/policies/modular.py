@@ -73,7 +73,7 @@ class ModularPolicy(PipelinePolicy, ABC):
         if not issubclass(made, torch.nn.Module):
             return made.from_pretrained(folder, local_files_only=True)
         # Decoding is a small part of the work, and rewards see its rounding.
-        dtype = torch.float32 if folder.name == "vae" else settings.dtype
+        dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
         return made.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
 
     @classmethod

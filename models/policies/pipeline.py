@@ -116,14 +116,17 @@ class PipelinePolicy(FolderPolicy):
         """Return the dynamic shift for the size of the image."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-        config = self.pipeline.scheduler.config
-        bounds = {
+        config, bounds = self.pipeline.scheduler.config, self.shift_bounds()
+        return float(calculate_shift(self.image_tokens(), *(config.get(name, value) for name, value in bounds.items())))
+
+    def shift_bounds(self) -> Mapping[str, float]:
+        """Return the bounds of the dynamic shift where the scheduler's config has none, in the order of its formula."""
+        return {
             "base_image_seq_len": 256,
             "max_image_seq_len": 4096,
             "base_shift": 0.5,
             "max_shift": self.max_shift,
         }
-        return float(calculate_shift(self.image_tokens(), *(config.get(name, value) for name, value in bounds.items())))
 
     def image_tokens(self) -> int:
         """Return the number of latent tokens of an image."""
@@ -194,9 +197,12 @@ class PipelinePolicy(FolderPolicy):
         return PipelineCall(arguments=arguments, vae_tiling=settings.vae_tiling)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return text encoders, denoisers and autoencoder, as far as they are loaded."""
-        found = {name: getattr(self.pipeline, name, None) for name in (*self.text_parts, *self.denoiser_names, "vae")}
+        """Return text encoders, denoisers and autoencoders, as far as they are loaded."""
+        found = {name: getattr(self.pipeline, name, None) for name in self._part_names()}
         return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+
+    def _part_names(self) -> tuple[str, ...]:
+        return (*self.text_parts, *self.denoiser_names, *self.decoder_names)
 
     def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         dtype = self.settings.dtype

@@ -19,6 +19,7 @@ from configs.errors import ConfigError
 from configs.suggest import did_you_mean
 from models.quickstart.flux3 import Flux3
 from models.quickstart.hunyuan import hunyuan_video15
+from models.quickstart.ltx2 import ltx2
 from models.quickstart.parts import (
     flow_scheduler,
     flux2_transformer,
@@ -321,4 +322,5 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "sana": sana,
     "sana_video": sana_video,
     "hunyuan_video15": hunyuan_video15,
+    "ltx2": ltx2,
 }

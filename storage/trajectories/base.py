@@ -23,7 +23,7 @@ from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
 from storage.checksums import REMEDY
 from storage.files import Files
-from storage.media import MediaFormat, decode
+from storage.media import MediaFormat, Sound, decode, decode_sound
 from storage.roots.base import Blob, FileEntry
 
 #: Fields of a sample that are stored as raw arrays where present, in this order, and what they are.
@@ -64,6 +64,8 @@ class Sample:
     """Noise levels of the whole schedule, [T + 1] from 1 to 0."""
     media: np.ndarray | None = None
     """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text, and where nothing is decoded."""
+    sound: Sound | None = None
+    """What is heard with a clip, stored in the same file; None of those without."""
     steps: Sequence[int] = ()
     """Trained steps, [S]."""
     states: Sequence[int] = ()
@@ -177,6 +179,27 @@ class TrajectoryShard:
             CorruptError: none is stored, or it cannot be decoded.
         """
         return decode(self.media_file(row), self.media_format(row), where=f"{self._where}: media of row {row}")
+
+    def sound(self, row: int) -> Sound:
+        """Return what is heard with the clip of a row.
+
+        Raises:
+            CorruptError: nothing is, or it cannot be decoded.
+        """
+        found = self.sound_of(row)
+        if found is None:
+            raise CorruptError(f"{self._where}: the clip of row {row} has no sound; the model that made it makes none.")
+        return found
+
+    def sound_of(self, row: int) -> Sound | None:
+        """Return what is heard with the clip of a row, None of what has no sound.
+
+        Raises:
+            CorruptError: it cannot be decoded.
+        """
+        if self.media_format(row) != "mp4":
+            return None
+        return decode_sound(self.media_file(row), where=f"{self._where}: media of row {row}")
 
     def media_format(self, row: int) -> str:
         """Return the format of a row's media, empty without any."""

@@ -114,7 +114,8 @@ class _Row:
         """Encode the media of a sample, if it has any."""
         if sample.media is None:
             return cls(sample, "", b"")
-        return cls(replace(sample, media=None), media.choose(sample.media), media.encode(sample.media))
+        encoded = media.encode(sample.media, sample.sound)
+        return cls(replace(sample, media=None, sound=None), media.choose(sample.media), encoded)
 
     def columns(self) -> dict[str, Any]:
         """Return all columns of the file."""

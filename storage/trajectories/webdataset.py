@@ -176,7 +176,7 @@ def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[s
     ]
     about = {"media_format": "", "media_offset": -1, "media_size": 0}
     if sample.media is not None:
-        form, encoded = media.choose(sample.media), media.encode(sample.media)
+        form, encoded = media.choose(sample.media), media.encode(sample.media, sample.sound)
         offset = tar.add(f"{sample.sample_id}.{form}", encoded)
         about = {"media_format": form, "media_offset": offset, "media_size": len(encoded)}
     tar.add(f"{sample.sample_id}.json", _described(sample.prompt, sample.prompt_id, columns["metadata"]))

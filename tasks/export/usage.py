@@ -92,6 +92,7 @@ def snippet(usage: Usage) -> str:
     whole = usage.call.blocks is not None and usage.base is None
     lines = ["import os"] * whole
     lines += ["import torch", f"from diffusers import {_imports(usage)}"]
+    lines += ["from diffusers.utils import encode_video"] * usage.call.heard
     lines += ["from PIL import Image"] * bool(usage.inputs)
     lines += ["", f"folder = {HERE_WHOLE if whole else HERE}", *_loading(usage)]
     if scheduler is not None:
@@ -109,6 +110,12 @@ def snippet(usage: Usage) -> str:
     if usage.fps is None:
         lines += [f"result = pipe(prompt=prompt, {image}generator=generator, **call).images[0]"]
         return "\n".join([*lines, 'result.save("result.png")'])
+    if usage.call.heard:
+        lines += [f'made = pipe(prompt=prompt, {image}generator=generator, output_type="pil", **call)']
+        lines += ["frames, sound = made.frames[0], made.audio[0].float().cpu()"]
+        lines += [f'about = dict(fps={usage.fps}, output_path="result.mp4")']
+        lines += ["rate = pipe.vocoder.config.output_sampling_rate"]
+        return "\n".join([*lines, "encode_video(frames, audio=sound, audio_sample_rate=rate, **about)"])
     lines += [f'frames = pipe(prompt=prompt, {image}generator=generator, output_type="pil", **call).frames[0]']
     clip = f"save_all=True, append_images=frames[1:], duration={round(1000 / usage.fps)}, lossless=True"
     return "\n".join([*lines, f'frames[0].save("result.webp", {clip})'])

@@ -18,6 +18,7 @@ from models.policies import (
     CLIP_CONDITIONED,
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
+    FRAME_RATE,
     IMAGE_CONDITIONED,
     INSTRUCTED,
     MODULAR,
@@ -232,11 +233,19 @@ def _check_clips(config: RunConfig) -> None:
     clips = family in VIDEO
     if not clips and frames != 1:
         raise ConfigError(f"model.frames is {frames}, but model.policy '{family}' makes images. Set it to 1.")
-    if clips and (frames - 1) % 4:
-        below = (frames - 1) // 4 * 4 + 1
+    every = VIDEO.get(family, 1)
+    if clips and (frames - 1) % every:
+        below = (frames - 1) // every * every + 1
         raise ConfigError(
-            f"model.frames is {frames}, but model.policy '{family}' takes 4 n + 1 frames. "
-            f"The nearest are {below} and {below + 4}; set it to one of them."
+            f"model.frames is {frames}, but model.policy '{family}' takes {every} n + 1 frames. "
+            f"The nearest are {below} and {below + every}; set it to one of them."
+        )
+    rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
+    if family in FRAME_RATE and rate != config.rollout.media.fps:
+        raise ConfigError(
+            f"rollout.media.fps is {config.rollout.media.fps}, but model.policy '{family}' makes {rate:g} frames for a "
+            "second of sound (model.options.frame_rate). Stored otherwise the two would drift apart: set both to one "
+            "number."
         )
     if media not in ("auto", "none") and clips != (media == "mp4"):
         kind = "clips" if clips else "images"

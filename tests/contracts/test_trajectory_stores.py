@@ -17,8 +17,9 @@ import pytest
 from configs.errors import ConfigError, CorruptError
 from configs.registry import resolve
 from storage.checksums import hash_file
+from storage.contents import Contents
 from storage.files import FolderFiles
-from storage.media import MediaFormat
+from storage.media import MediaFormat, Sound
 from storage.schema import SAMPLES, read_table, write_table
 from storage.together import describe
 from storage.trajectories import TRAJECTORY_STORES
@@ -136,6 +137,41 @@ def test_clips_are_kept_without_loss_unless_asked_for(trajectory_store: Trajecto
     assert np.abs(small.media(0).astype(int) - clip).mean() < 4
     names = sorted(path.name for path in (tmp_path / "exact").iterdir())
     assert [hash_file(tmp_path / "exact" / n) for n in names] == [hash_file(tmp_path / "again" / n) for n in names]
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sound_is_kept_exactly_however_clips_are(
+    trajectory_store: TrajectoryStore, tmp_path: Path, channels: int
+) -> None:
+    rng = np.random.default_rng(0)
+    clips = rng.integers(0, 256, (3, 5, 32, 48, 3), dtype=np.uint8)
+    heard = [Sound(samples=rng.integers(-32768, 32768, (4801, channels), dtype=np.int16), rate=24000) for _ in clips]
+    made = [replace(one, media=clip, sound=sound) for one, clip, sound in zip(samples(), clips, heard, strict=True)]
+    for lossless in (True, False):
+        (tmp_path / str(lossless)).mkdir()
+        write_samples(trajectory_store, tmp_path / str(lossless), made, MediaFormat(lossless=lossless))
+        shard = trajectory_store.open(FolderFiles(tmp_path / str(lossless)))
+        for row, sound in enumerate(heard):
+            found = shard.sound(row)
+            assert found.rate == 24000
+            np.testing.assert_array_equal(found.samples, sound.samples)
+            assert bool((shard.media(row) == clips[row]).all()) is lossless
+    assert str(contents(made)) != str(contents([replace(one, sound=None) for one in made]))
+
+
+def test_a_clip_without_sound_is_the_file_it_was_and_says_so(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:
+    clip = np.zeros((5, 32, 48, 3), np.uint8)
+    write_samples(trajectory_store, tmp_path, [replace(samples(1)[0], media=clip)])
+    shard = trajectory_store.open(FolderFiles(tmp_path))
+    assert shard.sound_of(0) is None
+    with pytest.raises(CorruptError, match="row 0 has no sound; the model that made it makes none"):
+        shard.sound(0)
+
+
+def contents(made: list[Sample]) -> Contents:
+    found = Contents()
+    found.add_samples(made)
+    return found
 
 
 def test_a_format_that_cannot_hold_the_media_is_refused(trajectory_store: TrajectoryStore, tmp_path: Path) -> None:

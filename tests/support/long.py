@@ -108,6 +108,9 @@ LONG = {
         "test_the_snippet_of_the_card_draws_the_evaluated_images[hunyuan_video15]",
         "test_a_store_gives_back_what_prompts_start_from[sana_video]",
         "test_the_snippet_of_the_card_draws_the_evaluated_images[sana_video]",
+        "test_a_whole_run[ltx2]",
+        "test_a_store_gives_back_what_prompts_start_from[ltx2]",
+        "test_the_snippet_of_the_card_draws_the_evaluated_images[ltx2]",
     ),
     "tests/test_docs.py": (
         "test_the_tutorial_works_as_pasted",
@@ -122,6 +125,7 @@ _ALIKE = (
     "flux2_klein",
     "flux3",
     "hunyuan_video15",
+    "ltx2",
     "qwen_image21",
     "qwen_image_edit",
     "sana_video",

@@ -101,11 +101,11 @@ class Diffusion(Kind):
 
     def add_examples(self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int) -> None:
         """Write the first clips in a form every player takes."""
-        form = replace(media_format(config), lossless=False)
+        form = replace(media_format(config), lossless=False, codec="aac")
         for number, made in enumerate(samples[: max(0, _CLIPS - before)], before):
             if made.media is not None and made.media.ndim == 4:
                 (folder / CLIPS).mkdir(exist_ok=True)
-                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media))
+                (folder / CLIPS / f"{number:03d}.mp4").write_bytes(form.encode(made.media, made.sound))
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
         """Images and clips are there where something is decoded, latents where they are kept, texts never."""
@@ -141,7 +141,7 @@ class Diffusion(Kind):
         def decode(states: np.ndarray) -> np.ndarray:
             latents = torch.from_numpy(states).float().to(host.device)
             with torch.no_grad():
-                return np.asarray(decode_in_slices(policy, latents, decode_rows(config)).numpy())
+                return np.asarray(decode_in_slices(policy, policy.decode, latents, decode_rows(config)).numpy())
 
         return decode
 

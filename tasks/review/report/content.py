@@ -28,6 +28,7 @@ from tasks.figures.texts import Text
 from tasks.figures.tracked import paragraphs
 from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
+from tasks.review.films import film_of
 from tasks.review.reading import curve_points, pictures_of, references_of, rows_of, trained_epochs
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
@@ -55,6 +56,8 @@ class Shot:
     """Its advantage."""
     image: bytes | None
     """PNG; of a clip its first, middle and last frame."""
+    film: bytes | None
+    """An mp4 of a clip with sound, None of everything else."""
     text: str | None
     """What it says, where it is a text."""
     references: Sequence[bytes] = ()
@@ -193,8 +196,8 @@ def _shots(context: RunContext, epoch: int, table: pa.Table) -> tuple[list[Shot]
     found = rows_of(context.store, rollout, wanted)
     places = {sample: (shard, row) for sample, shard, row in found}
     drawn = pictures_of(context.chain, epoch, wanted) if context.config.render is not None else {}
-    started = references_of(context, rollout, wanted)
-    shots = [[_shot(row, places, drawn, started[row["sample_id"]]) for row in rows] for rows in (best, worst)]
+    started, fps = references_of(context, rollout, wanted), context.config.rollout.media.fps
+    shots = [[_shot(row, places, drawn, started[row["sample_id"]], fps) for row in rows] for rows in (best, worst)]
     seen = [[shot for shot in each if shot.image is not None or shot.text is not None] for each in shots]
     return seen[0], seen[1]
 
@@ -212,6 +215,7 @@ def _shot(
     places: Mapping[str, tuple[TrajectoryShard, int]],
     drawn: Mapping[str, np.ndarray],
     started: Sequence[np.ndarray],
+    fps: int,
 ) -> Shot:
     shard, number = places[row["sample_id"]]
     media = drawn.get(row["sample_id"])
@@ -223,6 +227,7 @@ def _shot(
         reward=row["reward"],
         advantage=row["advantage"],
         image=None if media is None else _image(media),
+        film=film_of(shard, number, fps=fps),
         text=shard.text(number),
         references=[_png(Image.fromarray(image), _STARTED) for image in started],
     )

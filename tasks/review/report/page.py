@@ -65,7 +65,7 @@ def page(runs: Sequence[RunReport], *, price: float | None = None) -> str:
         trim_blocks=True,
         finalize=_shown,
     )
-    environment.filters |= {"png": _png, "bytes": size, "duration": duration}
+    environment.filters |= {"png": _png, "mp4": _mp4, "bytes": size, "duration": duration}
     return environment.get_template("report.html").render(
         runs=runs,
         title=" and ".join(run.name for run in runs),
@@ -116,3 +116,7 @@ def _shown(value: Any) -> Any:
 
 def _png(image: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
+def _mp4(film: bytes) -> str:
+    return f"data:video/mp4;base64,{base64.b64encode(film).decode()}"

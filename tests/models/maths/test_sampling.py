@@ -218,5 +218,5 @@ def test_decoding_in_slices_of_one_size_gives_every_row_once(size: int) -> None:
             return latents.to(torch.uint8)
 
     latents = torch.arange(5.0).reshape(5, 1)
-    assert decode_in_slices(Decoder(), latents, size).tolist() == [[0], [1], [2], [3], [4]]  # type: ignore[arg-type]
+    assert decode_in_slices(Decoder(), Decoder().decode, latents, size).tolist() == [[0], [1], [2], [3], [4]]  # type: ignore[arg-type]
     assert sizes == [size] * -(-5 // size)

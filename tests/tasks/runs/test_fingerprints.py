@@ -98,7 +98,7 @@ CHANGES: list[tuple[str, str, list[str], str]] = [
         for scale in (0, 0.5, 1)
     ],
     *[(stage, "sd3", [GUIDED], "model.negative_prompt=blurry") for stage in ("rollout", "evaluate")],
-    *[("rollout", family, [], "model.frames=9") for family in sorted(VIDEO)],
+    *[("rollout", family, [], "model.frames=17") for family in sorted(VIDEO)],
     ("score", "sd3", [], "rewards.0.options={scale: 1}"),
     *[("advantage", "sd3", [], change) for change in ("rewards.0.weight=2", "advantage.std=global")],
     ("advantage", "sd3", ["advantage.std=global"], "advantage.mean=global"),

@@ -1,0 +1,279 @@
+"""LTX-2 (LTX2Pipeline): clips with sound, which one transformer denoises together.
+
+A chain is one tensor: the tokens of the clip, then those of the sound, which are as wide. Both run through the same
+noise levels, so that steps, solvers and losses need not know; what belongs to which is said by ``modalities``.
+
+Of the pipeline's four guidances there is the one by a negative prompt, with a scale for each medium; the other two, of
+blocks left out and of media kept apart, would each be a forward of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.maths.guidance import guided, rescaled_guided
+from models.maths.transitions import expand
+from models.policies.clips import ClipPolicy
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall, finite
+from models.policies.folders import FLOW, Fields
+from models.policies.pipeline import Modules, Rows
+from models.policies.reading import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: What the pipeline takes for a scheduler's bounds where its config has none.
+_BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LTX2Options:
+    """Options of the family."""
+
+    max_sequence_length: int = 1024
+    """Gemma tokens that are read; a multiple of the connectors' registers, 128 of published models."""
+    frame_rate: float = 24.0
+    """Frames per second, from which follows how long the sound is; `rollout.media.fps` has to be the same."""
+    audio_guidance_scale: float | None = None
+    """Guidance of the sound; that of the clip when absent."""
+    guidance_rescale: float = 0.0
+    """How far guided predictions of clean latents are brought towards the std of the positive ones; 0: not at all."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one cannot work.
+        """
+        if not self.frame_rate > 0:
+            raise ValueError(f"frame_rate is {self.frame_rate}; it must be above 0.")
+        if not 0 <= self.guidance_rescale <= 1:
+            raise ValueError(f"guidance_rescale is {self.guidance_rescale}; it must be from 0 to 1.")
+        if self.audio_guidance_scale is not None and not self.audio_guidance_scale > 0:
+            raise ValueError(f"audio_guidance_scale is {self.audio_guidance_scale}; it must be above 0.")
+
+
+def _stripped(tokenizer: Any, text: str) -> str:
+    return text.strip()
+
+
+class LTX2(ClipPolicy):
+    """Adapter for LTX2Pipeline; latents are (B, S + L, C): S tokens of the clip and L of the sound."""
+
+    pipeline_name = "LTX2Pipeline"
+    family = "ltx2"
+    options_type = LTX2Options
+    options: LTX2Options
+    frame_unit = 8
+    text_parts = ("text_encoder", "tokenizer", "connectors")
+    unused_parts = ("processor", "prompt_enhancer", "duration_head")
+    decoder_names = ("vae", "audio_vae", "vocoder")
+    measured_names = ("vae", "audio_vae")
+    readers = (Reader(tokenizer="tokenizer", written=_stripped),)
+    schedulers: ClassVar[Mapping[str, Fields]] = {"FlowMatchEulerDiscreteScheduler": FLOW}
+    size_unit = 32
+    blocks = ("transformer_blocks",)
+    # Of both streams: attention to themselves, to text and to each other.
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
+        """Wrap a loaded pipeline.
+
+        Raises:
+            ConfigError: sound shall be guided and the clip not.
+        """
+        super().__init__(pipeline, settings, options)
+        sound = options.audio_guidance_scale
+        if settings.guidance_scale <= 1 and sound is not None and sound > 1:
+            raise ConfigError(
+                f"model.options.audio_guidance_scale is {sound:g}, but model.guidance_scale is "
+                f"{settings.guidance_scale:g}, which turns guidance off: there is no prediction for a negative prompt. "
+                "Raise model.guidance_scale, or remove the option."
+            )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` and ``audio_prompt_embeds`` (B, L, D), their common ``mask`` (B, L) int64."""
+        pipeline, device = self.pipeline, self.settings.device
+        length = self.options.max_sequence_length
+        found, mask, *_ = pipeline.encode_prompt(
+            list(prompts), do_classifier_free_guidance=False, max_sequence_length=length, device=device
+        )
+        video, audio, mask = pipeline.connectors(found, mask, padding_side=pipeline.tokenizer.padding_side)
+        return {"prompt_embeds": video, "audio_prompt_embeds": audio, "mask": mask.long()}
+
+    def modalities(self) -> Mapping[str, int]:
+        """Return how many tokens each medium has, the clip's first."""
+        frames, height, width = self._shape()
+        return {"video": frames * height * width, "audio": self._sound_length()}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, S + L, C) float32 noise, that of the clip drawn before that of the sound."""
+        pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
+        batch, about, drawn = len(generators), (torch.float32, settings.device), list(generators)
+        size = (settings.height, settings.width, settings.frames)
+        levels = pipeline.audio_vae.config.mel_bins
+        channels = config.audio_in_channels * pipeline.audio_vae_mel_compression_ratio // levels
+        clip = pipeline.prepare_latents(batch, config.in_channels, *size, 0.0, *about, drawn)
+        sound = pipeline.prepare_audio_latents(batch, channels, self._sound_length(), levels, 0.0, *about, drawn)
+        return torch.cat([clip, sound], dim=1)
+
+    def image_tokens(self) -> int:
+        """Return the number of the clip's tokens, which shift the noise levels of both media."""
+        return self.modalities()["video"]
+
+    def shift_bounds(self) -> Mapping[str, float]:
+        """Return what the pipeline has where the scheduler's config says nothing."""
+        return _BOUNDS
+
+    def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
+        """Return the guided prediction, each medium by its own scale and rescaled over itself."""
+        clip, rescale = self.settings.guidance_scale, self.options.guidance_rescale
+        scales = (clip, self.options.audio_guidance_scale or clip)
+        made = []
+        for scale, low, high, at in zip(scales, *map(self.apart, (negative, positive, latents)), strict=True):
+            if rescale == 0:
+                made.append(guided(low, high, scale))
+                continue
+            # What is rescaled are clean latents x - sigma v.
+            level = expand(sigma, at)
+            clean = rescaled_guided(at - level * low, at - level * high, scale, rescale)
+            made.append((at - clean) / level)
+        return torch.cat(made, dim=1)
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer with the tokens of both media."""
+        clip, sound = self.apart(latents)
+        (frames, height, width), time = self._shape(), sigma * 1000
+        predicted = modules["transformer"](
+            hidden_states=clip,
+            audio_hidden_states=sound,
+            encoder_hidden_states=rows["prompt_embeds"],
+            audio_encoder_hidden_states=rows["audio_prompt_embeds"],
+            timestep=time,
+            sigma=time,
+            encoder_attention_mask=rows["mask"],
+            audio_encoder_attention_mask=rows["mask"],
+            num_frames=frames,
+            height=height,
+            width=width,
+            fps=self.options.frame_rate,
+            audio_num_frames=sound.shape[1],
+            return_dict=False,
+        )
+        return torch.cat(predicted, dim=1)
+
+    def clip_latents(self, latents: Tensor) -> Tensor:
+        """Return the (B, C, f, h, w) latents of clips as the autoencoder made them, of (B, S + L, C) final ones."""
+        pipeline, vae = self.pipeline, self.pipeline.vae
+        tokens = pipeline._unpack_latents(self.apart(latents)[0], *self._shape())
+        statistics = (vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        return pipeline._denormalize_latents(tokens, *statistics)  # type: ignore[no-any-return]
+
+    def sound_latents(self, latents: Tensor) -> Tensor:
+        """Return the (B, c, L, m) latents of sounds as their autoencoder made them, of (B, S + L, C) final ones."""
+        pipeline, vae = self.pipeline, self.pipeline.audio_vae
+        levels = vae.config.mel_bins // pipeline.audio_vae_mel_compression_ratio
+        tokens = pipeline._denormalize_audio_latents(self.apart(latents)[1], vae.latents_mean, vae.latents_std)
+        return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)  # type: ignore[no-any-return]
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        vae = self.pipeline.vae
+        frames: Tensor = vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
+        return frames
+
+    @property
+    def sound_rate(self) -> int:
+        """The vocoder's."""
+        return int(self.pipeline.vocoder.config.output_sampling_rate)
+
+    @torch.no_grad()
+    def sounds(self, latents: Tensor) -> Tensor:
+        """Return (B, N, C) int16 sound of (B, S + L, C) final latents."""
+        vae = self.pipeline.audio_vae
+        spectrograms = vae.decode(self.sound_latents(latents).to(vae.dtype), return_dict=False)[0]
+        return _waves(self.pipeline.vocoder(spectrograms))
+
+    def _shape(self) -> tuple[int, int, int]:
+        """Return the latent frames, height and width of a clip, each of them a token."""
+        settings, pipeline = self.settings, self.pipeline
+        side = pipeline.vae_spatial_compression_ratio
+        frames = (settings.frames - 1) // pipeline.vae_temporal_compression_ratio + 1
+        return frames, settings.height // side, settings.width // side
+
+    def _sound_length(self) -> int:
+        """Return the latents of a sound that is as long as the clip, each of them a token."""
+        pipeline = self.pipeline
+        per_second: float = pipeline.audio_sampling_rate / pipeline.audio_hop_length
+        per_second /= pipeline.audio_vae_temporal_compression_ratio
+        return round(self.settings.frames / self.options.frame_rate * per_second)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, with its other guidances off."""
+        call = super().pipeline_call(steps, negative_prompt)
+        scale, options = self.settings.guidance_scale, self.options
+        guided = scale > 1
+        off: dict[str, Any] = {"stg_scale": 0.0, "audio_stg_scale": 0.0, "spatio_temporal_guidance_blocks": None}
+        off |= {"modality_scale": 1.0, "audio_modality_scale": 1.0}
+        rescale = options.guidance_rescale if guided else 0.0
+        more = {
+            "num_frames": self.settings.frames,
+            "frame_rate": options.frame_rate,
+            "audio_guidance_scale": (options.audio_guidance_scale or scale) if guided else 1.0,
+            "guidance_rescale": rescale,
+            "audio_guidance_rescale": rescale,
+            **off,
+        }
+        return replace(call, arguments={**call.arguments, **more}, heard=True)
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check the folder, and that tokens of both media are alike and nothing is drawn anew while decoding."""
+        index = super().check_folder(folder, settings)
+        vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
+        widths = [denoiser.get(name, 128) for name in ("in_channels", "audio_in_channels")]
+        if widths[0] != widths[1]:
+            raise ConfigError(
+                f"model.path '{folder}': tokens of its clips are {widths[0]} wide and those of its sounds {widths[1]}; "
+                f"model.policy '{cls.family}' joins them in one chain, for which they must be as wide. Choose another "
+                "model."
+            )
+        patches = {denoiser.get(name, 1) for name in ("patch_size", "patch_size_t")}
+        if patches != {1} or vae.get("timestep_conditioning"):
+            found = "draws noise when it decodes" if patches == {1} else "has tokens of several latents"
+            raise ConfigError(
+                f"model.path '{folder}' {found}, which model.policy '{cls.family}' does not follow. Choose a model as "
+                "'Lightricks/LTX-2' is."
+            )
+        return index
+
+    @classmethod
+    def check_options(cls, folder: Path, options: LTX2Options) -> None:
+        """Check that text is as long as the connectors take it."""
+        about = read_json(folder / "connectors" / "config.json")
+        for stream in ("video", "audio"):
+            unit = about.get(f"{stream}_connector_num_learnable_registers")
+            if unit and options.max_sequence_length % unit:
+                nearest = max(1, options.max_sequence_length // unit) * unit
+                raise ConfigError(
+                    f"model.options.max_sequence_length is {options.max_sequence_length}, but the connectors of "
+                    f"'{folder}' take multiples of {unit}. Set it to {nearest}."
+                )
+
+
+def _waves(unit: Tensor) -> Tensor:
+    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded; what is louder is cut.
+
+    Raises:
+        SamplingError: some are not finite, which would become silence.
+    """
+    finite(unit, "decoded sounds")
+    return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()
