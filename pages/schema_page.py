@@ -28,6 +28,7 @@ def tables() -> Mapping[str, pa.Schema]:
         "gradients/ID/SHARD/gradients.parquet": written_schema("gradients"),
         "advantages/ID/SHARD/advantages.parquet": written_schema("advantages"),
         "advantages/ID/SHARD/token_advantages.parquet": written_schema("token_advantages"),
+        "advantages/ID/SHARD/modality_advantages.parquet": written_schema("modality_advantages"),
         "prompts/ID/SHARD/prompts.parquet": written_schema("prompts"),
         "prompts/ID/SHARD/references.parquet": REFERENCES,
         "flowmill store export": exported_schema([f"reward_{_LABEL}", "advantage"], texts=True),

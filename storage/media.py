@@ -28,6 +28,18 @@ class Sound:
     rate: int
     """Samples per second."""
 
+    def at(self, rate: int) -> Sound:
+        """Return the same at another rate, resampled by FFmpeg where it differs."""
+        if rate == self.rate:
+            return self
+        av, layout = _av(), _LAYOUTS[self.samples.shape[1]]
+        whole = av.AudioFrame.from_ndarray(np.ascontiguousarray(self.samples).reshape(1, -1), "s16", layout)
+        whole.sample_rate = self.rate
+        resampler = av.AudioResampler("s16", layout, rate)
+        parts = [*resampler.resample(whole), *resampler.resample(None)]
+        samples = np.concatenate([part.to_ndarray().reshape(-1, self.samples.shape[1]) for part in parts])
+        return Sound(samples=samples, rate=rate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaFormat:

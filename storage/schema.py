@@ -149,6 +149,16 @@ TOKEN_ADVANTAGES = pa.schema(
 )
 
 
+#: Beside the advantages of samples, row by row, where rewards name the modality they judge; null where one is left out.
+MODALITY_ADVANTAGES = pa.schema(
+    [
+        _SAMPLE,
+        column("modalities", pa.list_(pa.string()), "Names of the modalities, in the order of their latents."),
+        column("modality_advantages", pa.list_(pa.float32()), "Advantage of each modality.", nullable=True),
+    ]
+)
+
+
 def write_table(path: Path, rows: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
     """Write columns as one Parquet file with the schema's version in its metadata.
 

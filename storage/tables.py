@@ -20,6 +20,7 @@ TABLES: Mapping[str, str] = {
     "gradients": "GRADIENTS",
     "advantages": "ADVANTAGES",
     "token_advantages": "TOKEN_ADVANTAGES",
+    "modality_advantages": "MODALITY_ADVANTAGES",
 }
 #: Of the columns that are written beside them, for other tools.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}

@@ -46,6 +46,8 @@ class Branches:
     """(M, ...) float32 latents at sigma 0."""
     unconditional: Tensor | None = None
     """(M, ...) float32 predictions for the negative prompt before the draw, where they are kept."""
+    modality_log_probs: Tensor | None = None
+    """(M, N) float32 log-probs of the drawn state by modality, of samples that have several."""
 
 
 def branch(
@@ -77,7 +79,7 @@ def branch(
         trunks, trunk_ids = latents, torch.arange(len(latents), device=latents.device)
         owners, live = trunk_ids[:0], latents[:0]
         kernel, storage_dtype = sampler.kernel, sampler.storage_dtype
-        kept = [*_BORN, *(["unconditional"] if sampler.unconditional else [])]
+        kept = [*_BORN, *["unconditional"] * sampler.unconditional, *["modality_log_probs"] * bool(sampler.modalities)]
         born: dict[str, list[Tensor]] = {name: [] for name in kept}
         for step in range(len(sigmas) - 1):
             if step in plan.trained:
@@ -98,6 +100,7 @@ def branch(
                         *(trunk_ids, torch.full_like(trunk_ids, step), torch.full_like(trunk_ids, number)),
                         *(trunks.to(storage_dtype), drawn, distribution.log_prob(drawn.float()), distribution.mean),
                         *(each[:size] for each in negative),
+                        *(distribution.log_probs(drawn.float(), sizes) for sizes in [sampler.modalities] if sizes),
                     )
                     for name, value in zip(kept, values, strict=True):
                         born[name].append(value)

@@ -38,6 +38,8 @@ class Rollout:
     """(B, S) float32 KL of the trained steps to the reference's, or (B, 0) without a reference."""
     unconditional: Tensor
     """(B, S, ...) float32 predictions for the negative prompt of the trained steps, or (B, 0) where none are kept."""
+    modality_log_probs: Tensor
+    """(B, S, M) float32 log-probs of the trained steps by modality, or (B, 0) of samples that have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class Sampler:
     """Gives the base model's velocities where a KL to it is wanted."""
     unconditional: bool = False
     """Keep the predictions for the negative prompt."""
+    modalities: tuple[int, ...] = ()
+    """How much of the first latent dim each of M modalities takes, whose log-probs are kept apart too."""
 
 
 def sample(
@@ -108,6 +112,8 @@ def sample(
                 following = torch.where(moves[step], drawn, following)
                 sampler.solver.forget()
                 noted.log_probs[step], noted.means[step] = distribution.log_prob(following), distribution.mean
+                if sampler.modalities:
+                    noted.modality_log_probs[step] = distribution.log_probs(following, sampler.modalities)
                 if sampler.reference is not None:
                     base = sampler.kernel.step(latents, sampler.reference(latents, grid.sigma, conditioning), grid)
                     noted.reference_kl[step] = gaussian_kl(distribution, base)
@@ -124,6 +130,7 @@ class _Noted:
     means: dict[int, Tensor] = field(default_factory=dict)
     reference_kl: dict[int, Tensor] = field(default_factory=dict)
     unconditional: dict[int, Tensor] = field(default_factory=dict)
+    modality_log_probs: dict[int, Tensor] = field(default_factory=dict)
 
     def rollout(self, final: Tensor, plans: Sequence[Steps]) -> Rollout:
         trained = [plan.trained for plan in plans]
@@ -135,6 +142,7 @@ class _Noted:
             means=_gather(trained, self.means),
             reference_kl=_gather(trained if self.reference_kl else none, self.reference_kl),
             unconditional=_gather(trained if self.unconditional else none, self.unconditional),
+            modality_log_probs=_gather(trained if self.modality_log_probs else none, self.modality_log_probs),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.registry import Table
+from configs.registry import Table, resolve
 
 POLICIES = Table(
     {
@@ -81,6 +81,12 @@ VIDEO: Mapping[str, int] = {
 #: Families whose option ``frame_rate`` says how many frames a second of their clips has, and what it is by default.
 FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0}
 
+#: Families whose clips have sound.
+HEARD = frozenset({"ltx2"})
+
+#: Families whose samples have several modalities, each with log-probs of its own, in the order of their latents.
+MODALITIES: Mapping[str, tuple[str, ...]] = {"ltx2": ("video", "audio")}
+
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sd15", "sdxl"), frozenset({"steps", "guidance_rescale"})),
@@ -99,6 +105,14 @@ FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
 #: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
+
+
+def modalities_of(family: str) -> tuple[str, ...]:
+    """Return the modalities of a family's samples, in the order of their latents; none of those that have one."""
+    if family in POLICIES:
+        return MODALITIES.get(family, ())
+    found: tuple[str, ...] = getattr(resolve(POLICIES, family, what="model.policy"), "modality_names", ())
+    return found
 
 
 def most_images(family: str, options: Mapping[str, Any]) -> int | None:

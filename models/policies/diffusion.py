@@ -96,6 +96,8 @@ class DiffusionPolicy(Policy):
     settings: DiffusionSettings
     starts_from_clips: ClassVar[bool] = False
     """What prompts come with are clips; such a family is one of ``CLIP_CONDITIONED``."""
+    modality_names: ClassVar[tuple[str, ...]] = ()
+    """The keys of ``modalities``; such a family is one of ``MODALITIES``."""
 
     @classmethod
     def settings_for(

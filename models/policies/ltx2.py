@@ -72,6 +72,7 @@ class LTX2(ClipPolicy):
     options_type = LTX2Options
     options: LTX2Options
     frame_unit = 8
+    modality_names = ("video", "audio")
     text_parts = ("text_encoder", "tokenizer", "connectors")
     unused_parts = ("processor", "prompt_enhancer", "duration_head")
     decoder_names = ("vae", "audio_vae", "vocoder")
@@ -112,7 +113,7 @@ class LTX2(ClipPolicy):
     def modalities(self) -> Mapping[str, int]:
         """Return how many tokens each medium has, the clip's first."""
         frames, height, width = self._shape()
-        return {"video": frames * height * width, "audio": self._sound_length()}
+        return dict(zip(self.modality_names, (frames * height * width, self._sound_length()), strict=True))
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, S + L, C) float32 noise, that of the clip drawn before that of the sound."""

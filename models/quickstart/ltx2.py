@@ -7,6 +7,7 @@ from typing import Any
 import diffusers as d
 import transformers as t
 from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
+from torch import nn
 
 from models.quickstart.parts import shifting_scheduler
 from models.quickstart.text import gemma_tokenizer, language
@@ -103,7 +104,7 @@ def _sounds() -> Any:
 
 
 def _vocoder() -> Any:
-    return LTX2Vocoder(
+    made = LTX2Vocoder(
         in_channels=2 * 4 * _LEVELS,
         hidden_channels=16,
         upsample_kernel_sizes=[20, 32],
@@ -112,3 +113,7 @@ def _vocoder() -> Any:
         resnet_dilations=[[1, 3]],
         output_sampling_rate=16000,
     ).eval()
+    # With the weights that layers are made with it hums, whatever the spectrogram.
+    for weights in made.parameters():
+        nn.init.zeros_(weights) if weights.ndim == 1 else nn.init.kaiming_normal_(weights, mode="fan_out")
+    return made

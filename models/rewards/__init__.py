@@ -14,6 +14,7 @@ GIVEN = ("media", "prompts", "metadata")
 REWARDS = Table(
     {
         "aesthetic": "models.rewards.clip:Aesthetic",
+        "clap": "models.rewards.clap:Clap",
         "clip_diversity": "models.rewards.diversity:EmbeddingDiversity",
         "clip_score": "models.rewards.clip:ClipScore",
         "constant": "models.rewards.wrappers:Constant",
@@ -34,6 +35,7 @@ REWARDS = Table(
         "jpeg_incompressibility": "models.rewards.jpeg:JpegIncompressibility",
         "latent_head": "models.rewards.latents:LatentHead",
         "lexicon": "models.rewards.text:Lexicon",
+        "loudness": "models.rewards.loudness:Loudness",
         "ocr": "models.rewards.ocr:OcrReward",
         "pickscore": "models.rewards.clip:PickScore",
         "rank": "models.rewards.wrappers:Rank",

@@ -46,7 +46,7 @@ def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> 
 def expected(media: np.ndarray) -> str:
     """Return what a reward is given and must return."""
     images = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
-    kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents")
+    kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents or sounds")
     given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
     return f"{given}, and must return scores of shape ({len(media)},)"
 

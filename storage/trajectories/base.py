@@ -34,6 +34,7 @@ ARRAYS = {
     "tokens": "Token ids of prompt and completion (L,), int32.",
     "token_mask": "1 for each token the policy chose (L,), uint8.",
     "final": "Latents the sampling ended in.",
+    "modality_log_probs": "Log-probs of the trained steps by modality (S, M), mean over each one's latents, float32.",
     "sampled_log_probs": "Log-probs of chosen tokens as the sampler computed them (S,), float32.",
     "finish": "Why a text ended (1,), uint8.",
     "text": "UTF-8 of a completion (bytes,), uint8.",
@@ -92,6 +93,8 @@ class Sample:
     """(1,) uint8: why a text ended."""
     text: np.ndarray | None = None
     """(bytes,) uint8 UTF-8 of a completion, for rewards and people."""
+    modality_log_probs: np.ndarray | None = None
+    """(S, M) float32 behavior log-probs by modality, mean over its latent dims; None of samples that have one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the prompt source, for rewards."""
 

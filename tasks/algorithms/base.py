@@ -144,6 +144,8 @@ class Requirements:
     that is its own; that of an only one is empty."""
     after: bool = False
     """It has ``after(batch, models)``, which gives (B,) figures of rows once an update is done."""
+    routes: bool = False
+    """Modalities may have advantages of their own, each of which trains its modality's log-prob."""
     zero_advantages: bool = False
     """Rows with advantage 0 still contribute (a KL term does); otherwise they cost no forward."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -77,6 +78,16 @@ class StateBatch(DiffusionBatch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """What belongs to each of M modalities of B rows."""
+
+    advantages: Tensor
+    """(B, M) float32."""
+    old_log_probs: Tensor
+    """(B, M) float32 behavior log-probs, each the mean over its modality's latents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionBatch(DiffusionBatch):
     """Stored stochastic steps."""
 
@@ -100,6 +111,38 @@ class TransitionBatch(DiffusionBatch):
     """B names of sources of prompts, where each has a teacher of its own."""
     own: Tensor | None = None
     """(B,) bool: old log-probs and means are those of the policy as it is now; None: of no row."""
+    routed: Routed | None = None
+    """What belongs to each modality, where rewards name the one they judge."""
+
+    def apart(self, step: Gaussian, sizes: Sequence[int]) -> list[tuple[TransitionBatch, Gaussian]]:
+        """Return the rows of each modality and the policy's distribution of them, as if there were no other.
+
+        Args:
+            step: the policy's distribution of the next latents.
+            sizes: how much of the first latent dim each modality takes.
+        """
+        if self.routed is None:
+            return [(self, step)]
+        cut = partial(torch.split, split_size_or_sections=list(sizes), dim=1)
+        means = [None] * len(sizes) if self.old_means is None else cut(self.old_means)
+        rows = zip(
+            *(cut(self.latents), cut(self.next_latents), means),
+            *(self.routed.advantages.unbind(1), self.routed.old_log_probs.unbind(1)),
+            strict=True,
+        )
+        parts = [
+            replace(
+                self,
+                latents=latents,
+                next_latents=following,
+                old_means=mean,
+                advantages=advantages,
+                old_log_probs=log_probs,
+                routed=None,
+            )
+            for latents, following, mean, advantages, log_probs in rows
+        ]
+        return list(zip(parts, step.apart(sizes), strict=True))
 
     def anchored(self, step: Gaussian, log_probs: Tensor) -> TransitionBatch:
         """Return the batch with the policy's own log-probs and means as the old ones, where those are its own.
@@ -155,6 +198,10 @@ class DiffusionModels(Models):
         if isinstance(batch, TransitionBatch) and batch.unconditional is not None:
             conditioning = replace(conditioning, unconditional=batch.unconditional)
         return self.trainable.policy.velocity(batch.latents, batch.grid.sigma, conditioning)
+
+    def modalities(self) -> Sequence[int]:
+        """Return how much of the first latent dim each modality takes; nothing where samples have one."""
+        return list(self.trainable.policy.modalities().values())
 
     def _computed(self, batch: DiffusionBatch) -> Tensor:
         """Return velocities of whatever the parameters are now, nothing of which is known."""

@@ -8,7 +8,7 @@ train the same step. The paper draws one per prompt from the first half of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from models.maths.transitions import Gaussian, rectifiers
@@ -27,7 +27,7 @@ class FlashGRPO(GRPO):
     @property
     def requires(self) -> Requirements:
         """What Flow-GRPO needs, and log-probs with the scale of the step's noise, which the weight takes out."""
-        return replace(self.kl_needs(old_means=self.from_means), densities=True)
+        return self.kl_needs(old_means=self.from_means, densities=True, routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss with rectified advantages."""

@@ -4,19 +4,21 @@ The loss max(-A rho, -A clip(rho)) raises the log-prob of steps with A > 0 and l
 the ratio has left the clip range on that side; rows of advantage 0 have no part but the KL, and are left out without
 one.
 
+Where rewards name the modality they judge, it is the mean over modalities of this loss, each with its own advantage and
+the ratio of its own log-prob; the KL to the base model stays one of whole samples.
+
 DanceGRPO (arXiv 2505.07818) is this with the sampler 'dance_sde'. One update per epoch is the on-policy case: every
 ratio is exactly 1 and the loss is plain policy gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from models.maths.sampling import replay
 from models.maths.transitions import Gaussian
 from models.maths.transitions import log_ratio as log_ratio_of_means
 from tasks.algorithms.base import Requirements, RowLoss, expect
@@ -38,13 +40,14 @@ class KL:
     kl_reference: Literal["base", "average"] = "base"
     """What the KL is to: the base model, or the moving average of the weights."""
 
-    def kl_needs(self, *, old_means: bool, densities: bool = False) -> Requirements:
+    def kl_needs(self, *, old_means: bool, densities: bool = False, routes: bool = False) -> Requirements:
         """Return the requirements of a clipped or masked ratio with this KL."""
         wanted, to_base = self.kl_coef > 0, self.kl_reference == "base"
         return Requirements(
             min_group_size=2,
             old_means=old_means,
             densities=densities,
+            routes=routes,
             reference=wanted and to_base,
             average=wanted and not to_base,
             zero_advantages=wanted,
@@ -109,7 +112,7 @@ class GRPO(KL):
     @property
     def requires(self) -> Requirements:
         """Log-probs, groups of two, the base model for a KL, stored means if asked for."""
-        return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum")
+        return self.kl_needs(old_means=self.from_means, densities=self.from_means or self.reduce == "sum", routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss plus kl_coef times the KL, per row."""
@@ -128,7 +131,20 @@ class GRPO(KL):
         """Return the surrogate of the log-ratio and advantages that ``adjust`` makes of (rows, step, log-ratio)."""
         rows = expect(batch, TransitionBatch)
         velocity = models.velocity(rows)
-        step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
+        step = models.step(rows, velocity)
+        sizes = models.modalities() if rows.routed is not None else ()
+        found = [self._surrogate(part, own, adjust) for part, own in rows.apart(step, sizes)]
+        loss, metrics = found[0] if len(found) == 1 else joined(found)
+        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
+
+    def _surrogate(
+        self,
+        rows: TransitionBatch,
+        step: Gaussian,
+        adjust: Callable[[TransitionBatch, Gaussian, Tensor], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return loss and metrics of rows of one modality, or of whole samples."""
+        log_probs = step.log_prob(rows.next_latents)
 
         def exponent(rows: TransitionBatch) -> tuple[Tensor, Tensor]:
             difference = log_probs - rows.old_log_probs
@@ -143,4 +159,11 @@ class GRPO(KL):
         loss = ratio_surrogate(self.surrogate, ratio, advantages, self.clip_range)
         metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
         metrics["gap"] = gap
-        return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
+        return loss, metrics
+
+
+def joined(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean of the losses of modalities, and of their metrics, of gaps the largest."""
+    metrics = {name: torch.stack([each[name] for _, each in parts]).mean(0) for name in parts[0][1]}
+    metrics["gap"] = torch.stack([each["gap"] for _, each in parts]).amax(0)
+    return torch.stack([loss for loss, _ in parts]).mean(0), metrics

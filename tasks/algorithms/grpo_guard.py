@@ -34,7 +34,7 @@ class GRPOGuard(GRPO):
     @property
     def requires(self) -> Requirements:
         """What Flow-GRPO needs, and the behavior policy's means."""
-        return self.kl_needs(old_means=True, densities=True)
+        return self.kl_needs(old_means=True, densities=True, routes=True)
 
     def loss(self, batch: DiffusionBatch, models: DiffusionModels) -> RowLoss:
         """Return the clipped loss of the guarded ratio."""

@@ -24,7 +24,7 @@ class AdvantageIdentity(Identity):
         """Weights in the order of the inputs, and the normalization; of other settings those that do something."""
         rewards = self.config.rewards
         more: dict[str, Any] = {}
-        for name in ("threshold", "standardize"):
+        for name in ("threshold", "standardize", "modality"):
             if any(getattr(section, name) for section in rewards):
                 more[name] = [getattr(section, name) for section in rewards]
         if any(section.excludes for section in rewards) and self._failures():

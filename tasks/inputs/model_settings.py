@@ -300,6 +300,12 @@ def _check_guidance(config: RunConfig) -> None:
             f"model.options.guidance_rescale is {rescale}, but model.guidance_scale {model.guidance_scale} switches "
             "guidance off, so there is nothing to rescale. Set model.guidance_scale above 1, or remove it."
         )
+    sound = model.options.get("audio_guidance_scale")
+    if sound is not None and sound > 1 and model.guidance_scale <= 1:
+        raise ConfigError(
+            f"model.options.audio_guidance_scale is {sound}, but model.guidance_scale {model.guidance_scale} switches "
+            "guidance off, for sound too. Set model.guidance_scale above 1, or remove it."
+        )
     second = model.options.get("guidance_scale_2")
     if second is None:
         return

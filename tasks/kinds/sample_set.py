@@ -208,6 +208,15 @@ class Correctable(SampleSet):
         """Make what ``recompute`` returned the old values of stale rows, and weigh those against their behavior."""
 
 
+def lists_of(table: pa.Table, name: str) -> np.ndarray | None:
+    """Return a column of lists of equal length as (N, M) float32, NaN where there is none; None without the column."""
+    if name not in table.column_names:
+        return None
+    rows = table.column(name).to_pylist()
+    width = max((len(row) for row in rows if row is not None), default=0)
+    return np.array([[np.nan] * width if row is None else row for row in rows], np.float32)
+
+
 def index_of(values: np.ndarray, device: torch.device) -> Tensor:
     """Return whole numbers on a device."""
     return moved(torch.from_numpy(np.asarray(values, np.int64)), device)

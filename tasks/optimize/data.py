@@ -72,16 +72,17 @@ class TrainingData:
         return found
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, with those of tokens beside them where there are such."""
+        """Return the advantages of samples, with those of tokens or modalities beside them where there are such."""
         store = self.context.store
         table = read_rows(store, advantages)
-        if not make_estimator(self.config).per_token:
-            return table
-        tokens = read_rows(store, advantages, "token_advantages")
-        if tokens.column("sample_id") != table.column("sample_id"):
-            raise CorruptError(f"{advantages} has advantages of other tokens than of samples.")
-        for name in tokens.column_names[1:]:
-            table = table.append_column(tokens.schema.field(name), tokens.column(name))
+        beside = ["token_advantages"] * make_estimator(self.config).per_token
+        beside += ["modality_advantages"] * any(reward.modality is not None for reward in self.config.rewards)
+        for kind in beside:
+            parts = read_rows(store, advantages, kind)
+            if parts.column("sample_id") != table.column("sample_id"):
+                raise CorruptError(f"{advantages} has {kind.replace('_', ' ')} of others than its samples.")
+            for name in parts.column_names[1:]:
+                table = table.append_column(parts.schema.field(name), parts.column(name))
         return table
 
     def _followed(self) -> RewardGradients:

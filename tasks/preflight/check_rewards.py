@@ -23,7 +23,7 @@ from tasks.kinds.kind import make_kind
 _IN_LABELS = "_-.: "
 _LONGEST_LABEL = 100
 #: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
-_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False}
+_OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality": None}
 
 
 def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import RewardError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.rewards.base import Batch, Origin, Reward
+from models.rewards.base import Batch, Needs, Origin, Reward
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards, check_section, needs_of, works_on_accelerator
 from models.rewards.remote import RemoteReward
@@ -114,21 +114,27 @@ def _trial_of(reward: Reward, section: RewardSection, asked: Sequence[Prompt], c
     """Return made-up samples of prompts, with the images they start from where the reward looks at those."""
     needs = needs_of_made(reward)
     each = _TRIED if needs.groupwise or len(asked) == 1 else 1
-    return _trial([prompt for prompt in asked for _ in range(each)], section, config, started=needs.references)
+    return _trial([prompt for prompt in asked for _ in range(each)], section, config, needs)
 
 
-def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, *, started: bool) -> Batch:
-    """Return a made-up sample of each prompt; ``started``: with the images it starts from."""
-    seen = renderer_config(config) if reads_images(config, section) else config
+def _trial(prompts: Sequence[Prompt], section: RewardSection, config: RunConfig, needs: Needs) -> Batch:
+    """Return a made-up sample of each prompt, with the images it starts from where they are needed."""
+    seen, started = renderer_config(config) if reads_images(config, section) else config, needs.references
+    made = _noise(needs) if needs.media == "sounds" else make_kind(seen).trial(seen)
     shard = "none yet: rewards are tried before sampling"
     return Batch(
-        media=np.concatenate([make_kind(seen).trial(seen)] * len(prompts)),
+        media=np.concatenate([made] * len(prompts)),
         prompts=[prompt.text for prompt in prompts],
         metadata=[stored_metadata(prompt.metadata) for prompt in prompts],
         groups=[prompt.id for prompt in prompts],
         references=[[read_picture(path) for path in prompt.images] for prompt in prompts] if started else (),
         origin=Origin(samples=("made up for the trial",) * len(prompts), shard=shard),
     )
+
+
+def _noise(needs: Needs) -> np.ndarray:
+    """Return a second of noise, (1, N, 2) float32."""
+    return np.random.default_rng(0).uniform(-0.5, 0.5, (1, needs.rate or 16_000, 2)).astype(np.float32)
 
 
 def _try(

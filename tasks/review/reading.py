@@ -99,8 +99,8 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
 
     Beside the columns of the samples: 'reward.<label>' of each reward and monitor that was scored, and once advantages
     are made 'reward', the optimized sum, and 'advantage'; where tokens have advantages of their own, also 'advantages',
-    'returns', 'values' and 'reference_log_probs', a list each. Null where a sample has none. Where texts were drawn,
-    'media_format' is that of their images.
+    'returns', 'values' and 'reference_log_probs', a list each; where modalities have, 'modality_advantages'. Null where
+    a sample has none. Where texts were drawn, 'media_format' is that of their images.
 
     Raises:
         NotCommittedError: the epoch has no rollout.
@@ -119,6 +119,9 @@ def samples_of_epoch(chain: Chain, epoch: int) -> pa.Table:
         if make_estimator(chain.config).per_token:
             tokens = read_rows(store, entry.ref, "token_advantages")
             table = _beside(table, tokens, {name: name for name in tokens.column_names[1:]})
+        if any(reward.modality is not None for reward in chain.config.rewards):
+            apart = read_rows(store, entry.ref, "modality_advantages")
+            table = _beside(table, apart, {name: name for name in apart.column_names[1:]})
     return table
 
 

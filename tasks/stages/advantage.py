@@ -1,10 +1,9 @@
-"""Joins the rewards of an epoch into one advantage per sample."""
+"""Joins the rewards of an epoch into one advantage per sample, or one for each of its modalities."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,6 +36,7 @@ from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.identities.advantage import AdvantageIdentity
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.sources import origin_of
+from tasks.stages.earned import Earnings, history_of, routed, weighted
 from tasks.stages.stage import Output, Shard, Stage
 from tasks.stages.token_tables import TokenTables
 
@@ -44,35 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _IDENTITY = ("sample_id", "prompt_id", "group_id")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Epoch:
-    """The samples of one epoch with what they earned."""
-
-    samples: pa.Table
-    """Any of its reward tables, for sample_id, prompt_id and group_id."""
-    parts: Sequence[Tensor]
-    """Per reward, (N,) float64, before weights; NaN where its score failed."""
-    penalty: Tensor
-    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and what length costs."""
-    total: Tensor
-    """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
-    cut: Tensor
-    """(N,) bool: left out, as it ended where it had to."""
-    distances: Tensor | None = None
-    """(N,) float64: how unlike the others of its group a sample is, if advantages are weighed by it."""
-
-    def take(self, kept: Tensor) -> _Epoch:
-        """Return some rows (N,) bool."""
-        return _Epoch(
-            samples=self.samples.filter(pa.array(kept.numpy())),
-            parts=[part[kept] for part in self.parts],
-            penalty=self.penalty[kept],
-            total=self.total[kept],
-            cut=self.cut[kept],
-            distances=None if self.distances is None else self.distances[kept],
-        )
 
 
 class AdvantageStage(Stage):
@@ -100,7 +71,21 @@ class AdvantageStage(Stage):
             found = self._per_token(cast(TokenEstimator, estimator), everything, counted, folder)
             return replace(found, summary={**found.summary, **informative})
         groups, names = group_numbers(now.samples)
-        advantages = self._normalized(now, groups, _history(names, earlier))
+        modalities = routed(self.config.rewards, self.config.model.policy)
+        if modalities:
+            shaped, kept = self._by_modality(modalities, everything, counted, earlier, folder)
+        else:
+            shaped, kept = self._shaped(now, groups, history_of(names, earlier))
+        self._write(everything, counted, now.total, shaped, folder)
+        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted), **informative}
+        if section.kl_gate is not None:
+            summary["gated_ratio"] = float((now.penalty != 0).double().mean())
+        return Output(rows=len(counted), summary=summary)
+
+    def _shaped(self, now: Earnings, groups: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (N,) float32 advantages, and which groups' mean rewards are within bounds, (N,) bool."""
+        section = self.config.advantage
+        advantages = self._normalized(now, groups, history)
         if now.distances is not None:
             advantages = diversity_weighted(advantages, groups, self._checked(now.distances))
         if section.threshold is not None:
@@ -114,14 +99,34 @@ class AdvantageStage(Stage):
             soft_clip=section.soft_clip,
         )
         kept = groups_within(now.total, groups, low=section.group_mean_min, high=section.group_mean_max)
-        shaped = torch.where(kept, shaped, 0.0)
-        self._write(everything, counted, now.total, shaped, folder)
-        summary = {**_summary(now.total, groups, shaped, kept), **_excluded(everything, counted), **informative}
-        if section.kl_gate is not None:
-            summary["gated_ratio"] = float((now.penalty != 0).double().mean())
-        return Output(rows=len(counted), summary=summary)
+        return torch.where(kept, shaped, 0.0), kept
 
-    def _per_token(self, estimator: TokenEstimator, everything: _Epoch, counted: Tensor, folder: Path) -> Output:
+    def _by_modality(
+        self,
+        modalities: Sequence[str],
+        everything: Earnings,
+        counted: Tensor,
+        earlier: Sequence[Earnings],
+        folder: Path,
+    ) -> tuple[Tensor, Tensor]:
+        """Write an advantage for each modality of a sample; return their means, and where all are within bounds."""
+        now, rewards = everything.take(counted), self.config.rewards
+        groups, names = group_numbers(now.samples)
+        found = []
+        for modality in modalities:
+            before = history_of(names, [epoch.of(rewards, modality) for epoch in earlier])
+            found.append(self._shaped(now.of(rewards, modality), groups, before))
+        advantages = torch.stack([shaped for shaped, _ in found], dim=1)
+        rows = iter(advantages.tolist())
+        columns = {
+            "sample_id": everything.samples.column("sample_id").to_pylist(),
+            "modalities": [list(modalities)] * len(counted),
+            "modality_advantages": [next(rows) if kept else None for kept in counted.tolist()],
+        }
+        write_rows("modality_advantages", folder, columns)
+        return advantages.mean(1), torch.stack([kept for _, kept in found]).all(0)
+
+    def _per_token(self, estimator: TokenEstimator, everything: Earnings, counted: Tensor, folder: Path) -> Output:
         """Write an advantage per sample, the mean of its tokens', and beside it those of tokens."""
         now = everything.take(counted)
         groups, _ = group_numbers(now.samples)
@@ -142,7 +147,7 @@ class AdvantageStage(Stage):
         summary = self.context.store.require(before).summary
         return estimator.next_kl_coef(summary["kl_coef"], summary["kl"], int(summary["samples"]))
 
-    def _write(self, everything: _Epoch, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path) -> None:
+    def _write(self, everything: Earnings, counted: Tensor, rewards: Tensor, advantages: Tensor, folder: Path) -> None:
         """Write rewards and advantages (M,) of the samples that count."""
         columns = {
             **{name: everything.samples.column(name).to_pylist() for name in _IDENTITY},
@@ -157,7 +162,7 @@ class AdvantageStage(Stage):
         scored = next(ref for ref in self.inputs() if ref.kind == "rewards")
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
-    def _counted(self, epoch: _Epoch) -> Tensor:
+    def _counted(self, epoch: Earnings) -> Tensor:
         """Return which samples are trained on, (N,) bool: those that could be scored, or whose whole group could.
 
         Raises:
@@ -191,7 +196,7 @@ class AdvantageStage(Stage):
             )
         return counted
 
-    def _informative(self, epoch: _Epoch, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _informative(self, epoch: Earnings, counted: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return which samples are trained on where only some groups are, and how many groups could have been."""
         wanted = self.config.advantage.informative
         if wanted is None:
@@ -220,7 +225,7 @@ class AdvantageStage(Stage):
             )
         return distances
 
-    def _normalized(self, now: _Epoch, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
+    def _normalized(self, now: Earnings, groups: Tensor, history: Sequence[Tensor]) -> Tensor:
         section = self.config.advantage
         normalizer = Normalizer(
             # Running statistics have a pool of their own, and take only the floor from here.
@@ -235,10 +240,9 @@ class AdvantageStage(Stage):
             return running_advantages(now.total, groups, history, normalizer, **sizes)
         if section.aggregation == "sum":
             return group_advantages(now.total, groups, normalizer)
-        weights = [reward.weight for reward in self.config.rewards]
-        return gdpo_advantages(now.parts, weights, groups, normalizer, penalty=now.penalty)
+        return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
 
-    def _epochs(self) -> list[_Epoch]:
+    def _epochs(self) -> list[Earnings]:
         """Return what the samples of each epoch earned, this one first."""
         count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
@@ -248,7 +252,7 @@ class AdvantageStage(Stage):
             rolled = [ref for ref in refs if ref.kind == "trajectories"]
         return [self._earned(scored[i * count : (i + 1) * count], ref) for i, ref in enumerate(rolled)]
 
-    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> _Epoch:
+    def _earned(self, scored: Sequence[ArtifactRef], trajectories: ArtifactRef | None) -> Earnings:
         """Return the rewards of one epoch, checked to be of the same samples."""
         tables = [read_rows(self.context.store, ref) for ref in scored]
         ids = tables[0].column("sample_id")
@@ -257,9 +261,9 @@ class AdvantageStage(Stage):
                 raise CorruptError(f"{ref} scores other samples than {scored[0]}. Run 'flowmill stage score' again.")
         rewards = self.config.rewards
         parts = optimized_parts(rewards, tables[: len(rewards)])
-        summed = torch.stack([section.weight * part for section, part in zip(rewards, parts, strict=True)]).sum(0)
         section, sample_ids = self.config.advantage, ids.to_pylist()
-        penalty = torch.zeros(len(ids), dtype=torch.float64)
+        penalty, weights = torch.zeros(len(ids), dtype=torch.float64), [reward.weight for reward in rewards]
+        summed = weighted(parts, weights, like=penalty)
         if trajectories is not None and section.kl_coef > 0:
             penalty = section.kl_coef * self._divergence(trajectories, sample_ids)
         watched = [_scores(table) for table in tables[len(rewards) :]]
@@ -273,8 +277,14 @@ class AdvantageStage(Stage):
             lengths = self._of_samples(trajectories, sample_ids, "log_probs", len)
             penalty = penalty - overlong_penalty(lengths, longest=longest, buffer=over.buffer, factor=over.factor)
             cut = (lengths >= longest) & over.exclude
-        return _Epoch(
-            samples=tables[0], parts=parts, penalty=penalty, total=summed - penalty, cut=cut, distances=distances
+        return Earnings(
+            samples=tables[0],
+            parts=parts,
+            weights=weights,
+            penalty=penalty,
+            total=summed - penalty,
+            cut=cut,
+            distances=distances,
         )
 
     def _divergence(self, trajectories: ArtifactRef, sample_ids: Sequence[str]) -> Tensor:
@@ -304,16 +314,6 @@ def _scores(table: pa.Table) -> Tensor:
     return torch.tensor(table.column("reward").to_numpy())
 
 
-def _history(names: Sequence[str], earlier: Sequence[_Epoch]) -> list[Tensor]:
-    """Return each group's rewards of earlier epochs, oldest first, less the penalties of those epochs."""
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for epoch in reversed(earlier):
-        for name, total in zip(epoch.samples.column("group_id").to_pylist(), epoch.total.tolist(), strict=True):
-            if name in found and not math.isnan(total):
-                found[name].append(total)
-    return [torch.tensor(found[name], dtype=torch.float64) for name in names]
-
-
 def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
     """Return (M,) values in the rows that count, null elsewhere, as (N,) float32."""
     full = np.zeros(len(counted), np.float32)
@@ -321,7 +321,7 @@ def _nullable(values: Tensor, counted: Tensor) -> pa.Array:
     return pa.array(full, mask=~counted.numpy())
 
 
-def _excluded(epoch: _Epoch, counted: Tensor) -> dict[str, float]:
+def _excluded(epoch: Earnings, counted: Tensor) -> dict[str, float]:
     """Return how many samples and whole groups are left out; nothing where none is."""
     if bool(counted.all()):
         return {}

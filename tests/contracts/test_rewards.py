@@ -21,6 +21,7 @@ from models.rewards.make import FunctionReward, check_reward, make_reward, works
 from models.rewards.ocr import edit_distance, text_score
 from models.rewards.testing import CONTRACT, Check, made_up_references, samples
 from tests.support.chat import Endpoint, says, serving
+from tests.support.clap import write_clap
 from tests.support.clip import write_clip, write_head, write_latent_head
 from tests.support.published_rewards import (
     write_detector,
@@ -51,6 +52,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_hpsv3(folder / "hpsv3")
     write_video_align(folder / "video")
     write_sentiment(folder / "sentiment")
+    write_clap(folder / "clap")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -77,6 +79,7 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
     model = {"model": str(clip)}
     needed: dict[str, dict[str, Any]] = {
         "aesthetic": {**model, "head": str(clip / "head.safetensors")},
+        "clap": {"model": str(clip / "clap")},
         "clip_diversity": model,
         "clip_score": model,
         "dina_lrm": {**dina, "taps": (1,), "dtype": "float32", "max_sequence_length": 1},
@@ -158,6 +161,7 @@ def test_the_contract(build: Build, name: str, holds: Check) -> None:
     texts = samples(texts=["good days", "a bad sign", "happy days are here"])
     others = {
         "clips": samples(shape=(4, 32, 48, 3)),
+        "sounds": replace(sounds := samples(latents=True, shape=(4800, 2)), media=sounds.media.clip(-1, 1)),
         "latents": samples(latents=True, shape=(4, 8, 8)),
         "texts": replace(
             texts, metadata=[{"answer": "a bad sign", "dataset": "chain_sum", "entry": "{}"}] * len(texts)

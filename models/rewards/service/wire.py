@@ -78,7 +78,8 @@ class ScoreAnswer(_Message):
 class NeedsFields(_Message):
     """The fields of ``Needs``."""
 
-    media: Literal["images", "clips", "latents", "texts"]
+    media: Literal["images", "clips", "sounds", "latents", "texts"]
+    rate: int | None = Field(None, ge=1)
     columns: _Texts
     groupwise: bool
     references: bool = False
@@ -205,7 +206,9 @@ def identity(name: str, options: Mapping[str, Any]) -> str:
 
 def needs_fields(needs: Needs) -> dict[str, Any]:
     """Return what a reward needs of who asks for scores, as plain data."""
-    asked = {name: value for name, value in asdict(needs).items() if name != "watched_by"}
+    # Older versions know no rate; where none is asked for they need not.
+    left_out = {"watched_by"} | ({"rate"} if needs.rate is None else set())
+    asked = {name: value for name, value in asdict(needs).items() if name not in left_out}
     return {**asked, "columns": list(needs.columns)}
 
 

@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.transitions import Gaussian, Grid
-from models.policies import NOISE_RANGE, POLICIES
+from models.policies import NOISE_RANGE, POLICIES, modalities_of
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.diffusion.combination import Combination
@@ -49,6 +49,7 @@ def check_combination(found: Combination) -> None:
         _stored_predictions_are_used,
         _guidance_that_is_left_out_is_there,
         _slopes_are_passed_over_once,
+        _modalities_can_be_trained_apart,
     ):
         rule(found)
 
@@ -294,6 +295,30 @@ def _guidance_that_is_left_out_is_there(found: Combination) -> None:
         f"none that could be left out: model.guidance_scale is {found.config.model.guidance_scale:g}, or an input of "
         "the model. Remove the option, or raise model.guidance_scale."
     )
+
+
+def _modalities_can_be_trained_apart(found: Combination) -> None:
+    config, named = found.config, [reward for reward in found.config.rewards if reward.modality is not None]
+    known = modalities_of(config.model.policy) if named else ()
+    for reward in named:
+        if reward.modality not in known:
+            there = f"have {' and '.join(known)}" if known else "have one modality"
+            raise ConfigError(
+                f"rewards: '{reward.slot}' judges the modality '{reward.modality}', but samples of model.policy "
+                f"'{config.model.policy}' {there}. Remove 'modality', or name one there is."
+            )
+    if named and not found.requires.routes:
+        raise ConfigError(
+            f"rewards: '{named[0].slot}' judges a modality alone, but {found.algorithm} has one advantage for a whole "
+            "sample. Choose 'grpo', 'grpo_guard', 'tempflow' or 'flash_grpo', or remove 'modality'."
+        )
+    older = {"optimize.replay": config.optimize.replay is not None, "execution.ahead": config.execution.ahead > 0}
+    for setting, holds in older.items():
+        if named and holds:
+            raise ConfigError(
+                f"rewards: '{named[0].slot}' judges a modality alone, but {setting} trains rows of older policies, "
+                "whose log-probs are not computed anew by modality. Remove one of the two."
+            )
 
 
 def _slopes_are_passed_over_once(found: Combination) -> None:

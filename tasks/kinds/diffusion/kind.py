@@ -35,7 +35,7 @@ from tasks.kinds.diffusion.finals import decode_in_slices
 from tasks.kinds.diffusion.following import follow
 from tasks.kinds.diffusion.memory import DenoiserMemory, denoiser_memory
 from tasks.kinds.diffusion.rolling import RolloutMaker
-from tasks.kinds.diffusion.scored import check_scored, trial_media
+from tasks.kinds.diffusion.scored import check_scored, heard, trial_media
 from tasks.kinds.diffusion.sets import training_set
 from tasks.kinds.gradients import Followed, Following
 from tasks.kinds.kind import Exporting, Kind, Maker, Making, Training
@@ -116,10 +116,12 @@ class Diffusion(Kind):
         return trial_media(config)
 
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
-        """Return final latents, images or clips."""
+        """Return final latents, sounds, images or clips."""
         rows = range(shard.table.num_rows)
         if needs.media == "latents":
             return np.stack([shard.final_latents(row) for row in rows])
+        if needs.media == "sounds":
+            return heard(shard, needs.rate)
         return np.stack(recent or [shard.media(row) for row in rows])
 
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:

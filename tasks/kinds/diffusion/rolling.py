@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from models.maths.branching import Branches, branch
@@ -80,7 +81,7 @@ class RolloutMaker:
             conditioning,
             latents,
             sigmas,
-            sampler=self._sampler(velocities.reference_velocity if self._with_kl else None),
+            sampler=self._sampler(policy, velocities.reference_velocity if self._with_kl else None),
             plans=plans,
             noise=lambda step: self._noise(padded, step, latents),
         )
@@ -96,7 +97,9 @@ class RolloutMaker:
             for row, job in enumerate(jobs)
         ]
 
-    def _sampler(self, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None) -> Sampler:
+    def _sampler(
+        self, policy: DiffusionPolicy, reference: Callable[[Tensor, Tensor, Conditioning], Tensor] | None
+    ) -> Sampler:
         rollout = self._config.rollout
         return Sampler(
             kernel=self._kernel,
@@ -104,6 +107,7 @@ class RolloutMaker:
             storage_dtype=getattr(torch, rollout.latents_dtype),
             reference=reference,
             unconditional=rollout.unconditional,
+            modalities=tuple(policy.modalities().values()),
         )
 
     def _branch(self, jobs: Sequence[Job]) -> list[Sample]:
@@ -120,7 +124,7 @@ class RolloutMaker:
             conditioning,
             latents,
             sigmas,
-            sampler=self._sampler(None),
+            sampler=self._sampler(policy, None),
             plan=plan,
             noise=lambda step, number: self._noise(jobs, step, latents, number),
             max_rows=self._config.execution.rollout_batch_size,
@@ -172,8 +176,9 @@ def _stored(
         log_probs=rollout.log_probs[row].cpu().numpy(),
         latents=None if rollout.states is None else rollout.states[row, : len(plan.states)].cpu().numpy(),
         means=rollout.means[row].cpu().numpy() if means else None,
-        unconditional=rollout.unconditional[row].cpu().numpy() if rollout.unconditional.numel() else None,
+        unconditional=_known(rollout.unconditional[row]),
         reference_kl=rollout.reference_kl[row].cpu().numpy(),
+        modality_log_probs=_known(rollout.modality_log_probs[row]),
         **about,
     )
 
@@ -189,7 +194,7 @@ def _stored_branch(
     **about: Any,
 ) -> Sample:
     trunk, step, number = (int(value[row]) for value in (made.trunk, made.step, made.number))
-    job = jobs[trunk]
+    job, apart = jobs[trunk], made.modality_log_probs
     return Sample(
         sample_id=f"{job.name}-s{step:03d}-b{number:03d}",
         prompt_id=job.prompt.id,
@@ -205,5 +210,10 @@ def _stored_branch(
         latents=torch.stack([made.before[row], made.after[row]]).cpu().numpy(),
         means=made.means[row : row + 1].cpu().numpy() if means else None,
         unconditional=None if made.unconditional is None else made.unconditional[row : row + 1].cpu().numpy(),
+        modality_log_probs=None if apart is None else apart[row : row + 1].cpu().numpy(),
         **about,
     )
+
+
+def _known(values: Tensor) -> np.ndarray | None:
+    return values.cpu().numpy() if values.numel() else None

@@ -1,4 +1,4 @@
-"""What rewards can be given of diffusion samples: images, clips or latents."""
+"""What rewards can be given of diffusion samples: images, clips, sounds or latents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import numpy as np
 from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.policies import HEARD, POLICIES
 from models.rewards.base import Needs
+from storage.trajectories.base import TrajectoryShard
 
 
 def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> None:
@@ -32,11 +34,28 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
             f"rewards: '{slot}' scores {needs.media}, but rollout.media.format is 'none' and nothing is decoded. Set "
             "it to 'auto', or take a reward that scores latents."
         )
+    family = config.model.policy
+    if needs.media == "sounds" and family in POLICIES and family not in HEARD:
+        raise ConfigError(
+            f"rewards: '{slot}' scores sounds, but what model.policy '{family}' makes has none. Choose a model of "
+            f"clips with sound ({', '.join(sorted(HEARD))}), or a reward that looks at what is seen."
+        )
     if needs.media == "clips" and section.frames != "clip":
         raise ConfigError(
             f"rewards: '{slot}' scores whole clips, but its 'frames' is {section.frames!r}. Set it to 'clip', with a "
             "model.policy that makes clips."
         )
+
+
+def heard(shard: TrajectoryShard, rate: int | None) -> np.ndarray:
+    """Return (B, N, C) float32 sounds of a shard from -1 to 1, at a rate if one is asked for.
+
+    Raises:
+        CorruptError: a clip has no sound, or it cannot be decoded.
+    """
+    sounds = [shard.sound(row) for row in range(shard.table.num_rows)]
+    brought = [sound if rate is None else sound.at(rate) for sound in sounds]
+    return np.stack([sound.samples for sound in brought]).astype(np.float32) / np.float32(32768)
 
 
 def trial_media(config: RunConfig) -> np.ndarray:

@@ -19,7 +19,7 @@ from models.maths.conditioning import Conditioning
 from models.maths.transitions import Grid, Kernel, grid_of, rectifiers, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
-from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, TransitionBatch
+from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
 from tasks.inputs.components import make_kernel
 from tasks.inputs.prompts import SOURCE
 from tasks.kinds.diffusion.conditioning import conditioning_of
@@ -29,7 +29,7 @@ from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.kind import Training
 from tasks.kinds.proximal import Proximal, RowFile, importance_weights
 from tasks.kinds.rows import Units, padded, single_rows
-from tasks.kinds.sample_set import Correctable, SampleSet, stacked, tensor_of
+from tasks.kinds.sample_set import Correctable, SampleSet, lists_of, stacked, tensor_of
 from tasks.runs.seeds import derive, generator, permutation
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class TransitionSet(Correctable):
         self._unconditional = unconditional
         self._unchanged = True
         self._proximal: Proximal | None = None
+        self._by_modality = lists_of(self.earned, "modality_advantages")
         self._kernel = kernel
         self._measure(requires)
 
@@ -87,6 +88,13 @@ class TransitionSet(Correctable):
         """Leave out samples and steps of earlier epochs, and measure those that are left."""
         super().choose(section, requires)
         self._measure(requires)
+
+    def says_something(self) -> np.ndarray:
+        """Return which samples have an advantage other than 0, in whichever modality, (N,) bool."""
+        if self._by_modality is None:
+            return super().says_something()
+        found: np.ndarray = (self._by_modality != 0).any(1)
+        return found
 
     def positions(self) -> np.ndarray:
         """Return the number of trained steps of each sample."""
@@ -146,7 +154,18 @@ class TransitionSet(Correctable):
             finals=self._ends(samples) if self._finals else None,
             sources=None if self.sources is None else tuple(self.sources[each] for each in self.prompts_of(rows)),
             own=moved(torch.tensor([self._is_own(*key) for key in common["keys"]]), device),
+            routed=self._routed(common["keys"]),
             **common,
+        )
+
+    def _routed(self, keys: Sequence[tuple[int, int]]) -> Routed | None:
+        """Return what belongs to each modality of rows, where those have advantages of their own."""
+        if self._by_modality is None:
+            return None
+        old = [self.reader.array("modality_log_probs", sample)[position] for sample, position in keys]
+        return Routed(
+            advantages=tensor_of(self._by_modality[[sample for sample, _ in keys]], self.device),
+            old_log_probs=stacked(old, self.device),
         )
 
     def _ends(self, samples: Sequence[int]) -> Tensor:

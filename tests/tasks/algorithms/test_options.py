@@ -175,13 +175,14 @@ def asked(name: str, **options: Any) -> Requirements:
 
 
 def test_what_algorithms_ask_for() -> None:
+    compared: dict[str, Any] = {"min_group_size": 2, "routes": True}
     for name in ("grpo", "tempflow"):
-        assert asked(name) == Requirements(min_group_size=2)
-        assert asked(name, from_means=True) == Requirements(min_group_size=2, old_means=True, densities=True)
-        assert asked(name, reduce="sum") == Requirements(min_group_size=2, densities=True)
-    assert asked("flash_grpo") == Requirements(min_group_size=2, densities=True)
+        assert asked(name) == Requirements(**compared)
+        assert asked(name, from_means=True) == Requirements(**compared, old_means=True, densities=True)
+        assert asked(name, reduce="sum") == Requirements(**compared, densities=True)
+    assert asked("flash_grpo") == Requirements(**compared, densities=True)
     assert asked("flash_grpo", from_means=True) == asked("grpo_guard")
-    assert asked("grpo_guard") == Requirements(min_group_size=2, old_means=True, densities=True)
+    assert asked("grpo_guard") == Requirements(**compared, old_means=True, densities=True)
     assert asked("flow_dppo") == Requirements(min_group_size=2, old_means=True)
     for name in ("grpo", "grpo_guard", "tempflow", "flash_grpo", "flow_dppo"):
         base, average = (asked(name, kl_coef=0.1, kl_reference=to) for to in ("base", "average"))

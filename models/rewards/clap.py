@@ -1,0 +1,99 @@
+"""CLAP (arXiv 2211.06687): how like a sound is to its prompt, as CLIP says it of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import load_pretrained
+from models.rewards.sizes import BYTES, Takes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: What published models hear, samples per second.
+_RATE = 48_000
+#: Parameters of published models.
+_PUBLISHED = {"laion/clap-htsat-unfused": 153_492_890}
+#: Bytes that ten seconds of sound take at most in float32, counted as ``models.sizes.footprints`` counts: 26.3 MiB.
+_ROW = 27 << 20
+
+
+@dataclass(kw_only=True)
+class Clap:
+    """Cosine of a sound and its prompt (LAION's CLAP).
+
+    Channels are heard as their mean. What is longer than the model hears at once, ten seconds, is cut into pieces of
+    that length, and its embedding is the mean of theirs.
+    """
+
+    needs: ClassVar[Needs] = Needs(media="sounds", rate=_RATE, accelerated=True, batch_size=16)
+
+    model: str = "laion/clap-htsat-unfused"
+    """Folder, or id on the hub, of a CLAP model."""
+    revision: str | None = None
+    """Commit, tag or branch on the hub."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the weights."""
+    _clap: Any = field(init=False, repr=False)
+    _processor: Any = field(init=False, repr=False)
+    _device: torch.device = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+            ValueError: it hears another rate.
+        """
+        self._device = chosen_device(self.device, local_rank(), what="device of reward 'clap'")
+        made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
+        self._clap = made.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._processor = load_pretrained("ClapProcessor", self.model, self.revision, reward="clap")
+        rate = self._processor.feature_extractor.sampling_rate
+        if rate != _RATE:
+            raise ValueError(f"model '{self.model}' hears {rate} samples a second; published ones hear {_RATE}.")
+
+    @classmethod
+    def takes(cls, options: Mapping[str, Any]) -> Takes | None:
+        """Return what the model takes of a device, None where it is not known."""
+        number = BYTES[str(options.get("dtype", cls.dtype))]
+        known = _PUBLISHED.get(str(options.get("model", cls.model)))
+        return None if known is None else Takes(weights=known * number, row=_ROW * number // BYTES["float32"])
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (N, C) float32 sound of 48,000 samples a second."""
+        cosines = (self.of_sounds(media) * self.of_texts(prompts)).sum(-1)
+        return Scores(cosines.float().cpu().numpy())
+
+    @torch.inference_mode()
+    def of_sounds(self, media: np.ndarray) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1 of (B, N, C) sounds."""
+        heard, longest = media.mean(axis=2), self._processor.feature_extractor.nb_max_samples
+        pieces = [self._heard(heard[:, start : start + longest]) for start in range(0, heard.shape[1], longest)]
+        return nn.functional.normalize(torch.stack(pieces).mean(0), dim=-1)
+
+    def _heard(self, sounds: np.ndarray) -> Tensor:
+        """Return (B, D) float32 embeddings of (B, N) sounds, none too long: of what is, a place would be drawn."""
+        given = self._processor.feature_extractor(list(sounds), sampling_rate=_RATE, return_tensors="pt")
+        features = given["input_features"].to(self._device, self._clap.dtype)
+        found = self._clap.get_audio_features(input_features=features, is_longer=given["is_longer"].to(self._device))
+        return nn.functional.normalize(found.pooler_output.float(), dim=-1)
+
+    @torch.inference_mode()
+    def of_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off."""
+        most = self._clap.config.text_config.max_position_embeddings - 2
+        options = {"padding": "max_length", "truncation": True, "max_length": min(most, 77), "return_tensors": "pt"}
+        tokens = self._processor.tokenizer(list(texts), **options)
+        found = self._clap.get_text_features(**tokens.to(self._device))
+        return nn.functional.normalize(found.pooler_output.float(), dim=-1)

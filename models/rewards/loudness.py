@@ -1,0 +1,47 @@
+"""How loud a sound is: arithmetic alone, for monitors, and to try a model that makes sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from models.rewards.base import Needs, Scores
+
+#: Of what a 16-bit sound holds; louder was cut.
+_FULL = 32767 / 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loudness:
+    """The level of a sound in decibels of full scale, 20 log10 of its root mean square over samples and channels.
+
+    With a target minus the distance to it.
+    """
+
+    needs: ClassVar[Needs] = Needs(media="sounds")
+
+    target: float | None = None
+    """Level that is best; the louder the better when absent."""
+    floor: float = -80.0
+    """Level of silence, below which nothing is told apart."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one is no level.
+        """
+        if not self.floor < 0 or not self.floor <= (0 if self.target is None else self.target) <= 0:
+            raise ValueError(f"floor is {self.floor} and target {self.target}; it must be floor <= target <= 0.")
+
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score per (N, C) float32 sound, with its level and how much of it was cut."""
+        power = np.square(media.astype(np.float64)).mean(axis=(1, 2))
+        levels = 10 * np.log10(np.maximum(power, 10 ** (self.floor / 10)))
+        cut = (np.abs(media) >= _FULL).mean(axis=(1, 2))
+        scores = levels if self.target is None else -np.abs(levels - self.target)
+        notes = [f"{level:.1f} dBFS, {share:.1%} cut" for level, share in zip(levels, cut, strict=True)]
+        return Scores(scores.astype(np.float32), notes)
