@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from configs.errors import ConfigError
-from models.policies.diffusion import DiffusionSettings, pixels
+from models.policies.diffusion import DiffusionSettings
+from models.policies.finite import pixels
 from models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from models.policies.diffusion import DiffusionPolicy, DiffusionSettings, pixels
+from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
+from models.policies.finite import pixels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from configs.errors import ConfigError, SamplingError
+from configs.errors import ConfigError
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning, Guided
 from models.policies.base import Part, Policy, PolicySettings
@@ -270,54 +270,6 @@ class DiffusionPolicy(Policy):
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
         """Return the components ``from_pretrained`` must be told that a pipeline folder lacks."""
         return ()
-
-
-def noise_levels(policy: DiffusionPolicy, steps: int) -> Tensor:
-    """Return the (T + 1,) sigmas of a policy, checked to lead from noise to data.
-
-    Raises:
-        ConfigError: they do not: samples would be NaN, or no samples of the model.
-    """
-    levels = policy.sigmas(steps)
-    falls = bool((levels[1:] < levels[:-1]).all())
-    if falls and bool(torch.isfinite(levels).all()) and float(levels[0]) <= 1 + 1e-6 and float(levels[-1]) >= 0:
-        return levels
-    shown = ", ".join(f"{level:.4g}" for level in levels.tolist())
-    raise ConfigError(
-        f"With {steps} steps the scheduler of model.path gives the noise levels {shown}. They have to fall from 1 or "
-        "less to 0 or more, one after the other. Correct the scheduler's config, or change the number of steps."
-    )
-
-
-def pixels(unit: Tensor) -> Tensor:
-    """Return values in [0, 1] as uint8, rounded as pipelines round them.
-
-    Raises:
-        SamplingError: some are not finite, which would become black.
-    """
-    finite(unit, "decoded images")
-    return (unit.float() * 255).round().to(torch.uint8)
-
-
-def finite(values: Tensor, what: str) -> None:
-    """Check that what a model gave are numbers: NaN becomes black images, which are scored, trained on and exported.
-
-    Args:
-        values: (B, ...).
-        what: what they are called.
-
-    Raises:
-        SamplingError: some are not.
-    """
-    good = torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else torch.isfinite(values)
-    if bool(good.all()):
-        return
-    rows = (~good).nonzero().flatten().tolist()
-    raise SamplingError(
-        f"The {what} of {len(rows)} of {len(good)} rows are not finite (NaN or infinite), the first is row {rows[0]} "
-        "of its batch. Set model.dtype to 'bfloat16' or 'float32' if it is 'float16'; else the weights or the noise "
-        "schedule of model.path are at fault, or training has destroyed the policy: lower optimize.learning_rate."
-    )
 
 
 class TrainableDenoiser(Trainable):

@@ -21,7 +21,8 @@ from models.libraries import read_json
 from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clips import ClipPolicy
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall, finite
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.finite import finite
 from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import Modules, Rows
 from models.policies.reading import Reader

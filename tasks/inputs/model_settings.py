@@ -31,7 +31,6 @@ from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
-from models.sizes.shapes import Architecture
 from models.weights.shared_checkpoints import SharedCheckpoint
 from tasks.inputs.components import as_evaluated, lora_spec
 from tasks.inputs.prompts import Prompt
@@ -61,26 +60,6 @@ def check_model(config: RunConfig) -> None:
     _check_attention(config)
     _check_placement(config)
     _check_precision(config)
-
-
-def text_tokens(config: RunConfig, architecture: Architecture) -> int:
-    """Return the text tokens of a row beside its image's, which follow ``model.options.max_sequence_length``."""
-    if not architecture.text_tokens:
-        return 0
-    family = resolve(POLICIES, config.model.policy, what="model.policy")
-    options = make_options(family.options_type, config.model.policy, config.model.options, what="model.options of")
-    length = getattr(options, "max_sequence_length", None)
-    return architecture.text_tokens if length is None else int(length) + architecture.further_text
-
-
-def image_tokens(config: RunConfig, architecture: Architecture) -> int:
-    """Return the most tokens of a row, text aside: of what is generated, and of the images it starts from."""
-    model, references = config.model, 0
-    if model.policy in REFERENCES:
-        family = resolve(POLICIES, model.policy, what="model.policy")
-        options = make_options(family.options_type, model.policy, model.options, what="model.options of")
-        references = options.references * options.reference_area
-    return architecture.tokens(height=model.height, width=model.width, frames=model.frames, references=references)
 
 
 def _check_source(config: RunConfig) -> None:

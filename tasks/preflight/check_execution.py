@@ -13,7 +13,7 @@ from models.weights.context_parallel import token_plan
 from tasks.execution.launchers import check_launcher
 from tasks.execution.runners import check_runner
 from tasks.inputs.components import as_evaluated
-from tasks.inputs.model_settings import image_tokens, text_tokens
+from tasks.inputs.row_tokens import image_tokens, text_tokens
 
 
 def check_execution(config: RunConfig) -> None:

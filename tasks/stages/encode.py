@@ -11,7 +11,7 @@ import torch
 
 from configs.fingerprint import fingerprint
 from models.policies.base import Part
-from models.policies.diffusion import finite
+from models.policies.finite import finite
 from storage.embeddings import EmbeddingCache, EmbeddingWriter, Rows
 from tasks.inputs.prompts import Prompt
 from tasks.runs.cuts import encoding_cuts

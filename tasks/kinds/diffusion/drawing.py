@@ -17,7 +17,8 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
 from models.policies import POLICIES
-from models.policies.diffusion import DiffusionPolicy, finite
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.finite import finite
 from models.sizes.architectures import architecture_of, meta_decoder, meta_denoiser, parameters
 from models.weights.lora import LoraSpec
 from tasks.inputs.components import decode_rows, make_solver

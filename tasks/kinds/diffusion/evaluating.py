@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from configs.model import ModelSection
 from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.transitions import ODE
-from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser, noise_levels
+from models.policies.diffusion import DiffusionPolicy, TrainableDenoiser
+from models.policies.finite import noise_levels
 from storage.trajectories.base import Sample
 from tasks.inputs.components import as_evaluated, make_solver
 from tasks.inputs.sources import Weights

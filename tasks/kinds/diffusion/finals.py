@@ -12,7 +12,8 @@ import torch
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
 from models.meter import timed
-from models.policies.diffusion import DiffusionPolicy, finite
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.finite import finite
 from storage.media import Sound
 from tasks.inputs.components import decode_rows
 

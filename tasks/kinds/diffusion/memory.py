@@ -20,7 +20,7 @@ from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec
-from tasks.inputs.model_settings import image_tokens, text_tokens
+from tasks.inputs.row_tokens import image_tokens, text_tokens
 from tasks.kinds.diffusion.activations import Activations, measure_activations
 from tasks.kinds.diffusion.asked_memory import Asked, asked_memory, fewer_at_once
 from tasks.kinds.diffusion.asking import rows_at_once

@@ -18,7 +18,8 @@ from models.maths.conditioning import Conditioning
 from models.maths.sampling import Rollout, Sampler, sample
 from models.maths.schedules import DrawnPerSample, Plan, Steps
 from models.maths.transitions import Kernel
-from models.policies.diffusion import DiffusionPolicy, finite, noise_levels
+from models.policies.diffusion import DiffusionPolicy
+from models.policies.finite import finite, noise_levels
 from storage.trajectories.base import Sample
 from tasks.inputs.components import make_algorithm, make_kernel, make_plan, make_solver
 from tasks.inputs.sources import Weights

@@ -35,7 +35,6 @@ from tasks.runs.seeds import derive, generator, permutation
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 #: Of an algorithm that trains the samples of an advantage alone.
 _PLAIN = Requirements()
 

@@ -11,7 +11,7 @@ import torch
 from configs.errors import ConfigError, SamplingError
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
-from models.policies.diffusion import noise_levels
+from models.policies.finite import noise_levels
 from tasks.kinds.diffusion.finals import Finals
 
 
