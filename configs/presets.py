@@ -23,6 +23,7 @@ _GPUS = {
     "flux2_klein_edit": "48 GB",
     "flux3_klein": "24 GB",
     "hunyuan_video15_480p": "48 GB",
+    "ltx2": "80 GB",
     "qwen_05b_grpo": "48 GB",
     "qwen_05b_ppo": "48 GB",
     "qwen_7b_grpo": "80 GB",

@@ -243,6 +243,12 @@ PUBLISHED: Mapping[str, Publication] = {
         "attention that this model has.",
         JOINT,
     ),
+    "ltx2": _wan(
+        "Flow-GRPO's settings for Wan 2.1 on LTX-2, clips with sound",
+        " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are all "
+        "attention of both streams.",
+        ["to_q", "to_k", "to_v", "to_out.0"],
+    ),
     "sana_video_2b": _wan(
         "Flow-GRPO's settings for Wan 2.1 on SANA-Video 2B",
         " For this model none are published; the settings are those of Wan 2.1 1.3B.",
