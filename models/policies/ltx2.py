@@ -3,8 +3,8 @@
 A chain is one tensor: the tokens of the clip, then those of the sound, which are as wide. Both run through the same
 noise levels, so that steps, solvers and losses need not know; what belongs to which is said by ``modalities``.
 
-Of the pipeline's four guidances there is the one by a negative prompt, with a scale for each medium; the other two, of
-blocks left out and of media kept apart, would each be a forward of its own.
+Of the pipeline's three guidances there is the one by a negative prompt, with a scale for each medium; the others, by
+blocks left out and by media kept apart, would each take a forward of its own.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _check_clips(config: RunConfig) -> None:
     rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
     if family in FRAME_RATE and rate != config.rollout.media.fps:
         raise ConfigError(
-            f"rollout.media.fps is {config.rollout.media.fps}, but model.policy '{family}' makes {rate:g} frames for a "
+            f"rollout.media.fps is {config.rollout.media.fps}, but model.policy '{family}' makes {rate} frames for a "
             "second of sound (model.options.frame_rate). Stored otherwise the two would drift apart: set both to one "
             "number."
         )
@@ -280,7 +280,7 @@ def _check_guidance(config: RunConfig) -> None:
             "guidance off, so there is nothing to rescale. Set model.guidance_scale above 1, or remove it."
         )
     sound = model.options.get("audio_guidance_scale")
-    if sound is not None and sound > 1 and model.guidance_scale <= 1:
+    if isinstance(sound, int | float) and sound > 1 and model.guidance_scale <= 1:
         raise ConfigError(
             f"model.options.audio_guidance_scale is {sound}, but model.guidance_scale {model.guidance_scale} switches "
             "guidance off, for sound too. Set model.guidance_scale above 1, or remove it."

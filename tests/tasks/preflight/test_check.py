@@ -250,7 +250,7 @@ def test_a_broken_model_folder(
         ),
         ("qwen_image", ["model.attention=_native_flash", "model.dtype=bfloat16"], "it takes no mask, and the padded"),
         ("ltx2", ["model.frames=13"], "takes 8 n + 1 frames. The nearest are 9 and 17"),
-        ("ltx2", ["rollout.media.fps=16"], "'ltx2' makes 24 frames for a second of sound (model.options.frame_rate)"),
+        ("ltx2", ["rollout.media.fps=16"], "'ltx2' makes 24.0 frames for a second of sound (model.options.frame_rate)"),
         (
             "ltx2",
             ["model.guidance_scale=1", "model.options.audio_guidance_scale=7"],
