@@ -55,6 +55,9 @@ SHAPES: Mapping[str, Sequence[str]] = {
         "execution.checkpoint_every=1",
     ),
     "s3": ("S3",),
+    # Models, groups and batches as large as people train them, for fewer epochs; a base model that is made once.
+    "addition_ppo": ("PRESET", "run.epochs=3", "evaluate.every=3", "critic.alone_epochs=1"),
+    "addition_grpo": ("PRESET", "run.epochs=3", "evaluate.every=3"),
 }
 #: Kills after which a run may finish.
 _LIVES = 5
@@ -223,12 +226,18 @@ def _stops(process: subprocess.Popen[bytes]) -> bool:
 def _write(name: str, folder: Path, base: Path) -> Path:
     """Write the config of a shape, and its prompts."""
     from configs.load import dump_yaml, load_config
+    from models.quickstart.addition import AdditionBuilder
 
     settings = ["run.epochs=3", f"run.name={RUN}"]
+    given = [each for each in SHAPES[name] if not each.isupper()]
     if name == "video":
         config = load_config(Path("configs/tiny_wan21.yaml"), [*settings, "evaluate.every=1"])
+    elif "PRESET" in SHAPES[name]:
+        model = folder / "model"
+        AdditionBuilder().build(model, lambda what, done, total: None)
+        own = f"model={{policy: causal_lm, path: {model}}}"
+        config = load_config(Path(f"configs/{name}.yaml"), [*settings, own, *given])
     else:
-        given = [each for each in SHAPES[name] if not each.isupper()]
         made = texts_data(folder) if "TEXTS" in SHAPES[name] else small_data(folder, base)
         config = load_config(write_small(folder, made), [*settings, *given])
     path = folder / f"{RUN}.yaml"
