@@ -38,6 +38,7 @@ REWARDS = Table(
         "loudness": "models.rewards.loudness:Loudness",
         "ocr": "models.rewards.ocr:OcrReward",
         "pickscore": "models.rewards.clip:PickScore",
+        "quality_levels": "models.rewards.quality_levels:QualityLevels",
         "rank": "models.rewards.wrappers:Rank",
         "reasoning_gym": "models.rewards.reasoning:ReasoningGym",
         "sequence_classification": "models.rewards.text:SequenceClassification",

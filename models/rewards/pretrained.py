@@ -25,8 +25,10 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
 
     quiet_libraries()
     weights = {} if kind.endswith(("Processor", "Tokenizer", "Config")) else {"use_safetensors": True}
+    # What a repository brings along as code is never run; a terminal is not asked either.
+    code = {"trust_remote_code": False} if kind.startswith("Auto") else {}
     try:
-        return getattr(transformers, kind).from_pretrained(path, revision=revision, **weights)
+        return getattr(transformers, kind).from_pretrained(path, revision=revision, **weights, **code)
     except (OSError, ValueError) as error:
         raise _unreachable(path, error, reward) from None
 

@@ -33,6 +33,7 @@ from tests.support.published_rewards import (
 )
 from tests.support.rewards import scored
 from tests.support.text_models import write_sentiment
+from tests.support.vlm import write_vlm
 
 Build = Callable[..., Any]
 
@@ -53,6 +54,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_video_align(folder / "video")
     write_sentiment(folder / "sentiment")
     write_clap(folder / "clap")
+    write_vlm(folder / "vlm")
     Image.fromarray(images()[0]).save(folder / "wanted.png")
     return folder
 
@@ -97,6 +99,7 @@ def build(clip: Path, dina: dict[str, str], endpoint: Endpoint) -> Callable[...,
         "rank": {"reward": "jpeg_compressibility"},
         "image_similarity": {**model, "folder": str(clip)},
         "pickscore": {**model, "processor": str(clip)},
+        "quality_levels": {"model": str(clip / "vlm"), "dtype": "float32"},
         "reasoning_gym": {"pattern": "(.+)"},
         "sequence_classification": {"model": str(clip / "sentiment"), "label": "POSITIVE"},
         "video_align": {

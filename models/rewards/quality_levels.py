@@ -1,0 +1,104 @@
+"""How good an image looks to a vision language model, by which of five words it would say next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from configs.errors import ConfigError
+from models.devices import chosen_device, local_rank
+from models.rewards.base import Needs, Scores
+from models.rewards.pretrained import load_pretrained
+
+#: What may come next, with what each is worth.
+LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
+
+
+@dataclass(kw_only=True)
+class QualityLevels:
+    """The mean of 5 (excellent) to 1 (bad), weighted by a softmax over the logits of these five words alone.
+
+    So score Q-Align (arXiv 2312.17090) and DeQA-Score (arXiv 2501.11561, ``src/evaluate/scorer.py``), of a word its
+    first token. Their question and the beginning of their answer are the options' values here. Prompts are not looked
+    at.
+    """
+
+    name: ClassVar[str] = "quality_levels"
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8)
+
+    model: str
+    """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""
+    revision: str | None = None
+    """Commit, tag or branch of it."""
+    question: str = "How would you rate the quality of this image?"
+    """Asked of every image, in the model's own chat template."""
+    answer: str = "The quality of the image is"
+    """What its answer begins with; one of the words comes next."""
+    device: str = "auto"
+    """Torch device, or auto."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Of the weights."""
+    _processor: Any = field(init=False, repr=False)
+    _vlm: Any = field(init=False, repr=False)
+    _text: str = field(init=False, repr=False)
+    _tokens: list[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: it cannot be loaded without code of others, or does not tell the words apart.
+        """
+        device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
+        self._processor = load_pretrained("AutoProcessor", self.model, self.revision, reward=self.name)
+        self._text = self._asked()
+        self._tokens = self._first_tokens()
+        vlm = load_pretrained("AutoModelForImageTextToText", self.model, self.revision, reward=self.name)
+        self._vlm = vlm.to(device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+        """Return one score, 1 to 5, per (H, W, 3) uint8 image."""
+        images = [Image.fromarray(image) for image in media]
+        given = self._processor(images=images, text=[self._text] * len(images), return_tensors="pt")
+        given = given.to(self._vlm.device, self._vlm.dtype)
+        logits = self._vlm(**given).logits[:, -1, self._tokens].float()
+        shares = torch.softmax(logits, -1).cpu()
+        values: np.ndarray = (shares @ torch.tensor(list(LEVELS.values()))).numpy()
+        said = [", ".join(f"{word} {share:.2f}" for word, share in zip(LEVELS, row, strict=True)) for row in shares]
+        return Scores(values, said)
+
+    def _asked(self) -> str:
+        """Return question and beginning of the answer as the model's chat template has them."""
+        content = [{"type": "image"}, {"type": "text", "text": self.question}]
+        try:
+            chat = self._processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        except (AttributeError, ValueError, ImportError) as error:
+            raise ConfigError(
+                f"reward '{self.name}': '{self.model}' has no chat template to ask in: {error}. Give a model that "
+                "answers questions about images."
+            ) from None
+        return f"{chat}{'' if chat[-1:].isspace() else ' '}{self.answer}"
+
+    def _first_tokens(self) -> list[int]:
+        """Return the first token of each word after the answer's beginning."""
+        tokenizer = self._processor.tokenizer
+        before, *after = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (self.answer, *(f"{self.answer} {word}" for word in LEVELS))
+        )
+        tokens = [ids[len(before)] for ids in after if ids[: len(before)] == before]
+        if len(set(tokens)) < len(LEVELS):
+            raise ConfigError(
+                f"reward '{self.name}': to the tokenizer of '{self.model}' {', '.join(LEVELS)} do not begin with five "
+                "different tokens after the option 'answer'. Give another answer, which ends in a whole word, or "
+                "another model."
+            )
+        return tokens
