@@ -27,14 +27,19 @@ def index_file(folder: Path) -> Path:
     return next((path for path in (folder / name for name in INDICES) if path.is_file()), folder / CLASSIC)
 
 
+def beside(folder: Path) -> Callable[[str], bool]:
+    """Return whether a component of a name is in a folder; what is no name leads elsewhere."""
+    return lambda name: name.isidentifier() and (folder / name).is_dir()
+
+
 def read_index_file(path: Path) -> dict[str, Any]:
     """Return an index as ``plain_index`` gives it.
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is no JSON object.
+        ValueError: it is no JSON object, or says of a component something else than its library and class.
     """
-    return plain_index(read_json(path), lambda name: (path.parent / name).is_dir())
+    return plain_index(read_json(path), beside(path.parent))
 
 
 def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
@@ -43,9 +48,12 @@ def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
     Args:
         index: as its file has it.
         has: whether a repository has a folder of this name, which counts for modular ones.
+
+    Raises:
+        ValueError: it says of a component something else than its library and class.
     """
     return {
-        name: (_class_of(entry) if has(name) else [None, None]) if _is_modular(entry) else entry
+        name: (_class_of(name, entry) if has(name) else [None, None]) if _is_modular(entry) else entry
         for name, entry in index.items()
     }
 
@@ -66,7 +74,7 @@ def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict
         elif not _is_modular(entry):
             found[name] = [None, None]
         elif has(name):
-            found[name] = component_entry(MODULAR, name, *_class_of(entry))
+            found[name] = component_entry(MODULAR, name, *_class_of(name, entry))
         elif _REPOSITORY.fullmatch(str(entry[2].get(_PLACE))):
             found[name] = entry
     return found
@@ -100,6 +108,9 @@ def _is_modular(entry: Any) -> bool:
     return isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], Mapping)
 
 
-def _class_of(entry: list[Any]) -> list[Any]:
+def _class_of(name: str, entry: list[Any]) -> list[Any]:
     """Return library and class of a component, which a modular index may have only where it says how to load it."""
-    return list(entry[:2]) if entry[0] is not None else list(entry[2].get("type_hint") or (None, None))
+    found = entry[:2] if entry[0] is not None else entry[2].get("type_hint")
+    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{MODULAR} says of '{name}' {found!r}, not its library and class")
+    return found

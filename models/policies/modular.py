@@ -81,7 +81,9 @@ class ModularPolicy(PipelinePolicy, ABC):
         """Check that a folder has the components of this family, by the classes its blocks expect; return its index."""
         index = super().check_folder(folder, settings)
         expected = {spec.name: spec for spec in cls.pipeline_blocks().expected_components}
-        for name in (*cls.text_parts, *cls.denoiser_names, "vae"):
+        # A scheduler or a guider that the index takes from elsewhere is not the blocks' own.
+        named = (name for name in ("scheduler", "guider") if name in index)
+        for name in (*cls.text_parts, *cls.denoiser_names, "vae", *named):
             _, made = index.get(name) or (None, None)
             if made is None:
                 raise ConfigError(

@@ -1043,6 +1043,12 @@ def test_a_device_map_places_the_parts(family: str, load: Load) -> None:
     ("file", "change", "expected"),
     [
         (MODULAR, {"vae": ["diffusers", "AutoencoderKL", {}]}, "has the vae AutoencoderKL, but .*AutoencoderKLFlux2"),
+        (MODULAR, {"scheduler": [None, None, {}]}, "has no folder 'scheduler', which 'flux3' loads"),
+        (
+            MODULAR,
+            {"vae": [None, None, {"type_hint": "os"}]},
+            "is not a whole pipeline: .* says of 'vae' 'os', not its",
+        ),
         ("transformer/config.json", {"flow_map": True}, r"is distilled \(flow_map in transformer/config\.json\)"),
         ("guider/guider_config.json", {"stop": 0.5}, r"stop of its guider ClassifierFreeGuidance is 0\.5, which"),
         ("text_encoder", None, "has no folder 'text_encoder', which 'flux3' loads; its modular_model_index.json may"),

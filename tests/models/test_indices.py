@@ -9,6 +9,7 @@ from typing import Any
 from models.policies.indices import (
     CLASSIC,
     MODULAR,
+    beside,
     component_entry,
     index_file,
     placed_index,
@@ -58,6 +59,13 @@ def test_what_is_written_names_no_place_of_this_machine() -> None:
     classic = {"vae": ["diffusers", "Autoencoder"], "checker": ["some", "Checker"], "tiled": False}
     expected = {"vae": ["diffusers", "Autoencoder"], "checker": [None, None], "tiled": False}
     assert portable_index(classic, HERE.__contains__) == expected
+
+
+def test_a_component_whose_name_is_none_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "model" / "vae").mkdir(parents=True)
+    has = beside(tmp_path / "model")
+    assert has("vae")
+    assert not any(map(has, ("unet", "../model", str(tmp_path))))
 
 
 def test_a_published_index_names_its_repository_where_it_names_none() -> None:
