@@ -342,7 +342,7 @@ class Tags(HTMLParser):
 def a_report(text: str, monkeypatch: pytest.MonkeyPatch) -> Tags:
     for drawn in ("lines", "histogram"):
         monkeypatch.setattr(charts, drawn, lambda *of, along: "<svg></svg>")
-    shot = content.Shot(sample_id=text, prompt=text, reward=1.0, advantage=1.0, image=b"", text=text)
+    shot = content.Shot(sample_id=text, prompt=text, reward=1.0, advantage=1.0, image=b"", film=b"", text=text)
     told = Told(text, text, text)
     run = content.RunReport(
         name=text,
