@@ -379,17 +379,17 @@ def test_sums_are_learned_from_their_reward_and_not_from_a_coin(tmp_path: Path) 
     for name, reward in (("sums", "exact_text"), ("coin", "tests.support.language_models:coin")):
         overrides = [
             f"run.name={name}",
-            "run.epochs=50",
-            "critic.alone_epochs=5",
+            "run.epochs=16",
+            "critic.alone_epochs=1",
             "evaluate.judges=[{name: exact_text, label: sums}]",
         ]
         config = load_config("addition_ppo", [*overrides, f"rewards=[{{name: '{reward}'}}]", f"store.root={tmp_path}"])
         context = prepare(config)
         evaluate(context, 0)
-        for epoch in range(1, 51):
+        for epoch in range(1, 17):
             run_epoch(context, epoch)
-        evaluate(context, 50)
-        before, after = (evaluation_figures(context.chain, epoch)["heldout"]["sums"]["mean"] for epoch in (0, 50))
+        evaluate(context, 16)
+        before, after = (evaluation_figures(context.chain, epoch)["heldout"]["sums"]["mean"] for epoch in (0, 16))
         gained.append(after - before)
     assert gained[0] > 0.12, gained
     # A random walk away from what was learned before lowers it.
