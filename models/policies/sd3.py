@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import torch
 
-from configs.errors import ConfigError
 from models.libraries import read_json
-from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.folders import FLOW, Fields
 from models.policies.pipeline import JOINT_ATTENTION, Modules, PipelinePolicy, Rows
 from models.policies.reading import CLIP_LIMIT, Reader
@@ -130,21 +129,6 @@ class SD3(PipelinePolicy):
             part.save_pretrained(folder / name)
             index[name] = ["transformers", type(part).__name__]
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-    @classmethod
-    def check_size(cls, folder: Path | None, settings: DiffusionSettings, *, unit: int | None = None) -> None:
-        """Check that the model has positions for the size too."""
-        super().check_size(folder, settings, unit=unit)
-        most = None if folder is None else read_json(folder / "transformer" / "config.json").get("pos_embed_max_size")
-        if folder is None or most is None:
-            return
-        pixels = int(most) * cls.unit_of(folder)
-        for name in ("height", "width"):
-            if getattr(settings, name) > pixels:
-                raise ConfigError(
-                    f"model.{name} is {getattr(settings, name)}, but '{folder}' has positions for {pixels} pixels at "
-                    f"most. Set it to {pixels} or less."
-                )
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:

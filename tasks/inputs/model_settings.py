@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 
 from configs.errors import ConfigError, PromptError
+from configs.model import ModelSection
 from configs.registry import build as make_options
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from configs.suggest import did_you_mean
+from models.libraries import read_json
 from models.pictures import is_film
 from models.policies import (
     CLIP_CONDITIONED,
@@ -169,17 +171,24 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
 
 def _check_size(config: RunConfig) -> None:
     """Check that the model has positions for an image of the configured size, where its architecture is known."""
-    model = config.model
-    found = None if model.path is None else architecture_of(model.path)
-    if found is None or "pos_embed_max_size" not in found.config:
-        return
-    most = found.config["pos_embed_max_size"] * found.patch * found.latents[1]
+    model, most = config.model, _positions(config.model)
     for name, size in (("height", model.height), ("width", model.width)):
-        if size > most:
+        if most is not None and size > most:
             raise ConfigError(
                 f"model.{name} is {size}, but '{model.path}' has positions for {most} pixels at most. Set it to {most} "
                 "or less."
             )
+
+
+def _positions(model: ModelSection) -> int | None:
+    """Return the pixels along a side that a model has positions for, if that is limited and known."""
+    found = None if model.path is None else architecture_of(model.path)
+    if found is not None:
+        return found.config.get("pos_embed_max_size", 0) * found.patch * found.latents[1] or None
+    config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
+    most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
+    family = resolve(POLICIES, model.policy, what="model.policy")
+    return None if most is None else int(most) * int(family.unit_of(config.parent.parent))
 
 
 def _check_evaluated(config: RunConfig) -> None:
