@@ -74,6 +74,7 @@ STATED = {
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": 1.6,
     "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72,
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": 2.06,
+    "Lightricks/LTX-2": 19.0,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": 8.3,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": 8.3,
 }
