@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
@@ -80,12 +79,12 @@ def write_artifact(store: ArtifactStore, number: int, seed: int) -> None:
     store.seal(ref, shards=names, summary={}, stage="rollout", stage_version=1, options={}, inputs=())
 
 
-def write(section: dict[str, Any], seed: int, stop: Event, last: _Last) -> None:
+def write(section: dict[str, Any], seed: int, shared: _Shared) -> None:
     """Write artifact after artifact until told to stop, then all up to the last anyone began."""
     store = ArtifactStore(StoreSection.model_validate(section))
     number = 0
-    while not stop.is_set() or number <= last.value:
-        last.reached(number)
+    while not shared.stopped or number <= shared.last:
+        shared.reached(number)
         write_artifact(store, number, seed + number)
         number += 1
 
@@ -114,12 +113,11 @@ def run(
 
     A writer that ends with an error of its own counts as a failure.
     """
-    rng, stop = random.Random(seed), _context.Event()
+    rng, shared = random.Random(seed), _Shared()
     failures, plain = 0, section.model_dump()
-    last = _Last()
 
     def start(number: int) -> Any:
-        process = _context.Process(target=write, args=(plain, seed + 1000 * number, stop, last))
+        process = _context.Process(target=write, args=(plain, seed + 1000 * number, shared))
         process.start()
         return process
 
@@ -133,7 +131,7 @@ def run(
         failures += running[chosen].exitcode not in (0, -signal.SIGKILL)
         running[chosen] = start(writers + hit)
     time.sleep(seconds)
-    stop.set()
+    shared.stop()
     for process in running:
         process.join()
         failures += process.exitcode != 0
@@ -142,7 +140,7 @@ def run(
     final.join()
     failures += final.exitcode != 0
     with tempfile.TemporaryDirectory() as folder:
-        return _compare(section, folder, kills, failures, int(last.value) + 1, seed)
+        return _compare(section, folder, kills, failures, shared.last + 1, seed)
 
 
 def _compare(section: StoreSection, folder: str, kills: int, failures: int, artifacts: int, seed: int) -> Outcome:
@@ -163,18 +161,28 @@ def _compare(section: StoreSection, folder: str, kills: int, failures: int, arti
     return Outcome(kills, artifacts, failures, problems, found, expected)
 
 
-class _Last:
-    """The highest artifact anyone began: shared memory without a lock, which a killed writer would keep forever."""
+class _Shared:
+    """The highest artifact anyone began, and whether to stop: memory without a lock, which a killed writer would keep.
+
+    An event of multiprocessing has one, which asking it takes.
+    """
 
     def __init__(self) -> None:
-        self._value = _context.RawValue("q", -1)
+        self._last, self._stopped = _context.RawValue("q", -1), _context.RawValue("b", 0)
 
     @property
-    def value(self) -> int:
-        return int(self._value.value)
+    def last(self) -> int:
+        return int(self._last.value)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._stopped.value)
 
     def reached(self, number: int) -> None:
-        self._value.value = max(self.value, number)
+        self._last.value = max(self.last, number)
+
+    def stop(self) -> None:
+        self._stopped.value = 1
 
 
 def main() -> None:
