@@ -21,7 +21,7 @@ _GPUS = {
     "flux2_dev": "141 GB",
     "flux2_klein": "48 GB",
     "flux2_klein_edit": "48 GB",
-    "flux3_klein": "24 GB",
+    "flux3_klein": "48 GB",
     "hunyuan_video15_480p": "48 GB",
     "ltx2": "80 GB",
     "qwen_05b_grpo": "48 GB",
