@@ -38,14 +38,15 @@ def adapter_file(path: Path) -> Path:
     raise unfit(path, "is no safetensors file and no folder", "Paths are relative to the config file")
 
 
-def adapter_files(path: Path) -> list[Path]:
+def adapter_files(path: str | Path) -> list[Path]:
     """Return the files that are read of adapters to begin as: theirs, peft's settings, those of further denoisers.
 
     Raises:
         ConfigError: there are none.
     """
+    path = Path(path).expanduser()
     file = adapter_file(path)
-    if file == path.expanduser():
+    if file == path:
         beside = [file.parent / PEFT_CONFIG] if file.name == PEFT_FILE else []
     else:
         beside = [file.parent / PEFT_CONFIG, *sorted(file.parent.glob(f"*/{LORA_FILE}"))]

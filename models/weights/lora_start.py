@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,41 +176,46 @@ def _is_peft(file: Path) -> bool:
     return (file.parent / PEFT_CONFIG).is_file() and file.name == PEFT_FILE
 
 
-def _read(file: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
+def _names(file: Path) -> list[str]:
+    """Return the names of a file's tensors, all of which may be those of low-rank adapters of weights."""
+    from safetensors import safe_open
 
     try:
-        tensors: dict[str, Tensor] = load_file(file)
+        with safe_open(file, "pt") as opened:
+            names = list(opened.keys())
     except (SafetensorError, OSError) as error:
         raise unfit(file, f"cannot be read ({error})", "Copy it again") from None
-    for name in tensors:
+    for name in names:
         kind = next((kind for part, kind in _OTHERS.items() if part in name), None)
         if kind is not None:
             remedy = "Merge it into the model's weights and start from those"
             raise unfit(file, f"holds '{name}', which is {kind}", remedy)
-    return tensors
+    return names
 
 
 def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
+    from safetensors.torch import load_file
+
     about = read_json(file.parent / PEFT_CONFIG)
     for name, fits in (("use_dora", (False, None)), ("modules_to_save", (None, [])), ("bias", ("none", None))):
         if about.get(name) not in fits:
             found = f"has '{name}: {about[name]}' in its {PEFT_CONFIG}"
             raise unfit(file.parent, found, "Merge it into the model's weights and start from those")
-    tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in _read(file).items()}
-    yield from _paired(file, {f"{module}.{name}": tensor for name, tensor in tensors.items()}, module, about, {})
+    names, tensors = _names(file), load_file(file)
+    renamed = {f"{module}.{name.removeprefix('base_model.model.')}": tensors[name] for name in names}
+    yield from _paired(file, renamed, module, about, {})
 
 
 def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tuple[str, Layer]]:
     if _is_peft(file):
         yield from _peft_layers(file, module)
         return
-    raw = _read(file)
-    loader = diffusers_class(pipeline_name)
+    names, loader = _names(file), diffusers_class(pipeline_name)
     if not hasattr(loader, "lora_state_dict"):
         # Its transformer reads what pipelines of others write.
         loader = diffusers_class("WanPipeline")
-    more = {"return_alphas": True} if pipeline_name.startswith("Flux") else {}
+    # Some give alphas that are not in the matrices only where they are asked for.
+    more = {"return_alphas": True} if "return_alphas" in signature(loader.lora_state_dict).parameters else {}
     try:
         found = loader.lora_state_dict(
             str(file.parent),
@@ -228,7 +234,7 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
         tensors = {f"{module}.{name}": tensor for name, tensor in tensors.items()}
     tensors = _in_peft_form(tensors)
     if not tensors:
-        raise unfit(file, f"has nothing for {pipeline_name} among its {len(raw)} tensors", _OTHER_MODEL)
+        raise unfit(file, f"has nothing for {pipeline_name} among its {len(names)} tensors", _OTHER_MODEL)
     about = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
     yield from _paired(file, tensors, module, about, _by_layer(alphas))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from configs.registry import chosen, create, resolve
@@ -14,6 +15,7 @@ from models.policies import EMBEDDED_GUIDANCE
 from models.policies.attention import attention_identity
 from models.policies.base import Policy
 from models.weights.lora import LoraSpec
+from models.weights.lora_files import adapter_files
 from models.weights.lora_start import StartAdapter
 from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
@@ -63,9 +65,23 @@ def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
     if lora is None:
         return None
     if lora.start is not None:
-        start: StartAdapter = family.read_adapter(lora.start)
-        return start.spec(rank=lora.said("rank"), alpha=lora.said("alpha"), targets=lora.said("targets"))
+        files = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in adapter_files(lora.start))
+        return _of_start(family, lora.start, files, *(lora.said(name) for name in ("rank", "alpha", "targets")))
     return LoraSpec(rank=lora.rank, alpha=lora.alpha, targets=tuple(lora.targets or family.lora_targets))
+
+
+@lru_cache(8)
+def _of_start(
+    family: type[Policy],
+    start: str,
+    files: tuple[tuple[str, int, int], ...],
+    rank: int | None,
+    alpha: int | None,
+    targets: tuple[str, ...] | None,
+) -> LoraSpec:
+    """Read adapters once for all who ask what they are, as long as their ``files`` stay as they are."""
+    found: StartAdapter = family.read_adapter(start)
+    return found.spec(rank=rank, alpha=alpha, targets=targets)
 
 
 def make_kernel(config: RunConfig) -> Kernel:

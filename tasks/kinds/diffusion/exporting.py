@@ -17,7 +17,7 @@ from tasks.export.files import copy_licenses, store_guider, store_scheduler, wri
 from tasks.export.usage import Usage, input_names, lora_files
 from tasks.figures.pictures import grid
 from tasks.inputs.base_model import BaseModel, describe_base
-from tasks.inputs.components import as_evaluated, lora_spec
+from tasks.inputs.components import as_evaluated
 from tasks.inputs.prompts import StoredPrompt, uses_guidance
 from tasks.inputs.sources import PIPELINE, Weights
 from tasks.kinds.diffusion.evaluating import sizes_of
@@ -42,7 +42,8 @@ class PipelineExport:
 
     def write(self, folder: Path) -> None:
         """Write model, images, settings and card."""
-        policy = cast(DiffusionPolicy, self._host.exportable(self._inputs[0], Weights.AVERAGE).policy)
+        held = self._host.exportable(self._inputs[0], Weights.AVERAGE)
+        policy = cast(DiffusionPolicy, held.policy)
         target, base = folder / PIPELINE, self._base()
         negative = self._config.model.negative_prompt if uses_guidance(self._config) else None
         with policy.sized(**sizes_of(as_evaluated(self._config).model)):
@@ -53,8 +54,7 @@ class PipelineExport:
         usage = None if call is None else self._usage(policy, target, base, call)
         if usage is not None:
             (target / "generation.json").write_text(json.dumps(usage.plain(), indent=2, ensure_ascii=False) + "\n")
-        lora = lora_spec(self._config, type(policy))
-        (target / "README.md").write_text(model_card(self._about(base, picture, lora), usage))
+        (target / "README.md").write_text(model_card(self._about(base, picture, held.lora), usage))
 
     @property
     def _steps(self) -> int:
