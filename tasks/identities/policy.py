@@ -22,9 +22,10 @@ class PolicyIdentity(Identity):
         if model.lora is None:
             return {"trained": "full", **start}
         if model.lora.start is not None:
-            start["start"] = self.facts.adapter_identity
+            # Rank, alpha and layers are the file's, whether the config says them too or not.
+            return {"trained": "lora", "start": self.facts.adapter_identity}
         seed = {} if start else {"seed": self.config.run.seed}
-        return {"trained": "lora", "lora": model.lora.model_dump(mode="json", exclude={"start"}), **seed, **start}
+        return {"trained": "lora", "lora": model.lora.model_dump(mode="json"), **seed, **start}
 
     def upstream(self) -> tuple[Node, ...]:
         """The base model."""

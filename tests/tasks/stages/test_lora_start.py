@@ -105,7 +105,7 @@ def test_rank_alpha_and_layers_are_the_adapters_and_its_bytes_are_part_of_the_po
     # Elsewhere, by another name and with what it has written out: the same.
     shutil.copytree(adapter, tmp_path / "elsewhere")
     said = f"model.lora={{start: {tmp_path / 'elsewhere'}, rank: 2, alpha: 3}}"
-    assert prepare(make_config("run.name=again", said, *FEW)).policy_ref(0).kind == first.kind
+    assert prepare(make_config("run.name=again", said, *FEW)).policy_ref(0) == first
     changed = {name: tensor + (0.01 if ".lora_B." in name else 0) for name, tensor in given.items()}
     written(changed, tmp_path / "elsewhere" / "adapter_model.safetensors", format="pt")
     assert prepare(make_config("run.name=other", said, *FEW)).policy_ref(0) != first
