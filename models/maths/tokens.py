@@ -21,17 +21,6 @@ WIDTH = 16
 _STEP = 4
 
 
-def placed(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what models are told of rows that are padded on the right: (B, W) int64 mask, and positions.
-
-    Args:
-        ids: (B, W) int64.
-        lengths: (B,) int64 tokens of each row.
-    """
-    places = torch.arange(ids.shape[1], device=ids.device)
-    return (places < lengths[:, None]).long(), places.expand_as(ids)
-
-
 def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """Return log p(ids[t] | ids[<t]), (B, W) float32: position t from the logits at t - 1, position 0 is 0.
 
@@ -40,20 +29,21 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
         ids: (B, W) int64.
         temperature: divides logits.
     """
-    log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
-    chosen = log_p.gather(-1, ids[:, 1:, None])[..., 0]
-    return torch.nn.functional.pad(chosen, (1, 0))
+    return _chosen(torch.log_softmax(logits[:, :-1].float() / temperature, -1), ids)
 
 
-def token_entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Return the entropy of the distribution each token was drawn from, (B, W) float32; 0 at position 0.
+def log_probs_and_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return ``token_log_probs``, and of the same softmax the entropy each token was drawn with, without gradient.
 
-    Args:
-        logits: (B, W, V).
-        temperature: divides logits.
+    Both are (B, W) float32; position 0 is 0.
     """
     log_p = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
-    return torch.nn.functional.pad(-(log_p.exp() * log_p).sum(-1), (1, 0))
+    known = log_p.detach()
+    return _chosen(log_p, ids), torch.nn.functional.pad(-(known.exp() * known).sum(-1), (1, 0))
+
+
+def _chosen(log_p: Tensor, ids: Tensor) -> Tensor:
+    return torch.nn.functional.pad(log_p.gather(-1, ids[:, 1:, None])[..., 0], (1, 0))
 
 
 def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:

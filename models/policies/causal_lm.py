@@ -15,10 +15,10 @@ import torch
 
 from configs.registry import build
 from configs.schema import RunConfig
-from models.maths.tokens import placed, token_entropy, token_log_probs
+from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
-from models.policies.language_folders import check_critic, check_folder, context_length, load_tokenizer
+from models.policies.language_folders import check_causal, check_critic, check_folder, context_length, load_tokenizer
 from models.policies.trainable import Trainable
 from models.weights.stored_weights import StoredWeights, empty_model
 
@@ -89,6 +89,7 @@ class CausalLM(Policy):
                 folder, dtype=settings.dtype, use_safetensors=True, **loading
             )
             model = loaded.to(settings.device)
+        check_causal(folder, model)
         # Dropout would make the first ratios others than 1.
         model.eval()
         if settings.gradient_checkpointing:
@@ -172,32 +173,25 @@ class CausalLM(Policy):
             )
         return out.logits[:, -1], out.past_key_values
 
-    def logits(self, ids: Tensor, lengths: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
+    def logits(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None) -> Tensor:
         """Return (B, W, V) logits of whole rows; see ``forward``."""
-        found: Tensor = self.forward(ids, lengths, modules).logits
+        found: Tensor = self.forward(ids, modules).logits
         return found
 
-    def forward(
-        self, ids: Tensor, lengths: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False
-    ) -> Any:
+    def forward(self, ids: Tensor, modules: Mapping[str, nn.Module] | None = None, *, hidden: bool = False) -> Any:
         """Return what the model says of whole rows.
+
+        What follows a token is nothing to it, so what a row is filled up with needs no mask: attention without one has
+        the faster kernels, and the same ones whether or not all rows of a batch are as long.
 
         Args:
             ids: (B, W) int64, padded on the right with anything.
-            lengths: (B,) int64 tokens of each row.
             modules: what is called instead of the policy's own (a reference).
             hidden: also ``hidden_states``, the last of which (B, W, H) the logits are made of.
         """
-        mask, positions = placed(ids, lengths)
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            return model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                use_cache=False,
-                output_hidden_states=hidden,
-            )
+            return model(input_ids=ids, use_cache=False, output_hidden_states=hidden)
 
     @contextmanager
     def _keeping_cache(self) -> Iterator[None]:
@@ -221,27 +215,22 @@ class TrainableLM(Trainable):
 
     policy: CausalLM
 
-    def log_probs(self, ids: Tensor, lengths: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def log_probs(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs of tokens, with gradient, and entropies, without.
 
         Args:
-            ids: (B, W) int64.
-            lengths: (B,) int64.
+            ids: (B, W) int64, padded on the right with anything.
             temperature: divides logits.
         """
-        return self._said(self.policy.logits(ids, lengths), ids, temperature)
+        return log_probs_and_entropy(self.policy.logits(ids), ids, temperature)
 
-    def log_probs_and_hidden(self, ids: Tensor, lengths: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    def log_probs_and_hidden(self, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``log_probs`` does, and the (B, W, H) hidden states that logits are made of, without gradient."""
-        out = self.policy.forward(ids, lengths, hidden=True)
-        return *self._said(out.logits, ids, temperature), out.hidden_states[-1].detach()
-
-    @staticmethod
-    def _said(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        return token_log_probs(logits, ids, temperature), token_entropy(logits.detach(), temperature)
+        out = self.policy.forward(ids, hidden=True)
+        return *log_probs_and_entropy(out.logits, ids, temperature), out.hidden_states[-1].detach()
 
     @torch.no_grad()
-    def reference_log_probs(self, ids: Tensor, lengths: Tensor, temperature: float) -> Tensor:
+    def reference_log_probs(self, ids: Tensor, temperature: float) -> Tensor:
         """Return the base model's (B, W) log-probs: adapters switched off, or the frozen copy.
 
         Raises:
@@ -249,8 +238,8 @@ class TrainableLM(Trainable):
         """
         if self.lora is not None:
             with self.without_adapters():
-                return token_log_probs(self.policy.logits(ids, lengths), ids, temperature)
+                return token_log_probs(self.policy.logits(ids), ids, temperature)
         reference = self.frozen["reference"]
         if not reference:
             raise RuntimeError("set_reference() must be called before reference log-probs are asked for")
-        return token_log_probs(self.policy.logits(ids, lengths, reference), ids, temperature)
+        return token_log_probs(self.policy.logits(ids, reference), ids, temperature)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from configs.schema import RunConfig
-from models.maths.tokens import placed
 from models.policies.base import Part, Policy, PolicySettings
+from models.policies.language_folders import check_causal
 from models.policies.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class ValueModel(nn.Module):
         """Add adapters to the backbone."""
         self.backbone.add_adapter(config)
 
-    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, hidden: Tensor | None) -> Tensor:
+    def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
         """Return (B, W) float32 values of the state after each token."""
         if self.backbone is not None:
-            out = self.backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            out = self.backbone(input_ids=ids, use_cache=False)
             hidden = out.last_hidden_state
         assert hidden is not None
         # A head of half precision would round values that differ by little.
@@ -85,6 +85,7 @@ class CriticLM(Policy):
 
         loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
         backbone: Any = AutoModel.from_pretrained(folder, dtype=settings.dtype, use_safetensors=True, **loading)
+        check_causal(folder, backbone, what="critic.path")
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)
@@ -133,21 +134,18 @@ class TrainableCritic(Trainable):
         """Whether it values hidden states of the policy."""
         return self.policy.model.backbone is None
 
-    def values(self, ids: Tensor, lengths: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def values(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
         """Return (B, W) float32 values of the state each token was chosen in: of the tokens before it; 0 at position 0.
 
         They are computed on the critic's device, and come back on that of the tokens.
 
         Args:
-            ids: (B, W) int64.
-            lengths: (B,) int64.
+            ids: (B, W) int64, padded on the right with anything.
             hidden: (B, W, H) the policy's, where it has no backbone; no gradient goes there.
         """
         dtype, device = self.policy.settings.dtype, self.policy.settings.device
-        here = ids.to(device)
-        mask, positions = placed(here, lengths.to(device))
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            found = self.policy.model(here, mask, positions, None if hidden is None else hidden.detach())
+            found = self.policy.model(ids.to(device), None if hidden is None else hidden.detach())
         return nn.functional.pad(found[:, :-1], (1, 0)).to(ids.device)
 
 

@@ -112,3 +112,23 @@ def check_folder(folder: Path, *, what: str = "model.path") -> None:
             f"{what} '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
             "model (...ForCausalLM). Choose another model."
         )
+
+
+def check_causal(folder: Path, model: Any, *, what: str = "model.path") -> None:
+    """Check that a loaded model reads no later token: log-probs and values would be of tokens that it has seen.
+
+    Args:
+        folder: that it was loaded from.
+        model: of transformers.
+        what: the setting that names it.
+
+    Raises:
+        ConfigError: it reads texts both ways, as encoders do whose class has a language head (BERT's without
+            ``is_decoder``).
+    """
+    decoder = getattr(model.config, "is_decoder", True)
+    if not decoder and not any(getattr(module, "is_causal", False) for module in model.modules()):
+        raise ConfigError(
+            f"{what} '{folder}' holds a {type(model).__name__} that reads texts both ways (is_decoder is {decoder}), "
+            "so that what it says of a token would be said with that token seen. Choose a causal language model."
+        )

@@ -148,7 +148,7 @@ class TextFootprints:
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
             with traced(fakes) as memory, torch.no_grad():
-                policy.log_probs(*_rows(rows, width), 1.0)
+                policy.log_probs(_rows(rows, width), 1.0)
             return int(memory.peak)
 
         return self._of_layers(measure)
@@ -160,12 +160,12 @@ class TextFootprints:
             policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
             with traced(fakes) as memory, torch.no_grad():
-                ids, lengths = _rows(rows, width)
+                ids = _rows(rows, width)
                 if critic is not None:
-                    hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)[2] if critic.reads_policy else None
-                    critic.values(ids, lengths, hidden)
+                    hidden = policy.log_probs_and_hidden(ids, 1.0)[2] if critic.reads_policy else None
+                    critic.values(ids, hidden)
                 if reference:
-                    policy.policy.logits(ids, lengths).float().log_softmax(-1)
+                    policy.policy.logits(ids).float().log_softmax(-1)
             return int(memory.peak)
 
         return self._of_layers(measure)
@@ -183,18 +183,18 @@ class TextFootprints:
             policy, fakes = self._policy(layers)
             critic = self._critic(layers, fakes)
             with traced(fakes) as memory:
-                ids, lengths = _rows(rows, width)
+                ids = _rows(rows, width)
                 hidden = None
                 if critic is not None and critic.reads_policy:
-                    log_probs, _, hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)
+                    log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
                 else:
-                    log_probs, _ = policy.log_probs(ids, lengths, 1.0)
+                    log_probs, _ = policy.log_probs(ids, 1.0)
                 loss = log_probs.square().mean()
                 if critic is not None:
-                    loss = loss + critic.values(ids, lengths, hidden).square().mean()
+                    loss = loss + critic.values(ids, hidden).square().mean()
                 if reference:
                     with torch.no_grad():
-                        policy.policy.logits(ids, lengths).float().log_softmax(-1)
+                        policy.policy.logits(ids).float().log_softmax(-1)
                 loss.backward()  # type: ignore[no-untyped-call]
             return int(memory.peak)
 
@@ -208,7 +208,7 @@ class TextFootprints:
             critic = self._critic(layers, fakes)
             assert critic is not None
             with traced(fakes) as memory:
-                critic.values(*_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
+                critic.values(_rows(rows, width)).square().mean().backward()  # type: ignore[no-untyped-call]
             return int(memory.peak)
 
         return self._of_layers(measure)
@@ -292,9 +292,9 @@ def _make_fake(made: Trainable, module: Any, fakes: FakeTensorMode) -> None:
         parameter.register_post_accumulate_grad_hook(forget_gradient)
 
 
-def _rows(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (B, W) ids and (B,) lengths."""
-    return torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+def _rows(rows: int, width: int) -> torch.Tensor:
+    """Return (B, W) ids."""
+    return torch.zeros(rows, width, dtype=torch.int64)
 
 
 def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[torch.Tensor, Any]:

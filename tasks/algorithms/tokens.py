@@ -27,8 +27,6 @@ class TokenBatch(Batch):
 
     ids: Tensor
     """(B, W) int64."""
-    lengths: Tensor
-    """(B,) int64 tokens of each row."""
     mask: Tensor
     """(B, W) bool: tokens the policy chose; there may be gaps."""
     old_log_probs: Tensor
@@ -71,7 +69,7 @@ class TokenModels(Models):
 
     def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the policy's (B, W) log-probs, with gradient, and entropies."""
-        return self.trainable.log_probs(batch.ids, batch.lengths, self.temperature)
+        return self.trainable.log_probs(batch.ids, self.temperature)
 
     def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``log_probs`` does, and the critic's (B, W) values with gradient; no gradient joins the two.
@@ -80,13 +78,13 @@ class TokenModels(Models):
         """
         critic = self.critic
         assert critic is not None
-        ids, lengths, hidden = batch.ids, batch.lengths, None
+        ids, hidden = batch.ids, None
         with torch.set_grad_enabled(not self.held):
             if critic.reads_policy:
-                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, lengths, self.temperature)
+                log_probs, entropy, hidden = self.trainable.log_probs_and_hidden(ids, self.temperature)
             else:
                 log_probs, entropy = self.log_probs(batch)
-        return log_probs, entropy, critic.values(ids, lengths, hidden)
+        return log_probs, entropy, critic.values(ids, hidden)
 
     def reference_log_probs(self, batch: TokenBatch) -> Tensor:
         """Return the base model's (B, W) log-probs: those stored, else computed once per row and epoch."""
@@ -96,7 +94,7 @@ class TokenModels(Models):
         if known is not None and all(key in known for key in batch.keys):
             rows = [known[key][: batch.ids.shape[1]] for key in batch.keys]
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.ids.device)
-        found = self.trainable.reference_log_probs(batch.ids, batch.lengths, self.temperature)
+        found = self.trainable.reference_log_probs(batch.ids, self.temperature)
         if known is not None:
             known.update(zip(batch.keys, found.cpu(), strict=True))
         return found

@@ -253,15 +253,12 @@ def _rescored(
 ) -> Tensor:
     """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``size`` rows."""
     filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
-    ids, lengths = padded_rows(filled, device, most)
-    parts = zip(ids.split(size), lengths.split(size), strict=True)
-    return torch.cat([held.log_probs(*part, temperature)[0] for part in parts])[: len(rows)]
+    parts = padded_rows(filled, device, most).split(size)
+    return torch.cat([held.log_probs(part, temperature)[0] for part in parts])[: len(rows)]
 
 
-def padded_rows(
-    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return rows of token ids padded on the right, (B, W) int64, and their lengths, (B,) int64, on a device.
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, most: int | None = None) -> Tensor:
+    """Return rows of token ids padded on the right, (B, W) int64, on a device.
 
     Args:
         rows: token ids of each.
@@ -271,4 +268,4 @@ def padded_rows(
     lengths = np.array([len(row) for row in rows])
     ids = np.zeros((len(rows), padded_width(int(lengths.max()), most)), np.int64)
     ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    return moved(torch.from_numpy(ids), device), moved(torch.from_numpy(lengths), device)
+    return moved(torch.from_numpy(ids), device)

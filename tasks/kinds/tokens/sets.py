@@ -120,7 +120,7 @@ class TextSet(Correctable):
         """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
-        ids, lengths = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._most)
+        ids = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._most)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         shape = (len(samples), ids.shape[1])
         old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]
@@ -134,7 +134,6 @@ class TextSet(Correctable):
         about: dict[str, Any] = {**by_token, **common}
         return TokenBatch(
             ids=ids,
-            lengths=lengths,
             mask=moved(torch.from_numpy(_spread(shape, masks, masks, bool)), device),
             old_log_probs=self._numbers(shape, masks, old),
             sampled_log_probs=self._numbers(shape, masks, sampled),

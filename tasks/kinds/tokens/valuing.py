@@ -41,13 +41,13 @@ def values_of(valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.
     for start in range(0, count, size):
         rows = list(range(start, min(start + size, count)))
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        ids, lengths = padded_rows([shard.array("tokens", row) for row in filled], host.device, most)
+        ids = padded_rows([shard.array("tokens", row) for row in filled], host.device, most)
         masks = [shard.array("token_mask", row).astype(bool) for row in rows]
         if critic is not None:
-            hidden = policy.log_probs_and_hidden(ids, lengths, temperature)[2] if critic.reads_policy else None
-            values += _chosen(critic.values(ids, lengths, hidden), masks)
+            hidden = policy.log_probs_and_hidden(ids, temperature)[2] if critic.reads_policy else None
+            values += _chosen(critic.values(ids, hidden), masks)
         if valuing.reference:
-            reference += _chosen(policy.reference_log_probs(ids, lengths, temperature), masks)
+            reference += _chosen(policy.reference_log_probs(ids, temperature), masks)
     return {
         "values": values if valuing.values else None,
         "reference_log_probs": reference if valuing.reference else None,

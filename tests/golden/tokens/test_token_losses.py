@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maths.tokens import token_entropy, token_log_probs
+from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from tasks.algorithms.token_grpo import CISPO, DAPO, GSPO, RLOO, DrGRPO, TokenGRPO
 from tasks.algorithms.token_objectives import clipped_tokens, masked_mean, masked_sum, token_kl
 from tasks.algorithms.tokens import TokenBatch
@@ -74,7 +74,6 @@ def batch_of(case: Case, **more: Any) -> TokenBatch:
     about: dict[str, Any] = {"sampled_log_probs": case.tensor("old"), **more}
     return TokenBatch(
         ids=case.tensor("ids"),
-        lengths=torch.full((rows,), mask.shape[1]),
         mask=mask,
         old_log_probs=case.tensor("old"),
         share=torch.full((rows,), rows / float(mask.sum()), dtype=torch.float64),
@@ -211,7 +210,7 @@ def test_log_probs_at_a_temperature_and_entropy(folder: Path) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5, msg=name)
     for name, case in cases(folder, "misc", "entropy_").items():
         padded = torch.nn.functional.pad(case.tensor("logits"), (0, 0, 0, 1))
-        found = token_entropy(padded, 1.0)[:, 1:]
+        found = log_probs_and_entropy(padded, torch.zeros(padded.shape[:2], dtype=torch.int64), 1.0)[1][:, 1:]
         mask = case.tensor("mask").bool()
         torch.testing.assert_close(found.double()[mask], case.tensor("entropy")[mask], rtol=2e-5, atol=2e-5, msg=name)
 

@@ -40,7 +40,6 @@ def batch_of(advantages: Tensor = ADVANTAGES) -> TokenBatch:
     ids, zeros = torch.zeros(MASK.shape, dtype=torch.int64), torch.zeros(MASK.shape, dtype=torch.float64)
     return TokenBatch(
         ids=ids,
-        lengths=torch.full((rows,), 4),
         mask=MASK,
         old_log_probs=zeros,
         sampled_log_probs=zeros,

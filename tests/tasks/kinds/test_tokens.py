@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import BertConfig, BertLMHeadModel
 
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -152,15 +154,15 @@ def test_recomputed_layers_keep_less_and_give_the_same_bits(tmp_path: Path, lora
         critic = CausalLM.load_critic(tmp_path, settings, own=True, lora=lora, seed=0)
         critic.policy.model.head.weight.data.fill_(0.1)
         trainable, kept = loaded.trainable(lora, seed=0), [0]
-        ids, lengths = torch.full((2, 16), 5), torch.tensor([16, 9])
+        ids = torch.full((2, 16), 5)
 
         def count(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
             kept[0] += tensor.numel()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            log_probs, _ = trainable.log_probs(ids, lengths, 1.0)
-            values = critic.values(ids, lengths)
+            log_probs, _ = trainable.log_probs(ids, 1.0)
+            values = critic.values(ids)
         (log_probs.sum() + values.sum()).backward()
         gradients = [p.grad for each in (trainable, critic) for p in each.parameters() if p.grad is not None]
         sampling = Sampling(max_new=5, temperature=1.0, eos=loaded.eos)
@@ -195,15 +197,39 @@ def test_draws_are_the_inverse_of_the_distribution() -> None:
     assert draw(logits, None, 1.0)[0].tolist() == [2] * 4
 
 
+@pytest.mark.parametrize("decoder", [False, True])
+def test_models_that_read_later_tokens_are_refused(tmp_path: Path, decoder: bool) -> None:
+    write_language_model(tmp_path)
+    config = BertConfig(
+        vocab_size=16,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        is_decoder=decoder,
+    )
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    loading = (
+        ("model", lambda: CausalLM.load(tmp_path, PolicySettings(), frozenset({Part.DENOISER}), {})),
+        ("critic", lambda: CausalLM.load_critic(tmp_path, PolicySettings(), own=True, lora=None, seed=0)),
+    )
+    for what, load in loading:
+        with nullcontext() if decoder else pytest.raises(ConfigError, match=f"{what}.path.* reads texts both ways"):
+            load()
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
-def test_log_probs_of_a_row_are_the_same_bits_at_any_width(policy: CausalLM, length: int) -> None:
+def test_log_probs_of_a_row_are_the_same_bits_at_any_width_and_whatever_fills_it_up(
+    policy: CausalLM, length: int
+) -> None:
     ids = torch.randint(3, 15, (1, length), generator=torch.Generator().manual_seed(length))
     found = []
     # Multiples of four, as the longest row of a run may make them, and of sixteen.
     for more in (0, 4, 8, 16):
         width = padded_width(length) + more
-        rows = torch.nn.functional.pad(ids, (0, width - length)).repeat(3, 1)
-        logits = policy.logits(rows, torch.tensor([length, 3, width]))
+        rows = torch.nn.functional.pad(ids, (0, width - length), value=more // 2).repeat(3, 1)
+        rows[1:] = more // 2
+        logits = policy.logits(rows)
         found.append(token_log_probs(logits, rows, 1.0)[0, :length].detach())
     assert all(torch.equal(found[0], other) for other in found)
 
@@ -335,7 +361,7 @@ def test_texts_of_older_policies_are_trained_as_what_the_policy_gives_them_now(
     models = stage.policy_kind.models(config, held, {})
     samples.correct(samples.recompute(stale, models, size=4, file=None, idle=()), section)
     batch: Any = samples.batch(stale.slice(0, 2), 4)
-    now, _ = held.log_probs(batch.ids, batch.lengths, 1.0)
+    now, _ = held.log_probs(batch.ids, 1.0)
     for row, (sample, _) in enumerate(batch.keys[:2]):
         own = now[row][batch.mask[row]].detach().numpy()
         gap = own - samples.reader.log_probs[sample]

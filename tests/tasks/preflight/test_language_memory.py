@@ -61,16 +61,16 @@ def test_tensors_without_content_take_what_real_ones_do(
         if trained.merged is not None:
             trained.merged.refresh()
     with PeakMemory() as memory, torch.no_grad():
-        ids, lengths = torch.full((rows, width), 5), torch.full((rows,), width)
-        policy.log_probs(ids, lengths, 1.0)
+        ids = torch.full((rows, width), 5)
+        policy.log_probs(ids, 1.0)
     assert traced.scoring(rows, width) == pytest.approx(memory.peak, rel=0.05)
     with PeakMemory() as memory:
-        ids, lengths = torch.full((rows, width), 5), torch.full((rows,), width)
+        ids = torch.full((rows, width), 5)
         if critic.reads_policy:
-            log_probs, _, hidden = policy.log_probs_and_hidden(ids, lengths, 1.0)
+            log_probs, _, hidden = policy.log_probs_and_hidden(ids, 1.0)
         else:
-            (log_probs, _), hidden = policy.log_probs(ids, lengths, 1.0), None
-        (log_probs.square().mean() + critic.values(ids, lengths, hidden).square().mean()).backward()
+            (log_probs, _), hidden = policy.log_probs(ids, 1.0), None
+        (log_probs.square().mean() + critic.values(ids, hidden).square().mean()).backward()
     assert traced.training(rows, width, reference=False) == pytest.approx(memory.peak, rel=0.1)
     with PeakMemory() as memory:
         sampling = Sampling(max_new=33, temperature=1.0, eos=frozenset())
