@@ -57,8 +57,8 @@ def defines(module: str, name: str) -> bool | None:
     return None if unclear else False
 
 
-def options(import_string: str, *, given: int = 0) -> list[str] | None:
-    """Return the names a dataclass, class or function takes; None when its text does not tell.
+def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
+    """Return what a dataclass, class or function takes, as names with their types; None when its text does not tell.
 
     Args:
         import_string: what to look at.
@@ -97,28 +97,26 @@ def class_attribute(import_string: str, attribute: str) -> str | None:
     return None
 
 
-def _class_options(node: ast.ClassDef, module: str) -> list[str] | None:
+def _class_options(node: ast.ClassDef, module: str) -> dict[str, str] | None:
     inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
     if inits:
         return _parameters(inits[0], skip=1)
     if any(item.arg is not None for item in node.keywords) or not all(map(_is_dataclass, node.decorator_list)):
         return None
-    found: list[str] = []
+    found: dict[str, str] = {}
     for base in node.bases:
         inherited = _base_options(base, module)
         if inherited is None:
             return None
-        found += inherited
-    if node.decorator_list:
-        found += [field for field in _fields(node) if field not in found]
-    return found
+        found |= inherited
+    return found | _fields(node) if node.decorator_list else found
 
 
-def _base_options(base: ast.expr, module: str) -> list[str] | None:
+def _base_options(base: ast.expr, module: str) -> dict[str, str] | None:
     plain = base.value if isinstance(base, ast.Subscript) else base
     if not isinstance(plain, ast.Name):
         return None
-    return [] if plain.id in _PLAIN_BASES else options(f"{module}:{plain.id}")
+    return {} if plain.id in _PLAIN_BASES else options(f"{module}:{plain.id}")
 
 
 def _assigned(node: ast.stmt, name: str) -> ast.expr | None:
@@ -137,22 +135,24 @@ def _is_dataclass(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "dataclass"
 
 
-def _fields(node: ast.ClassDef) -> list[str]:
-    fields = []
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    fields = {}
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             keywords = item.value.keywords if isinstance(item.value, ast.Call) else []
             hidden = any(k.arg == "init" and isinstance(k.value, ast.Constant) and not k.value.value for k in keywords)
-            if not hidden and "ClassVar" not in ast.unparse(item.annotation):
-                fields.append(item.target.id)
+            kind = ast.unparse(item.annotation)
+            if not hidden and "ClassVar" not in kind:
+                fields[item.target.id] = kind
     return fields
 
 
-def _parameters(node: ast.FunctionDef, *, skip: int) -> list[str] | None:
+def _parameters(node: ast.FunctionDef, *, skip: int) -> dict[str, str] | None:
     arguments = node.args
     if arguments.vararg is not None or arguments.kwarg is not None:
         return None
-    return [item.arg for item in [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs]
+    taken = [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs
+    return {item.arg: "" if item.annotation is None else ast.unparse(item.annotation) for item in taken}
 
 
 def _statements(tree: ast.AST | None) -> Iterator[ast.stmt]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -36,7 +37,7 @@ class Clap:
 
     needs: ClassVar[Needs] = Needs(media="sounds", rate=_RATE, accelerated=True, batch_size=16)
 
-    model: str = "laion/clap-htsat-unfused"
+    model: ModelPlace = "laion/clap-htsat-unfused"
     """Folder, or id on the hub, of a CLAP model."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""

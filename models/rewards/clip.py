@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from configs.outside import FilePlace, FolderPlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
@@ -40,7 +41,7 @@ class ClipEmbeddings:
     needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
     name: ClassVar[str]
 
-    model: str
+    model: ModelPlace
     """Folder, or id on the hub, of a CLIP model."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
@@ -129,8 +130,8 @@ class PickScore(PromptLikeness):
 
     name: ClassVar[str] = "pickscore"
 
-    model: str = "yuvalkirstain/PickScore_v1"
-    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    model: ModelPlace = "yuvalkirstain/PickScore_v1"
+    processor: ModelPlace = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Folder or id of the processor, which the model's repository lacks."""
     processor_revision: str | None = None
     """Commit, tag or branch of the processor."""
@@ -155,7 +156,7 @@ class ClipScore(PromptLikeness):
 
     name: ClassVar[str] = "clip_score"
 
-    model: str = CLIP_L
+    model: ModelPlace = CLIP_L
     convention: Literal["cosine", "flow_grpo"] = "cosine"
     """The scale, as above."""
 
@@ -175,10 +176,10 @@ class ImageSimilarity(ClipEmbeddings):
 
     name: ClassVar[str] = "image_similarity"
 
-    model: str = CLIP_L
+    model: ModelPlace = CLIP_L
     column: str = "image"
     """Column of the prompt source with paths of images."""
-    folder: str = "."
+    folder: FolderPlace = "."
     """Where relative paths begin."""
     to: Literal["column", "source"] = "column"
     """The image that a column names, or those that the prompt starts from."""
@@ -273,8 +274,8 @@ class Aesthetic(ClipEmbeddings):
 
     name: ClassVar[str] = "aesthetic"
 
-    model: str = CLIP_L
-    head: str
+    model: ModelPlace = CLIP_L
+    head: FilePlace
     """Safetensors file of the perceptron."""
     _layers: nn.Sequential = field(init=False, repr=False)
 

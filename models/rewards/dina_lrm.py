@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from configs.errors import ConfigError
+from configs.outside import FilePlace, FolderPlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
@@ -44,11 +45,11 @@ class DinaLrm:
 
     needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=8)
 
-    adapter: str
+    adapter: FolderPlace
     """Folder of the backbone's adapters (``checkpoint/backbone_lora`` of liuhuohuo/DiNa-LRM-SD35M-12layers)."""
-    head: str
+    head: FilePlace
     """Safetensors copy of the head (``checkpoint/rm_head.pt`` there)."""
-    model: str = "stabilityai/stable-diffusion-3.5-medium"
+    model: ModelPlace = "stabilityai/stable-diffusion-3.5-medium"
     """Folder or hub id of the pipeline it was trained from."""
     revision: str | None = None
     """Commit, tag or branch of that pipeline."""

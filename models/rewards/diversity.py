@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from configs.outside import ModelPlace
 from models.rewards.base import Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 
@@ -47,7 +48,7 @@ class EmbeddingDiversity(ClipEmbeddings):
     name: ClassVar[str] = "clip_diversity"
     needs: ClassVar[Needs] = Needs(groupwise=True, accelerated=True)
 
-    model: str = CLIP_L
+    model: ModelPlace = CLIP_L
     to: Others = "mean"
     """The mean over the others, or the distance to the nearest of them (GARDO's, of DINOv3's embeddings)."""
 

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 from configs.errors import ConfigError
+from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -76,11 +77,11 @@ class GenEval:
     perfect: ClassVar[float] = 1.0
     """All demands are met."""
 
-    detector: str = "facebook/mask2former-swin-small-coco-instance"
+    detector: ModelPlace = "facebook/mask2former-swin-small-coco-instance"
     """Folder or hub id of an instance segmentation model of transformers, trained on COCO."""
     detector_revision: str | None = None
     """Commit, tag or branch of the detector."""
-    clip: str = "openai/clip-vit-large-patch14"
+    clip: ModelPlace = "openai/clip-vit-large-patch14"
     """Folder or hub id of the CLIP model that tells colors."""
     clip_revision: str | None = None
     """Commit, tag or branch of the CLIP model."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from configs.outside import FilePlace, ModelPlace
 from models.rewards.clip import PromptLikeness
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
@@ -45,9 +46,9 @@ class Hps(PromptLikeness):
 
     name: ClassVar[str] = "hpsv2"
 
-    model: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    model: ModelPlace = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Folder or hub id of the CLIP model it was trained from, for its sizes and its processor."""
-    weights: str
+    weights: FilePlace
     """Safetensors copy of ``HPS_v2.1_compressed.pt`` or ``HPS_v2_compressed.pt`` (xswu/HPSv2)."""
     convention: Literal["cosine", "percent"] = "cosine"
     """The scale, as above."""

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from configs.outside import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -31,11 +32,11 @@ class HpsV3:
     name: ClassVar[str] = "hpsv3"
     needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8)
 
-    weights: str
+    weights: FilePlace
     """``HPSv3.safetensors`` (MizzenAI/HPSv3)."""
-    instruction: str
+    instruction: FilePlace
     """Text file with what it was trained to be asked, with {text_prompt} for the prompt and its reward token."""
-    model: str = "Qwen/Qwen2-VL-7B-Instruct"
+    model: ModelPlace = "Qwen/Qwen2-VL-7B-Instruct"
     """Folder or hub id of the model it was trained from, for its sizes, tokenizer and image processor."""
     revision: str | None = None
     """Commit, tag or branch of that model."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from configs.outside import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
@@ -47,9 +48,9 @@ class ImageReward:
     name: ClassVar[str] = "imagereward"
     needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
 
-    weights: str
+    weights: FilePlace
     """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""
-    tokenizer: str = "google-bert/bert-base-uncased"
+    tokenizer: ModelPlace = "google-bert/bert-base-uncased"
     """Folder or hub id of the tokenizer."""
     tokenizer_revision: str | None = None
     """Commit, tag or branch of the tokenizer."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from configs.outside import FilePlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.weights import WeightsFile
@@ -32,7 +33,7 @@ class LatentHead:
 
     needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=16)
 
-    head: str
+    head: FilePlace
     """Safetensors file of the layers."""
     device: str = "auto"
     """Torch device, or auto."""

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from configs.errors import ConfigError
+from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -31,7 +32,7 @@ class QualityLevels:
     name: ClassVar[str] = "quality_levels"
     needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8)
 
-    model: str
+    model: ModelPlace
     """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""
     revision: str | None = None
     """Commit, tag or branch of it."""

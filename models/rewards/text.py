@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
+from configs.outside import ModelPlace
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
@@ -24,7 +25,7 @@ class SequenceClassification:
 
     needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16)
 
-    model: str
+    model: ModelPlace
     """Folder, or id on the hub, of a model with ``AutoModelForSequenceClassification`` and its tokenizer."""
     label: str | int | None = None
     """The class that is scored, by name or number; a model of one label needs none."""

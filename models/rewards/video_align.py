@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from configs.errors import ConfigError
+from configs.outside import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.sizes import Takes, encoder_of
@@ -95,17 +96,17 @@ class VideoAlign:
         watched_by=(("exposure", "policies learn to over-expose, which it likes"),),
     )
 
-    weights: str
+    weights: FilePlace
     """Safetensors copy of its ``model.pth`` (KwaiVGI/VideoReward), names kept."""
-    settings: str
+    settings: FilePlace
     """Its ``model_config.json``."""
-    instruction: str
+    instruction: FilePlace
     """Text file with what it was trained to be asked, with {text_prompt} for the prompt and its three tokens."""
     aspect: Literal["overall", "VQ", "MQ", "TA"] = "overall"
     """Visual quality, motion quality, text alignment, or the sum of the three."""
     clip_fps: float = 16.0
     """Frames of the clips per second, ``rollout.media.fps``."""
-    model: str = "Qwen/Qwen2-VL-2B-Instruct"
+    model: ModelPlace = "Qwen/Qwen2-VL-2B-Instruct"
     """Folder or hub id of the model it was trained from, for its sizes and tokenizer."""
     revision: str | None = None
     """Commit, tag or branch of that model."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from configs.outside import FolderPlace
 from models.maths.transitions import gaussian_kl
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
@@ -21,9 +22,9 @@ from tasks.algorithms.grpo import KL
 class OnPolicyDistillation(KL):
     """The distillation loss of verl-omni's ``opd``, and of Flow-OPD's ``gkd`` but for |dt|, which that leaves out."""
 
-    teacher: str | None = None
+    teacher: FolderPlace | None = None
     """Local diffusers folder of the teacher; same family, latents and schedule as the student."""
-    teachers: Mapping[str, str] = field(default_factory=dict)
+    teachers: Mapping[str, FolderPlace] = field(default_factory=dict)
     """Instead: the folder of a teacher for every one of ``prompts.sources``, by name."""
 
     def __post_init__(self) -> None:

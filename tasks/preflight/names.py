@@ -30,24 +30,33 @@ from tasks.execution.runners import RUNNERS
 from tasks.inputs.policy_kind import kind_name
 
 _PROMPT_FILES = (".txt", ".jsonl", ".parquet")
+_SEEN_FROM = "Paths in options are relative to the working directory."
 
 
-def check_names(config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = ()) -> None:
+def check_names(
+    config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = (), stored: bool = False
+) -> None:
     """Check that every component, option and local file a config names exists.
 
     Args:
         config: the config.
         source: the config file; what it names may be meant relative to its folder.
         overrides: ``section.key=value`` strings laid over it, to blame.
+        stored: the config is a run's, of which one stage is done: of what its options name it may need nothing, but of
+            what an override does.
 
     Raises:
-        ConfigError: a component or option does not exist, or the model's folder.
+        ConfigError: a component or option does not exist, or the model's folder, or what an option names.
         PromptError: a prompt file does not exist.
     """
     folders = (Path.cwd(), *(() if source is None else (source.parent,)))
     for setting, problem in _problems(config, folders):
         by = blamed(setting.split("."), overrides)
         raise type(problem)(f"{by}: {problem}") if by else problem
+    for setting, problem in _lacking_places(config):
+        by = blamed(setting.split("."), overrides)
+        if by or not stored:
+            raise ConfigError(f"{by}: {problem}") if by else problem
 
 
 def check_stage(name: str) -> None:
@@ -123,12 +132,53 @@ def _missing_part(module: str) -> str:
 def _options(
     setting: str, name: str, import_string: str, options: Mapping[str, object], *, what: str
 ) -> Iterator[tuple[str, FlowmillError]]:
-    valid = peek.options(import_string, given=len(GIVEN) if what == "reward" else 0) if options else None
+    valid = _taken(import_string, what) if options else None
     if valid is None:
         return
     for option in options:
         if option not in valid:
             yield f"{setting}.{option}", unknown_option(name, option, valid, what=what)
+
+
+def _taken(import_string: str, what: str) -> dict[str, str] | None:
+    return peek.options(import_string, given=len(GIVEN) if what == "reward" else 0)
+
+
+def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
+    """Yield what options of components name (``configs.outside``) that is not there, by setting."""
+    tables = _tables(config)
+    for setting, component in components(config):
+        table = tables[setting.rstrip(".0123456789")]
+        taken = _taken(table.get(component.name, component.name), "reward" if table is REWARDS else setting) or {}
+        for option, value in component.options.items():
+            for named in _leaves(value):
+                lacking = _lacking(named, taken.get(option, ""))
+                if lacking:
+                    place = f"{setting}.options.{option}"
+                    yield place, ConfigError(f"{place} '{named}' {lacking}{_SEEN_FROM}")
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """Yield the strings of an option, those in lists and mappings too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (found for each in value.values() for found in _leaves(each))
+    elif isinstance(value, list | tuple):
+        yield from (found for each in value for found in _leaves(each))
+
+
+def _lacking(path: str, kind: str) -> str:
+    """Return what is wrong with what an option of a type (``configs.outside``) names; empty: nothing."""
+    folders = (Path.cwd(),)
+    if "FilePlace" in kind and not Path(path).is_file():
+        return f"is no file. {_hint(path, folders)}"
+    if "FolderPlace" in kind and not Path(path).is_dir():
+        return f"is no folder. {_hint(path, folders, only_folders=True)}"
+    # Old repositories of the hub have no owner in their names.
+    if "ModelPlace" in kind and looks_local(path) and "/" in path and not Path(path).is_dir():
+        return f"is no folder. {_hint(path, folders, only_folders=True)}"
+    return ""
 
 
 def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:

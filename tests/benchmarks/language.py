@@ -131,6 +131,8 @@ def table(root: str, seeds: int, epochs: int) -> str:
     config = load_config(ROOT / PRESET, [f"run.epochs={epochs}"])
     has_peer = importlib.util.find_spec("trl") is not None
     lines = ["| seed | before | ours, CPU s | after | TRL, CPU s | after | ratio |", "|---|--:|--:|--:|--:|--:|--:|"]
+    # Makes the base model, which the first run measured would make beside.
+    flowmill("run", PRESET, "--root", root, "--name", "base", "--set", "run.epochs=1")
     for seed in range(seeds):
         seconds, after = trained(root, seed, epochs)
         (folder,) = Path(root).glob("bases/*/*/pipeline")
