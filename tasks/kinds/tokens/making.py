@@ -84,10 +84,11 @@ class TextMaker:
     def make(self, jobs: Sequence[Job]) -> list[Sample]:
         """Complete the prompts of some jobs; forwards are of one size, filled up with copies."""
         prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
-        found = self._engine.complete(self._asked(jobs, prompts))
+        seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
+        found = self._engine.complete(self._asked(jobs, prompts, seeds))
         own = self._log_probs(prompts, found)
         self._check_gap(found, own)
-        return [self._sample(job, prompts[row], found[row], own[row]) for row, job in enumerate(jobs)]
+        return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
 
     @property
     def _size(self) -> int:
@@ -97,25 +98,26 @@ class TextMaker:
         """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each."""
         if not self._section.rescore:
             return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
-        rows = [[*prompt, *completion.ids] for prompt, completion in zip(prompts, found, strict=True)]
-        filled = [*rows, *[rows[-1]] * (self._size - len(rows))]
+        rows = [(*prompt, *completion.ids) for prompt, completion in zip(prompts, found, strict=True)]
+        # What is computed of a row follows from no other, so that what was written twice is computed once.
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         # Logits of all positions are many times what drawing them takes.
         size = min(self._size, self._making.config.execution.micro_batch_size)
         scored = _rescored(
-            self._held(), filled, self._section.temperature, self._host.device, size=size, most=self._read.most
+            self._held(), list(places), self._section.temperature, self._host.device, size=size, most=self._read.most
         ).cpu()
-        return [scored[row, len(prompt) : len(rows[row])] for row, prompt in enumerate(prompts)]
+        return [scored[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
 
-    def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]]) -> Asked:
-        policy, seed = self._held().policy, self._seed
+    def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
+        policy = self._held().policy
         return Asked(
             prompts=prompts,
             sampling=self._sampling,
             stop=self._section.stop,
             vocabulary=policy.vocabulary,
-            seeds=[0 if seed is None else seed(job, 0) for job in jobs],
+            seeds=seeds,
             forward=policy.next_logits,
-            uniforms=None if seed is None else self._uniforms(jobs),
+            uniforms=None if self._seed is None else self._uniforms(jobs),
             width=self._read.longest,
             size=self._size,
             # A batch may begin and end within a group.
@@ -197,7 +199,7 @@ class TextMaker:
         assert seed is not None
         return lambda position: torch.tensor([seed(job, position) / _RANGE for job in jobs], dtype=torch.float64)
 
-    def _sample(self, job: Job, prompt: Sequence[int], found: Completion, log_probs: Tensor) -> Sample:
+    def _sample(self, job: Job, prompt: Sequence[int], found: Completion, log_probs: Tensor, seed: int) -> Sample:
         mask = np.zeros(len(prompt) + len(found.ids), np.uint8)
         mask[len(prompt) :] = 1
         text = completed_text(self._held().policy.tokenizer, found.ids)
@@ -209,7 +211,7 @@ class TextMaker:
             metadata=job.prompt.metadata,
             epoch=self._making.epoch,
             replica=job.replica,
-            seed=0 if self._seed is None else self._seed(job, 0),
+            seed=seed,
             policy=str(self._making.policy),
             sigmas=(),
             log_probs=log_probs.numpy(),

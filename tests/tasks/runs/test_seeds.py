@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import hashlib
+import json
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,3 +41,10 @@ def test_a_pass_takes_every_prompt_when_it_can() -> None:
     taken = [prompt for epoch in range(1, 5) for prompt in epoch_prompts(12, 3, seed=0, epoch=epoch)]
     assert sorted(taken) == list(range(12))
     assert epoch_prompts(12, 3, seed=0, epoch=5) != epoch_prompts(12, 3, seed=0, epoch=1)
+
+
+@pytest.mark.parametrize("part", ["", 'a "quoted\\ text"', "\u00e9\u2028\x7f\x00\n", -(1 << 70), True, 0])
+def test_a_seed_is_the_hash_of_its_parts_as_canonical_json(part: int | str) -> None:
+    text = json.dumps([3, "token", part], separators=(",", ":"), ensure_ascii=False)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    assert derive(3, "token", part) == int.from_bytes(digest, "big") >> 1
