@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
+from tests.gpu import pipelines
 from tests.gpu.lines import Line, Lines, between, equal
 from tests.support.accelerator import missing
 
@@ -79,31 +83,53 @@ def test_a_line_says_whether_what_was_measured_is_what_was_predicted() -> None:
     assert json.loads(json.dumps(lines.as_data()))[3]["ok"] is False
 
 
-@pytest.fixture
-def buildable() -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the device is built, once."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
+    return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.campaign
-@pytest.mark.usefixtures("buildable")
-def test_the_simulated_device_is_as_strict_as_a_gpu(tmp_path: Path) -> None:
+def run_python(cache: Path, *arguments: str) -> None:
     said = subprocess.run(
-        [sys.executable, "-c", STRICT, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
     )
-    assert said.returncode == 0, said.stderr[-2000:]
+    assert said.returncode == 0, said.stdout + said.stderr[-2000:]
+
+
+def lines_of(cache: Path, *parts: str) -> list[dict[str, Any]]:
+    """Return what the one command found, all of it as it must be."""
+    found = cache / "gpu.json"
+    run_python(cache, "-m", "tests.gpu", *parts, "--short", "--simulated", "--json", str(found))
+    lines: list[dict[str, Any]] = json.loads(found.read_text())["lines"]
+    assert {line["ok"] for line in lines} == {True, None}
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("simulated")
+def test_the_simulated_device_is_as_strict_as_a_gpu(cache: Path) -> None:
+    run_python(cache, "-c", STRICT, str(cache / "flowmill" / f"simulated-{torch.__version__}"))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("simulated")
+def test_the_one_command_finds_pipelines_equal(cache: Path) -> None:
+    lines = lines_of(cache, "pipelines")
+    assert [line["what"].partition(":")[0] for line in lines if line["ok"]] == list(pipelines.SHORT)
 
 
 @pytest.mark.campaign
-@pytest.mark.usefixtures("buildable")
-def test_the_one_command_finds_all_as_it_must_be(tmp_path: Path) -> None:
-    found = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "tests.gpu", "--short", "--simulated", "--json", str(found)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stdout + said.stderr[-2000:]
-    lines = json.loads(found.read_text())["lines"]
-    assert {line["ok"] for line in lines} == {True, None}
+@pytest.mark.xdist_group("simulated")
+def test_the_one_command_finds_all_as_it_must_be(cache: Path) -> None:
+    lines = lines_of(cache)
     memory = [line["ratio"] for line in lines if line["what"].endswith("forward and backward")]
     assert len(memory) == 2
     assert all(0.9 < ratio < 1.1 for ratio in memory)
