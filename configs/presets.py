@@ -24,6 +24,7 @@ _GPUS = {
     "flux3_klein": "48 GB",
     "hunyuan_video15_480p": "48 GB",
     "ltx2": "80 GB",
+    "minimax_h3": "141 GB",
     "qwen_05b_grpo": "48 GB",
     "qwen_05b_ppo": "48 GB",
     "qwen_7b_grpo": "80 GB",

@@ -43,7 +43,8 @@ class RewardSection(Component):
     over_frames: Literal["mean", "min"] = "mean"
     """Of clips whose frames are scored: the mean over frames, or that of the worst."""
     modality: str | None = None
-    """The modality it judges, whose log-prob alone its advantage trains: of ltx2 video or audio; all when absent."""
+    """The modality it judges, whose log-prob alone its advantage trains: of clips with sound video or audio; all when
+    absent."""
     threshold: float | None = None
     """Optimize whether the score reaches this, 1 or 0, instead of the score."""
     standardize: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def quiet_libraries() -> None:
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
+    # Of an autoencoder that diffusers makes with it.
+    warnings.filterwarnings("ignore", message=".*weight_norm. is deprecated", category=FutureWarning)
 
 
 def quiet_imports() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.registry import Table, resolve
+from models.policies.lengths import ClipLengths
 
 POLICIES = Table(
     {
@@ -37,6 +38,7 @@ POLICIES = Table(
         "sana_video": "models.policies.sana_video:SanaVideo",
         "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
         "ltx2": "models.policies.ltx2:LTX2",
+        "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
         "causal_lm": "models.policies.causal_lm:CausalLM",
     },
     like="models.policies.base:Policy",
@@ -47,6 +49,9 @@ FAMILY_KINDS: Mapping[str, str] = {"causal_lm": "tokens"}
 
 #: Families whose guidance scale is an input of the model: one forward, no negative prompt.
 EMBEDDED_GUIDANCE = frozenset({"flux1", "flux1_kontext", "flux2"})
+
+#: Families whose guidance is in their weights: there is no scale, and no negative prompt.
+DISTILLED_GUIDANCE = frozenset({"minimax_h3"})
 
 #: Families whose prompts come with an image (``prompts.image``).
 IMAGE_CONDITIONED = frozenset(
@@ -63,7 +68,7 @@ CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
 #: Families whose pipelines are modular: diffusers places no parts of them over devices.
-MODULAR = frozenset({"flux3"})
+MODULAR = frozenset({"flux3", "minimax_h3"})
 
 #: Families that write an instruction before prompts but not before negative ones, where their option says so.
 INSTRUCTED = frozenset({"sana", "sana_video"})
@@ -71,21 +76,27 @@ INSTRUCTED = frozenset({"sana", "sana_video"})
 #: Families whose samples are decoded with more than what is denoised, so that no gradient of a reward reaches them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 
-#: Families that make clips, and how many frames a latent is long: of 4 there are clips of 4 n + 1 frames.
-VIDEO: Mapping[str, int] = {
-    **dict.fromkeys(("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"), 4),
-    **dict.fromkeys(("sana_video", "hunyuan_video15"), 4),
-    "ltx2": 8,
+#: Families that make clips, and how many frames these can have.
+VIDEO: Mapping[str, ClipLengths] = {
+    **dict.fromkeys(
+        (
+            *("wan21", "wan22", "wan22_ti2v", "wan22_ti2v_i2v", "wan21_i2v", "wan22_i2v", "wan21_v2v"),
+            *("sana_video", "hunyuan_video15"),
+        ),
+        ClipLengths(every=4),
+    ),
+    "ltx2": ClipLengths(every=8),
+    "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
 }
 
-#: Families whose option ``frame_rate`` says how many frames a second of their clips has, and what it is by default.
-FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0}
+#: Families that make as many frames for a second of sound: by default, where they have the option ``frame_rate``.
+FRAME_RATE: Mapping[str, float] = {"ltx2": 24.0, "minimax_h3": 24.0}
 
 #: Families whose clips have sound.
-HEARD = frozenset({"ltx2"})
+HEARD = frozenset({"ltx2", "minimax_h3"})
 
 #: Families whose samples have several modalities, each with log-probs of its own, in the order of their latents.
-MODALITIES: Mapping[str, tuple[str, ...]] = {"ltx2": ("video", "audio")}
+MODALITIES: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ltx2", "minimax_h3"), ("video", "audio"))
 
 #: ``model.options`` that embeddings do not depend on; all others of a family, and all of a family of your own, count.
 NOT_ENCODED: Mapping[str, frozenset[str]] = {

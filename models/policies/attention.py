@@ -66,7 +66,10 @@ FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
 UNSPLIT = frozenset(
-    {"sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"}
+    {
+        *("sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"),
+        "minimax_h3",
+    }
 )
 
 #: Families whose text is padded and masked in every attention.

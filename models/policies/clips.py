@@ -11,6 +11,7 @@ import torch
 from configs.errors import ConfigError
 from models.policies.diffusion import DiffusionSettings
 from models.policies.finite import pixels
+from models.policies.lengths import ClipLengths
 from models.policies.pipeline import PipelinePolicy
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def first_frames(pipeline: Any, settings: DiffusionSettings, images: Sequence[Im
 
 
 class ClipPolicy(PipelinePolicy):
-    """Adapter for a pipeline of clips of u n + 1 frames, where u is ``frame_unit``."""
+    """Adapter for a pipeline of clips."""
 
-    frame_unit: ClassVar[int] = 4
-    """Frames a latent is long, but the first."""
+    lengths: ClassVar[ClipLengths] = ClipLengths(every=4)
+    """How many frames clips can have."""
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, C, f, h, w) float32 noise."""
@@ -69,11 +70,9 @@ class ClipPolicy(PipelinePolicy):
         Raises:
             ConfigError: the model cannot make such clips.
         """
-        every = cls.frame_unit
-        if settings.frames < 1 or (settings.frames - 1) % every:
-            below = max(0, (settings.frames - 1) // every) * every + 1
+        if settings.frames not in cls.lengths:
             raise ConfigError(
-                f"model.frames is {settings.frames}, but this model takes {every} n + 1 frames. "
-                f"The nearest are {below} and {below + every}."
+                f"model.frames is {settings.frames}, but this model takes {cls.lengths}. "
+                f"{cls.lengths.nearest(settings.frames)}."
             )
         super().check_size(folder, DiffusionSettings(height=settings.height, width=settings.width), unit=unit)

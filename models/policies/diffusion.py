@@ -70,6 +70,8 @@ class PipelineCall:
     """Class of the blocks that a modular pipeline is made of; None of a classic one."""
     left_out: tuple[str, ...] = ()
     """Of these the ones that are left out."""
+    workflow: str | None = None
+    """The task whose blocks are taken, of blocks for several."""
     loads_adapters: bool = True
     """The pipeline has ``load_lora_weights``; else the components that LoRA files are for load them."""
     image_size: tuple[int, int] | None = None

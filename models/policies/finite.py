@@ -41,6 +41,16 @@ def pixels(unit: Tensor) -> Tensor:
     return (unit.float() * 255).round().to(torch.uint8)
 
 
+def waves(unit: Tensor) -> Tensor:
+    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded; what is louder is cut.
+
+    Raises:
+        SamplingError: some are not finite, which would become silence.
+    """
+    finite(unit, "decoded sounds")
+    return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()
+
+
 def finite(values: Tensor, what: str) -> None:
     """Check that what a model gave are numbers: NaN becomes black images, which are scored, trained on and exported.
 

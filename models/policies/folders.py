@@ -186,7 +186,9 @@ def _component(index: Mapping[str, Any], name: str) -> str | None:
     return None if entry[1] is None else str(entry[1])
 
 
-def check_scheduler(folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields]) -> None:
+def check_scheduler(
+    folder: Path, family: str, index: Mapping[str, Any], known: Mapping[str, Fields], *, part: str = "scheduler"
+) -> None:
     """Check that a folder's scheduler means what the family reads of it.
 
     Args:
@@ -194,41 +196,42 @@ def check_scheduler(folder: Path, family: str, index: Mapping[str, Any], known: 
         family: for messages.
         index: of the folder.
         known: what is read of each scheduler class that the family follows.
+        part: the component, of pipelines that have several.
 
     Raises:
         ConfigError: it is another class, a field that is not read differs from its default, or there is no config.
     """
-    name = _component(index, "scheduler")
+    name = _component(index, part)
     if name is None or name not in known:
         raise ConfigError(
-            f"model.path '{folder}' has the scheduler {name}, whose schedule '{family}' cannot follow: "
+            f"model.path '{folder}' has the {part} {name}, whose schedule '{family}' cannot follow: "
             f"log-probs need steps of known noise. Save the pipeline with {' or '.join(known)}."
         )
-    path = folder / "scheduler" / "scheduler_config.json"
+    path = folder / part / "scheduler_config.json"
     if not path.is_file():
-        raise ConfigError(f"model.path '{folder}' has no scheduler/scheduler_config.json. Copy or download it again.")
+        raise ConfigError(f"model.path '{folder}' has no {part}/scheduler_config.json. Copy or download it again.")
     config = read_json(path)
     for key, value, wanted in _unread(config, settings_of(name), known[name]):
         raise ConfigError(
-            f"model.path '{folder}': {key} of its scheduler {name} is {value!r}, which '{family}' does not follow: it "
+            f"model.path '{folder}': {key} of its {part} {name} is {value!r}, which '{family}' does not follow: it "
             f"would draw and train as if it were {' or '.join(repr(each) for each in wanted)}, not what the model was "
             f"made for. Take a model, or save this pipeline with a scheduler, whose {key} is that."
         )
-    scheduler_of(folder, index)
+    scheduler_of(folder, index, part=part)
 
 
-def scheduler_of(folder: Path, index: Mapping[str, Any]) -> Any:
+def scheduler_of(folder: Path, index: Mapping[str, Any], *, part: str = "scheduler") -> Any:
     """Return the scheduler of a pipeline folder.
 
     Raises:
         ConfigError: diffusers makes none of what its config says.
     """
-    name = str(_component(index, "scheduler"))
+    name = str(_component(index, part))
     try:
-        return diffusers_class(name).from_config(read_json(folder / "scheduler" / "scheduler_config.json"))
+        return diffusers_class(name).from_config(read_json(folder / part / "scheduler_config.json"))
     except (ArithmeticError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"model.path '{folder}': diffusers can make no {name} of scheduler/scheduler_config.json: {error}. "
+            f"model.path '{folder}': diffusers can make no {name} of {part}/scheduler_config.json: {error}. "
             "Correct the file, or copy or download it again."
         ) from None
 

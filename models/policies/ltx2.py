@@ -22,8 +22,9 @@ from models.maths.guidance import guided, rescaled_guided
 from models.maths.transitions import expand
 from models.policies.clips import ClipPolicy
 from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
-from models.policies.finite import finite
+from models.policies.finite import waves
 from models.policies.folders import FLOW, Fields
+from models.policies.lengths import ClipLengths
 from models.policies.pipeline import Modules, Rows
 from models.policies.reading import Reader
 
@@ -72,7 +73,7 @@ class LTX2(ClipPolicy):
     family = "ltx2"
     options_type = LTX2Options
     options: LTX2Options
-    frame_unit = 8
+    lengths = ClipLengths(every=8)
     modality_names = ("video", "audio")
     text_parts = ("text_encoder", "tokenizer", "connectors")
     unused_parts = ("processor", "prompt_enhancer", "duration_head")
@@ -202,7 +203,7 @@ class LTX2(ClipPolicy):
         """Return (B, N, C) int16 sound of (B, S + L, C) final latents."""
         vae = self.pipeline.audio_vae
         spectrograms = vae.decode(self.sound_latents(latents).to(vae.dtype), return_dict=False)[0]
-        return _waves(self.pipeline.vocoder(spectrograms))
+        return waves(self.pipeline.vocoder(spectrograms))
 
     def _shape(self) -> tuple[int, int, int]:
         """Return the latent frames, height and width of a clip, each of them a token."""
@@ -269,13 +270,3 @@ class LTX2(ClipPolicy):
                     f"model.options.max_sequence_length is {options.max_sequence_length}, but the connectors of "
                     f"'{folder}' take multiples of {unit}. Set it to {nearest}."
                 )
-
-
-def _waves(unit: Tensor) -> Tensor:
-    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded; what is louder is cut.
-
-    Raises:
-        SamplingError: some are not finite, which would become silence.
-    """
-    finite(unit, "decoded sounds")
-    return (unit.float().clamp(-1, 1) * 32767).round().to(torch.int16).transpose(1, 2).contiguous()

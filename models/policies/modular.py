@@ -31,11 +31,17 @@ class ModularPolicy(PipelinePolicy, ABC):
     """The diffusers class of the blocks, whose pipeline is ``pipeline_name``."""
     left_out: ClassVar[tuple[str, ...]] = ()
     """Blocks that are left out, such as one that writes prompts anew."""
+    workflow: ClassVar[str | None] = None
+    """Of blocks for several tasks the one whose blocks these are; None: all."""
+    required_parts: ClassVar[tuple[str, ...]] = ()
+    """Components that a folder must have, beside text encoders, denoisers and the autoencoder."""
 
     @classmethod
     def pipeline_blocks(cls) -> Any:
         """Return the blocks."""
         blocks = diffusers_class(cls.blocks_name)()
+        if cls.workflow is not None:
+            blocks = blocks.get_workflow(cls.workflow)
         for name in cls.left_out:
             blocks.sub_blocks.pop(name)
         return blocks
@@ -83,7 +89,7 @@ class ModularPolicy(PipelinePolicy, ABC):
         expected = {spec.name: spec for spec in cls.pipeline_blocks().expected_components}
         # A scheduler or a guider that the index takes from elsewhere is not the blocks' own.
         named = (name for name in ("scheduler", "guider") if name in index)
-        for name in (*cls.text_parts, *cls.denoiser_names, "vae", *named):
+        for name in (*cls.text_parts, *cls.denoiser_names, "vae", *cls.required_parts, *named):
             _, made = index.get(name) or (None, None)
             if made is None:
                 raise ConfigError(
@@ -118,7 +124,8 @@ class ModularPolicy(PipelinePolicy, ABC):
         call = super().pipeline_call(steps, negative_prompt)
         arguments = {name: value for name, value in call.arguments.items() if name != self.guidance_argument}
         guider = {"guidance_scale": max(1.0, self.settings.guidance_scale)}
-        return replace(call, arguments=arguments, guider=guider, blocks=self.blocks_name, left_out=self.left_out)
+        made = replace(call, blocks=self.blocks_name, left_out=self.left_out, workflow=self.workflow)
+        return replace(made, arguments=arguments, guider=guider)
 
     def step(self, *names: str) -> Any:
         """Return a block by the names that lead to it, for what it was made with."""

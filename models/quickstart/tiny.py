@@ -20,6 +20,7 @@ from configs.suggest import did_you_mean
 from models.quickstart.flux3 import Flux3
 from models.quickstart.hunyuan import hunyuan_video15
 from models.quickstart.ltx2 import ltx2
+from models.quickstart.minimax_h3 import MiniMaxH3
 from models.quickstart.parts import (
     flow_scheduler,
     flux2_transformer,
@@ -323,4 +324,5 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "sana_video": sana_video,
     "hunyuan_video15": hunyuan_video15,
     "ltx2": ltx2,
+    "minimax_h3": MiniMaxH3,
 }

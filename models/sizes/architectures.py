@@ -98,6 +98,7 @@ def _local(folder: Path) -> Architecture | None:
         config={key: value for key, value in config.items() if not key.startswith("_")},
         denoisers=len(names),
         latents=latent_shape(about),
+        chunk=chunk_of(about),
         text_tokens=_TEXT_TOKENS.get(made, 512),
         further_text=_FURTHER_TEXT.get(made, 0),
         patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if made in _PATCHED else 2),
@@ -138,7 +139,18 @@ def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
         halvings = about.get("temperal_downsample", (False, True, True))
         patch = about.get("patch_size") or 1
         return about["z_dim"], patch * 2 ** len(halvings), 2 ** sum(halvings)
+    if "clip_length" in about:
+        sides = (math.prod(about[f"{name}_downsample_factors"]) for name in ("spatial", "temporal"))
+        return (about["latent_channels"], *sides)
     if "temporal_compression_ratio" in about:
         return about["latent_channels"], about["spatial_compression_ratio"], about["temporal_compression_ratio"]
     levels = about.get("block_out_channels") or about["encoder_block_out_channels"]
     return about["latent_channels"], 2 ** (len(levels) - 1), 1
+
+
+def chunk_of(about: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Return ``Architecture.chunk``, from an autoencoder's config."""
+    if "clip_length" not in about:
+        return None
+    kept = -(-about["clip_length"] // math.prod(about["temporal_downsample_factors"]))
+    return about["clip_length"], kept, -about["token_drop"] % kept

@@ -185,9 +185,9 @@ class Footprints:
 
     def _latents(self, vae: Any) -> tuple[int, ...]:
         """Return the shape of the final latents of one row."""
-        settings, (channels, pixels, times) = self._policy.settings, self._architecture.latents
-        clips = "z_dim" in vae.config or "temporal_compression_ratio" in vae.config
-        frames = ((settings.frames - 1) // times + 1,) if clips else ()
+        settings, (channels, pixels, _) = self._policy.settings, self._architecture.latents
+        clips = any(name in vae.config for name in ("z_dim", "temporal_compression_ratio", "clip_length"))
+        frames = (self._architecture.latent_frames(settings.frames),) if clips else ()
         return (1, channels, *frames, settings.height // pixels, settings.width // pixels)
 
     def stored(self) -> int:

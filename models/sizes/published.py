@@ -38,6 +38,7 @@ VAES: Mapping[str, Mapping[str, Any]] = {
         "spatial_compression_ratio": 32,
         "temporal_compression_ratio": 8,
     },
+    "MiniMaxH3Transformer3DModel": {"class": "AutoencoderKLMiniMaxH3"},
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
@@ -120,7 +121,7 @@ _SANA_VIDEO = {"mlp_ratio": 3.0}
 #: Parameters of text encoders, as their authors state them.
 _CLIP_L, _CLIP_G, _T5_XXL, _UMT5_XXL = 123_000_000, 695_000_000, 4_762_000_000, 5_681_000_000
 _QWEN3_4B, _QWEN3_8B, _QWEN25_VL_7B, _MISTRAL_24B = 4_022_000_000, 8_191_000_000, 8_292_000_000, 24_011_000_000
-_QWEN3_VL_4B, _QWEN3_VL_8B = 4_438_000_000, 8_767_000_000
+_QWEN3_VL_4B, _QWEN3_VL_8B, _QWEN3_VL_32B = 4_438_000_000, 8_767_000_000, 33_357_000_000
 _GEMMA2_2B, _GEMMA3_12B = 2_614_000_000, 12_187_000_000
 _BYT5_SMALL, _QWEN25_VL_7B_TEXT = 219_000_000, 7_070_000_000
 CLIP_TOKENS = 77
@@ -312,6 +313,13 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_parameters=_GEMMA3_12B,
         # Of all layers the hidden states are read.
         text=TextEncoder(width=3840, inner=15360, kept=49),
+    ),
+    "MiniMaxAI/MiniMax-H3": Architecture(
+        denoiser="MiniMaxH3Transformer3DModel",
+        latents=(24, 16, 4),
+        chunk=(17, 5, 2),
+        text_parameters=_QWEN3_VL_32B,
+        text=TextEncoder(width=5120, inner=25600, kept=64),
     ),
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": Architecture(
         denoiser="HunyuanVideo15Transformer3DModel",

@@ -44,6 +44,9 @@ class Architecture:
     """How many there are."""
     latents: tuple[int, int, int] = (16, 8, 1)
     """Latent channels, pixels a latent is wide, frames it is long."""
+    chunk: tuple[int, int, int] | None = None
+    """Of autoencoders that encode clips in parts: frames of one, latents it keeps, latents of what is beyond the last;
+    None: the first latent is one frame, and all others as many."""
     text_tokens: int = 512
     """Text tokens beside the latents' own, of models that attend to both."""
     further_text: int = 0
@@ -59,9 +62,15 @@ class Architecture:
     vae: Mapping[str, Any] | None = None
     """Class and arguments of a folder's own autoencoder; None: the published one of the denoiser's class."""
 
+    def latent_frames(self, frames: int) -> int:
+        """Return how many frames the latents of a clip have."""
+        if self.chunk is None:
+            return (frames - 1) // self.latents[2] + 1
+        length, kept, beyond = self.chunk
+        return frames // length * kept + beyond
+
     def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
         """Return the tokens of one row, text aside; ``references``: pixels of the images that stand beside it."""
-        _, pixels, times = self.latents
-        unit = pixels * self.patch
-        made = ((frames - 1) // times + 1) * (height // unit) * (width // unit)
+        unit = self.latents[1] * self.patch
+        made = self.latent_frames(frames) * (height // unit) * (width // unit)
         return made * (2 if self.image_tokens else 1) + references // unit**2

@@ -50,6 +50,7 @@ class Usage:
         return {
             "pipeline": self.pipeline,
             **({} if call.blocks is None else {"blocks": call.blocks, "left_out_blocks": list(call.left_out)}),
+            **({} if call.workflow is None else {"workflow": call.workflow}),
             "base_model": self.base,
             "base_revision": self.revision,
             "missing_components": list(self.missing),
@@ -112,9 +113,10 @@ def snippet(usage: Usage) -> str:
         return "\n".join([*lines, 'result.save("result.png")'])
     if usage.call.heard:
         lines += [f'made = pipe(prompt=prompt, {image}generator=generator, output_type="pil", **call)']
-        lines += ["frames, sound = made.frames[0], made.audio[0].float().cpu()"]
+        modular = usage.call.blocks is not None
+        lines += [f"frames, sound = made.{'videos' if modular else 'frames'}[0], made.audio[0].float().cpu()"]
         lines += [f'about = dict(fps={usage.fps}, output_path="result.mp4")']
-        lines += ["rate = pipe.vocoder.config.output_sampling_rate"]
+        lines += [f"rate = {'made.sampling_rate' if modular else 'pipe.vocoder.config.output_sampling_rate'}"]
         return "\n".join([*lines, "encode_video(frames, audio=sound, audio_sample_rate=rate, **about)"])
     lines += [f'frames = pipe(prompt=prompt, {image}generator=generator, output_type="pil", **call).frames[0]']
     clip = f"save_all=True, append_images=frames[1:], duration={round(1000 / usage.fps)}, lossless=True"
@@ -130,7 +132,8 @@ def _loading(usage: Usage) -> list[str]:
     if usage.call.blocks is None:
         lines += [f"pipe = {usage.loader}.from_pretrained({place}, {told}{_absent(usage.missing)})"]
     else:
-        lines += [f"blocks = {usage.loader}()"]
+        chosen = "" if usage.call.workflow is None else f".get_workflow({in_python(usage.call.workflow)})"
+        lines += [f"blocks = {usage.loader}(){chosen}"]
         lines += [f"blocks.sub_blocks.pop({in_python(name)})" for name in usage.call.left_out]
         lines += [f"pipe = blocks.init_pipeline({place})", f"pipe.load_components({told})"]
     for name in usage.loras:

@@ -30,6 +30,8 @@ _OTHER_WEIGHTS = (
 )
 #: At the top: what the pipeline is, and what its card says of its license.
 _TOP = (*INDICES, "README.md", "LICENSE*", "LICENCE*", "NOTICE*")
+#: Denoisers of tasks that no family has: MiniMax-H3's for references, as large as the one that is trained.
+_OTHER_TASKS = frozenset({"transformer_ref"})
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -75,7 +77,8 @@ def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str
         ConfigError: a component has no weights but pickled ones.
     """
     plain = plain_index(index, lambda component: any(name.startswith(f"{component}/") for name in names))
-    folders = [name for name, value in plain.items() if isinstance(value, list) and value[0] is not None]
+    named = (name for name, value in plain.items() if isinstance(value, list) and value[0] is not None)
+    folders = [name for name in named if name not in _OTHER_TASKS]
     wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
     for folder in folders:
         inside = [name for name in names if name.startswith(f"{folder}/")]

@@ -18,15 +18,14 @@ from models.libraries import read_json
 from models.pictures import is_film
 from models.policies import (
     CLIP_CONDITIONED,
+    DISTILLED_GUIDANCE,
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
-    FRAME_RATE,
     IMAGE_CONDITIONED,
     INSTRUCTED,
     MODULAR,
     POLICIES,
     REFERENCES,
-    VIDEO,
     most_images,
 )
 from models.policies.attention import BACKENDS, FIXED, MASKED
@@ -34,6 +33,7 @@ from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
 from models.weights.shared_checkpoints import SharedCheckpoint
+from tasks.inputs.clip_settings import check_clips
 from tasks.inputs.components import as_evaluated, lora_spec
 from tasks.inputs.prompts import Prompt
 
@@ -53,7 +53,7 @@ def check_model(config: RunConfig) -> None:
     _check_images(config)
     if config.model.policy not in POLICIES:
         return
-    _check_clips(config)
+    check_clips(config)
     _check_base(config)
     _check_size(config)
     _check_evaluated(config)
@@ -207,52 +207,13 @@ def _check_evaluated(config: RunConfig) -> None:
             "and the other clips, which rewards and stores tell apart. Set both to 1, or both to more."
         )
     try:
-        _check_clips(evaluated)
+        check_clips(evaluated)
         _check_base(evaluated)
         _check_size(evaluated)
     except ConfigError as error:
         # They speak of the model's settings.
         said = re.sub(r"\bmodel\.(height|width|frames)\b", r"evaluate.\1", str(error))
         raise ConfigError(said) from None
-
-
-def _check_clips(config: RunConfig) -> None:
-    family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
-    clips = family in VIDEO
-    if not clips and frames != 1:
-        raise ConfigError(f"model.frames is {frames}, but model.policy '{family}' makes images. Set it to 1.")
-    every = VIDEO.get(family, 1)
-    if clips and (frames - 1) % every:
-        below = (frames - 1) // every * every + 1
-        raise ConfigError(
-            f"model.frames is {frames}, but model.policy '{family}' takes {every} n + 1 frames. "
-            f"The nearest are {below} and {below + every}; set it to one of them."
-        )
-    rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
-    if family in FRAME_RATE and rate != config.rollout.media.fps:
-        raise ConfigError(
-            f"rollout.media.fps is {config.rollout.media.fps}, but model.policy '{family}' makes {rate} frames for a "
-            "second of sound (model.options.frame_rate). Stored otherwise the two would drift apart: set both to one "
-            "number."
-        )
-    if media not in ("auto", "none") and clips != (media == "mp4"):
-        kind = "clips" if clips else "images"
-        raise ConfigError(
-            f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "
-            "Set it to 'auto'."
-        )
-    for section in (*config.scored, *config.evaluate.judges):
-        if not clips and section.frames != 1:
-            raise ConfigError(
-                f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "
-                "images, of which there is nothing to choose. Remove it."
-            )
-        if section.over_frames != "mean" and (not clips or isinstance(section.frames, str)):
-            one = f"with 'frames' {section.frames!r}" if clips else f"of the images of model.policy '{family}'"
-            raise ConfigError(
-                f"rewards: 'over_frames' of '{section.slot}' is {section.over_frames!r}, but {one} there is one score, "
-                "and nothing to take it from. Remove it."
-            )
 
 
 def _check_steps(config: RunConfig) -> None:
@@ -271,6 +232,13 @@ def _check_steps(config: RunConfig) -> None:
 
 def _check_guidance(config: RunConfig) -> None:
     model = config.model
+    if model.policy in DISTILLED_GUIDANCE and (model.guidance_scale != 1 or model.negative_prompt):
+        said = "negative_prompt" if model.negative_prompt else "guidance_scale"
+        raise ConfigError(
+            f"model.{said} is {getattr(model, said)!r}, but the guidance of model.policy '{model.policy}' is in its "
+            "weights: its pipeline takes no scale and no negative prompt. Set model.guidance_scale to 1, and remove "
+            "model.negative_prompt."
+        )
     if model.policy in EMBEDDED_GUIDANCE and model.negative_prompt:
         raise ConfigError(
             f"model.negative_prompt is {model.negative_prompt!r}, but guidance is an input of model.policy "

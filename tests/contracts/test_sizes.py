@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.policies import most_images
+from models.policies import VIDEO, most_images
 from models.policies.diffusion import DiffusionPolicy
 from tests.contracts.test_policies import (  # noqa: F401 - fixtures
     TINY,
@@ -25,7 +25,11 @@ def test_a_policy_that_is_sized_is_one_of_that_size(family: str, load: Load) -> 
     tiny = TINY[family]
     if most_images(family, tiny.options):
         pytest.skip("its prompts come with images, whose size is that of rollouts")
-    size = {"height": tiny.size, "width": 2 * tiny.size, "frames": tiny.frames + 4 * (tiny.frames > 1)}
+    size = {
+        "height": tiny.size,
+        "width": 2 * tiny.size,
+        "frames": tiny.frames + (VIDEO[family].every if family in VIDEO else 0),
+    }
     sized, other = load(), load(**size)
 
     def drawn(policy: DiffusionPolicy) -> list[torch.Tensor]:

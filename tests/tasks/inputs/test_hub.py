@@ -91,6 +91,12 @@ def test_a_variant_without_plain_weights_is_loaded() -> None:
     assert "text_encoder/model.fp16.safetensors" in pipeline_files(names, SD3, where="here")
 
 
+def test_a_denoiser_that_no_family_has_stays_there() -> None:
+    names = [f"{part}/diffusion_pytorch_model.safetensors" for part in ("transformer", "transformer_ref")]
+    index = {part: ["diffusers", "MiniMaxH3Transformer3DModel", {}] for part in ("transformer", "transformer_ref")}
+    assert pipeline_files(names, index, where="here") == names[:1]
+
+
 def test_a_branch_is_resolved_to_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / INDEX).write_text(json.dumps(SD3))
     info = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename=name) for name in SD3_FILES])

@@ -75,6 +75,8 @@ STATED = {
     "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72,
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": 2.06,
     "Lightricks/LTX-2": 19.0,
+    # 61.7 GiB of bfloat16, as its pipeline says.
+    "MiniMaxAI/MiniMax-H3": 33.1,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": 8.3,
     "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v": 8.3,
 }
@@ -247,7 +249,7 @@ def footprints(config: RunConfig) -> Footprints:
     "family",
     [
         *("sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"),
-        *("hunyuan_video15", "flux3", "qwen_image21", "ltx2"),
+        *("hunyuan_video15", "flux3", "qwen_image21", "ltx2", "minimax_h3"),
     ],
 )
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:
@@ -273,9 +275,9 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     assert trainable.merged is not None
     trainable.merged.refresh()
     with torch.no_grad():
-        # Of the pipeline that cuts no text off this is as long as it may be.
-        text = " red" * 54 if family == "qwen_image21" else "as many words as there is room for " * 100
-        rows = policy.encode([text])
+        # Of pipelines that cut no text off these are as long as they may be.
+        texts = {"qwen_image21": " red" * 54, "minimax_h3": " red" * 64}
+        rows = policy.encode([texts.get(family, "as many words as there is room for " * 100)])
     assert int(rows.get("text_length", torch.tensor(0))) in (0, rows["prompt_embeds"].shape[1])
     with PeakMemory() as memory:
         given = Conditioning({k: v.clone() for k, v in rows.items()}, {k: v.clone() for k, v in rows.items()})
@@ -288,13 +290,14 @@ def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: 
     assert traced.keeping() == pytest.approx(before, rel=0.12)
     with PeakMemory() as memory:
         policy.decode(latents)
-    # LTX-2's tiny decoder holds less than the frames do while they are rounded, of which there is a copy more.
-    further = 4 * 3 * model.frames * model.height * model.width if family == "ltx2" else 0
+    # These tiny decoders hold less than the frames do while they are rounded, of which there is a copy more.
+    further = 4 * 3 * model.frames * model.height * model.width if family in ("ltx2", "minimax_h3") else 0
     assert traced.decoding() == pytest.approx(memory.peak - further, rel=0.1)
     with PeakMemory() as memory:
         start = torch.zeros_like(latents).requires_grad_()
         torch.autograd.grad(policy.decode_smoothly(start).square().mean(), start)
-    assert traced.following() == pytest.approx(memory.peak, rel=0.15)
+    # What is done to frames behind the decoder differs by family, and of MiniMax-H3's tiny one they are most of it.
+    assert traced.following() == pytest.approx(memory.peak, rel=0.2 if family == "minimax_h3" else 0.15)
 
 
 def test_adapters_may_be_on_some_kinds_of_blocks_alone() -> None:

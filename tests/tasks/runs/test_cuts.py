@@ -23,7 +23,7 @@ ON_8 = (
 )
 ON_32 = (
     *(*ON_8, "qwen_05b_grpo", "sd15_refl", "sd15_sdpo", "sd35_dgpo", "sd35_dpo", "sd35_fdfo", "sd35_gardo"),
-    "sd35_reward_gradient",
+    *("sd35_reward_gradient", "minimax_h3"),
 )
 
 

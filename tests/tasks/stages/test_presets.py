@@ -37,6 +37,9 @@ from tests.support.inside import evaluate, make_stage, prepare, run_epoch
 
 pytestmark = pytest.mark.slow
 
+#: Families whose processor transformers loads where torchvision is, which the tests do without.
+PROCESSED = ("qwen_image_edit", "qwen_image_edit_plus", "qwen_image21", "flux3", "minimax_h3")
+
 
 @pytest.fixture(
     scope="module",
@@ -140,10 +143,9 @@ def test_the_snippet_of_the_card_draws_the_evaluated_images(
     # As the card says of a base that is no repository: it is linked beside it, under its name.
     (place / usage["base_model"]).symlink_to(finished.base_folder)
     monkeypatch.chdir(place)
-    if model.policy in ("qwen_image_edit", "qwen_image_edit_plus", "qwen_image21", "flux3"):
+    if model.policy in PROCESSED:
         given = resolve(POLICIES, model.policy, what="policy").components(finished.base_folder, frozenset(Part))
         load, fill = DiffusionPipeline.from_pretrained, ModularPipeline.load_components
-        # transformers loads the processor where torchvision is, which the tests do without.
         monkeypatch.setattr(DiffusionPipeline, "from_pretrained", lambda *a, **k: load(*a, **{**given, **k}))
         monkeypatch.setattr(
             ModularPipeline, "load_components", lambda p, **k: (p.update_components(**given), fill(p, **k))
@@ -193,5 +195,6 @@ def draw(pipe: Any, call: dict[str, Any], usage: dict[str, Any], samples: list[d
     if isinstance(pipe, ModularPipeline):
         (prompts,), start = prompts, {name: value[0] for name, value in start.items()}
     made = pipe(prompt=prompts, generator=[generator(seed) for seed in seeds], output_type="np", **{**call, **start})
+    shown = "videos" if "MiniMaxH3" in type(pipe).__name__ else "frames" if hasattr(made, "frames") else "images"
     # A fourth channel, transparency, is left away by the run.
-    return np.asarray(made.frames if hasattr(made, "frames") else made.images)[..., :3]
+    return np.asarray(getattr(made, shown))[..., :3]

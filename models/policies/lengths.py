@@ -1,0 +1,42 @@
+"""How many frames clips of a family can have. Cheap to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLengths:
+    """Clips of u n + r frames."""
+
+    every: int
+    """u, frames by which one is longer than the next shorter one."""
+    beyond: int = 1
+    """r."""
+    least: int = 1
+    """Frames of the shortest."""
+    most: int | None = None
+    """Frames of the longest."""
+    seconds: str = ""
+    """Why there are a shortest and a longest."""
+
+    def __contains__(self, frames: int) -> bool:
+        """Return whether there are clips of so many frames."""
+        return self._within(frames) and frames % self.every == self.beyond % self.every
+
+    def __str__(self) -> str:
+        """Return the numbers in words."""
+        bounds = "" if self.most is None else f", {self.least} to {self.most} of them ({self.seconds})"
+        return f"{self.every} n + {self.beyond} frames{bounds}"
+
+    def nearest(self, frames: int) -> str:
+        """Return which numbers come nearest to one that there are no clips of, as a sentence without its end."""
+        below = frames - (frames - self.beyond) % self.every
+        ends = [self.least, *([] if self.most is None else [self.most])]
+        found = [each for each in (below, below + self.every) if self._within(each)] or [
+            min(ends, key=lambda n: abs(n - frames))
+        ]
+        return f"The nearest {'are' if len(found) > 1 else 'is'} {' and '.join(map(str, found))}"
+
+    def _within(self, frames: int) -> bool:
+        return frames >= self.least and (self.most is None or frames <= self.most)

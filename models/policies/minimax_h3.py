@@ -1,0 +1,303 @@
+"""MiniMax-H3 (MiniMaxH3ModularPipeline, text to clips with sound): one transformer over text, sound and clip.
+
+A chain is one row of numbers: the latents of the clip, then those of both channels of the sound. The pipeline walks the
+sound on a schedule of its own, with a smaller shift; here it is brought onto the clip's (``models.maths.joined``), so
+that steps, solvers and losses need not know. Guidance is distilled into the weights. How many tokens a text has shifts
+the positions of all that follows, so rows are computed one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.masks import with_content
+from models.maths.joined import Joined
+from models.policies import VIDEO
+from models.policies.base import Part
+from models.policies.clips import ClipPolicy
+from models.policies.decoding import recompute_decoder
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.finite import pixels, waves
+from models.policies.folders import Fields, check_scheduler, whole
+from models.policies.modular import ModularPolicy
+from models.policies.pipeline import Modules, Rows, TextOptions
+from models.policies.references import row_by_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The pipeline reads the hidden state after so many layers of its text encoder, which must not be the last.
+_TEXT_LAYER = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Sizes of the latents of a row."""
+
+    clip: tuple[int, int, int, int]
+    """Channels, frames, height and width of the clip's."""
+    sound: tuple[int, int]
+    """Rows of the sound's, those of one channel before those of the other, and how wide they are."""
+    sounds: int
+    """Rows of one channel."""
+
+
+class MiniMaxH3(ModularPolicy, ClipPolicy):
+    """Adapter for MiniMaxH3ModularPipeline; latents are (B, D): those of the clip, then those of the sound, r-fold."""
+
+    pipeline_name = "MiniMaxH3ModularPipeline"
+    blocks_name = "MiniMaxH3Blocks"
+    workflow = "t2va"
+    family = "minimax_h3"
+    options_type = TextOptions
+    options: TextOptions
+    lengths = VIDEO["minimax_h3"]
+    modality_names = ("video", "audio")
+    text_parts = ("text_encoder", "tokenizer")
+    decoder_names = ("vae", "audio_vae")
+    required_parts = ("audio_vae", "scheduler", "audio_scheduler")
+    schedulers: ClassVar[Mapping[str, Fields]] = {"MiniMaxH3Scheduler": Fields(followed=frozenset({"shift"}))}
+    size_unit = 32
+    blocks = ("token_refiner.refiner_blocks", "transformer_blocks")
+    # Attention and feed-forward of every block.
+    lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2")
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check the folder, and that its text encoder has more layers than are read, as the pipeline demands."""
+        if settings.guidance_scale != 1:
+            raise ConfigError(
+                f"model.guidance_scale is {settings.guidance_scale:g}, but guidance is in the weights of "
+                f"'{cls.family}', whose pipeline takes no scale. Set it to 1."
+            )
+        index = super().check_folder(folder, settings)
+        with whole(folder):
+            about = read_json(folder / "text_encoder" / "config.json").get("text_config", {})
+        if about.get("num_hidden_layers", 0) <= _TEXT_LAYER:
+            raise ConfigError(
+                f"model.path '{folder}': its text encoder has {about.get('num_hidden_layers', 0)} layers, but the "
+                f"pipeline reads what is behind layer {_TEXT_LAYER} and before the last. Take the whole text encoder."
+            )
+        return index
+
+    @classmethod
+    def _check_scheduler(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check_scheduler(folder, index)
+        if (index.get("audio_scheduler") or [None])[0] is not None:
+            check_scheduler(folder, cls.family, index, cls.schedulers, part="audio_scheduler")
+
+    @classmethod
+    def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
+        """Return a processor that reads no pictures: of texts it is asked what is none."""
+        from models.policies.stand_ins import TextProcessor
+
+        return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
+
+    @classmethod
+    def unit_of(cls, folder: Path) -> int:
+        """Return the pixels that a token is wide."""
+        vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
+        pixels_wide = math.prod(vae.get("spatial_downsample_factors", (2, 2, 2, 2)))
+        return int(pixels_wide * denoiser.get("patch_size", (1, 2, 2))[-1])
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D) and ``text_length`` (B,) int64, the tokens each has.
+
+        Raises:
+            ConfigError: a prompt has no tokens, or more than ``max_sequence_length``; the pipeline cuts none.
+        """
+        rows = [self._encode_one(prompt) for prompt in prompts]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def _encode_one(self, prompt: str) -> dict[str, Tensor]:
+        from diffusers.modular_pipelines.minimax_h3.encoders import get_qwen3vl_prompt_embeds
+
+        pipeline, most = self.pipeline, self.options.max_sequence_length
+        tokens = pipeline.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if not 1 <= len(tokens) <= most:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {most}, but prompt {prompt!r} has {len(tokens)} tokens, and the "
+                f"pipeline reads all. {'Raise it, or shorten the prompt' if tokens else 'Write something'}."
+            )
+        encoder, device = pipeline.text_encoder, self.settings.device
+        about = {"text_encoder_layer": _TEXT_LAYER, "device": device, "dtype": encoder.dtype}
+        embeds = get_qwen3vl_prompt_embeds(encoder, pipeline.processor, tokens, {}, **about)
+        return {
+            "prompt_embeds": F.pad(embeds, (0, 0, 0, most - len(tokens))),
+            "text_length": torch.tensor([len(tokens)], device=device),
+        }
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return the clip's levels: 1, (T-1)/T, ..., 1/T, 0 after its shift, of T steps; the pipeline counts the 0."""
+        scheduler = self.pipeline.scheduler
+        scheduler.set_timesteps(steps + 1, device=self.settings.device)
+        return scheduler.sigmas.clone()  # type: ignore[no-any-return]
+
+    def modalities(self) -> Mapping[str, int]:
+        """Return how many numbers each medium has, the clip's first."""
+        shape = self._shape()
+        clip, sound = math.prod(shape.clip), math.prod(shape.sound)
+        return dict(zip(self.modality_names, (clip, sound), strict=True))
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, D) float32 noise, that of a clip drawn before that of its sound."""
+        from diffusers.utils.torch_utils import randn_tensor
+
+        shape, about = self._shape(), {"device": self.settings.device, "dtype": torch.float32}
+        rows = []
+        for generator in generators:
+            drawn = [randn_tensor(size, generator=generator, **about) for size in (shape.clip, shape.sound)]
+            rows.append(torch.cat([each.flatten() for each in drawn]))
+        return torch.stack(rows)
+
+    def _predict(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Return velocities of the chain, (B, D) float32: the model sees the sound on its own schedule."""
+        joined, (clip, sound) = self._joined, self.apart(latents)
+        seen = torch.cat([clip, joined.own(sound, sigma)], dim=1)
+        moved, heard = self.apart(super()._predict(modules, seen, sigma, rows).float())
+        return torch.cat([moved, joined.velocity(sound, heard, sigma)], dim=1)
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer for each row."""
+        return row_by_row(partial(self._call, modules), latents, sigma, rows)
+
+    def _call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+
+        shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size
+        clip, sound = self.apart(latents)
+        positions, tags, *indices = self._layout(length, latents.device)
+        # Text has no level; the pipeline gives it the clip's.
+        levels = (float(1 - sigma), float(1 - self._joined.level(sigma)))
+        known = sorted(set(levels))
+        heard = tags == self.pipeline.audio_tag
+        predicted = modules["transformer"](
+            hidden_states=patchify_video_latents(clip.view(1, *shape.clip), patch)[None],
+            audio_hidden_states=sound.view(1, *shape.sound),
+            encoder_hidden_states=rows["prompt_embeds"][:, :length],
+            timestep=torch.tensor(known, dtype=torch.float32, device=latents.device),
+            timestep_indices=torch.where(heard, *(known.index(level) for level in reversed(levels))),
+            token_tags=tags,
+            position_ids=positions,
+            **dict(zip(("video_indices", "audio_indices", "text_indices"), indices, strict=True)),
+            return_dict=False,
+        )
+        moved, heard = predicted
+        # It predicts towards the data.
+        return -torch.cat([_unpatchified(moved, shape, patch).flatten(1), heard.flatten(1)], dim=1)
+
+    def _layout(self, length: int, device: torch.device) -> list[Tensor]:
+        """Return positions, tags, and the places of clip, sound and text, of so many tokens of text before both."""
+        from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
+
+        pipeline, shape = self.pipeline, self._shape()
+        # It asks for numbers in what it makes, which are there while memory is traced too.
+        with with_content():
+            made = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+                torch.full((length,), pipeline.text_tag),
+                *shape.clip[1:],
+                shape.sounds,
+                pipeline.patch_size,
+                pipeline.audio_channels,
+                pipeline.audio_tag,
+                pipeline.video_tag,
+            )
+        return [tensor.to(device) for tensor in made[:5]]
+
+    def clip_latents(self, latents: Tensor) -> Tensor:
+        """Return the (B, C, f, h, w) latents of clips as the pipeline has them, of (B, D) final ones."""
+        clip: Tensor = self.apart(latents)[0].unflatten(1, self._shape().clip)
+        return clip
+
+    def sound_latents(self, latents: Tensor) -> Tensor:
+        """Return the (B, 2, c, L) latents of both channels as the pipeline has them, of (B, D) final ones."""
+        shape = self._shape()
+        rows: Tensor = self._joined.clean(self.apart(latents)[1]).unflatten(1, (-1, shape.sounds, shape.sound[1]))
+        return rows.transpose(2, 3)
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return (B, 3, F, H, W) frames, about 0 to 1; the autoencoder's own have ImageNet's mean and std."""
+        pipeline = self.pipeline
+        frames = pipeline.vae.decode(_standing(self.clip_latents(latents), pipeline.vae.config), return_dict=False)[0]
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1) for each in (pipeline.pixel_mean, pipeline.pixel_std))
+        return frames.float() * std.to(frames.device) + mean.to(frames.device)  # type: ignore[no-any-return]
+
+    def images(self, decoded: Tensor) -> Tensor:
+        """Return (B, F, H, W, 3) uint8 clips of (B, 3, F, H, W) frames in [0, 1]."""
+        return pixels(decoded.clamp(0, 1)).permute(0, 2, 3, 4, 1).contiguous()
+
+    def decode_smoothly(self, latents: Tensor) -> Tensor:
+        """Return frames as the autoencoder makes them, which cuts none."""
+        if self.settings.gradient_checkpointing:
+            recompute_decoder(self.pipeline.vae)
+        return self.decoded(latents).transpose(1, 2)
+
+    @property
+    def sound_rate(self) -> int:
+        """The autoencoder's."""
+        return int(self.pipeline.audio_sampling_rate)
+
+    @torch.no_grad()
+    def sounds(self, latents: Tensor) -> Tensor:
+        """Return (B, N, 2) int16 sound of (B, D) final latents; a channel is decoded as if it were alone."""
+        vae, channels = self.pipeline.audio_vae, self.sound_latents(latents)
+        made: Tensor = vae.decode(_standing(channels.flatten(0, 1), vae.config), return_dict=False)[0]
+        return waves(made.view(len(latents), channels.shape[1], -1))
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments; it reads all of a text, and its steps are the levels, of which 0 is one."""
+        call = super().pipeline_call(steps, negative_prompt)
+        known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
+        told = {**known, "num_inference_steps": steps + 1, "num_frames": self.settings.frames}
+        return replace(call, arguments=told, guider=None, heard=True)
+
+    @property
+    def _joined(self) -> Joined:
+        """How the sound's schedule is brought onto the clip's."""
+        clip, sound = (part.config.shift for part in (self.pipeline.scheduler, self.pipeline.audio_scheduler))
+        return Joined(clip / sound)
+
+    def _shape(self) -> _Shape:
+        from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
+            audio_latent_num_frames,
+            video_latent_num_frames,
+        )
+
+        pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
+        side, chunk = (
+            pipeline.vae_spatial_compression_ratio,
+            (pipeline.vae_frames_per_chunk, pipeline.vae_latents_per_chunk),
+        )
+        frames, sounds = video_latent_num_frames(settings.frames, *chunk), audio_latent_num_frames(settings.frames)
+        return _Shape(
+            clip=(config.in_channels, frames, settings.height // side, settings.width // side),
+            sound=(pipeline.audio_channels * sounds, config.audio_in_channels),
+            sounds=sounds,
+        )
+
+
+def _unpatchified(rows: Tensor, shape: _Shape, patch: Sequence[int]) -> Tensor:
+    """Return the (1, C, f, h, w) latents of a clip of its tokens, as the pipeline does when it has denoised."""
+    channels, *sides = shape.clip
+    grid = [side // unit for side, unit in zip(sides, patch, strict=True)]
+    return rows.reshape(-1, *grid, channels, *patch).permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(1, *shape.clip)
+
+
+def _standing(latents: Tensor, config: Any) -> Tensor:
+    """Return (B, C, ...) latents with the means and stds of their channels."""
+    size = (1, -1, *[1] * (latents.ndim - 2))
+    mean, std = (
+        torch.tensor(each, device=latents.device).view(size) for each in (config.latents_mean, config.latents_std)
+    )
+    return latents * std + mean

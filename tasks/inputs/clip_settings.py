@@ -1,0 +1,58 @@
+"""What clips a family can be asked for: how many frames, how many of them a second, and what is looked at."""
+
+from __future__ import annotations
+
+from configs.errors import ConfigError
+from configs.registry import option_names, resolve
+from configs.schema import RunConfig
+from models.policies import FRAME_RATE, POLICIES, VIDEO
+
+
+def check_clips(config: RunConfig) -> None:
+    """Check frames, their rate, how clips are stored, and which frames rewards look at.
+
+    Raises:
+        ConfigError: the family makes no such clips, or none.
+    """
+    family, frames, media = config.model.policy, config.model.frames, config.rollout.media.format
+    clips = family in VIDEO
+    if not clips and frames != 1:
+        raise ConfigError(f"model.frames is {frames}, but model.policy '{family}' makes images. Set it to 1.")
+    if clips and frames not in VIDEO[family]:
+        raise ConfigError(
+            f"model.frames is {frames}, but model.policy '{family}' takes {VIDEO[family]}. "
+            f"{VIDEO[family].nearest(frames)}; set it to one of them."
+        )
+    _check_rate(config)
+    if media not in ("auto", "none") and clips != (media == "mp4"):
+        kind = "clips" if clips else "images"
+        raise ConfigError(
+            f"rollout.media.format is '{media}', but model.policy '{family}' makes {kind}, which that cannot hold. "
+            "Set it to 'auto'."
+        )
+    for section in (*config.scored, *config.evaluate.judges):
+        if not clips and section.frames != 1:
+            raise ConfigError(
+                f"rewards: 'frames' of '{section.slot}' is {section.frames!r}, but model.policy '{family}' makes "
+                "images, of which there is nothing to choose. Remove it."
+            )
+        if section.over_frames != "mean" and (not clips or isinstance(section.frames, str)):
+            one = f"with 'frames' {section.frames!r}" if clips else f"of the images of model.policy '{family}'"
+            raise ConfigError(
+                f"rewards: 'over_frames' of '{section.slot}' is {section.over_frames!r}, but {one} there is one score, "
+                "and nothing to take it from. Remove it."
+            )
+
+
+def _check_rate(config: RunConfig) -> None:
+    """Check that clips are stored at the rate their sound is made for."""
+    family, stored = config.model.policy, config.rollout.media.fps
+    rate = config.model.options.get("frame_rate", FRAME_RATE.get(family))
+    if family not in FRAME_RATE or rate == stored:
+        return
+    chosen = "frame_rate" in option_names(resolve(POLICIES, family, what="model.policy").options_type)
+    raise ConfigError(
+        f"rollout.media.fps is {stored}, but model.policy '{family}' makes {rate} frames for a second of sound"
+        f"{' (model.options.frame_rate)' if chosen else ''}. Stored otherwise the two would drift apart: set "
+        f"{'both to one number' if chosen else f'it to {rate:g}'}."
+    )
