@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from configs.errors import ConfigError
+from models.devices import moved
 from models.libraries import read_json
 from models.masks import with_content
 from models.maths.joined import Joined
@@ -165,8 +166,8 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         """Return velocities of the chain, (B, D) float32: the model sees the sound on its own schedule."""
         joined, (clip, sound) = self._joined, self.apart(latents)
         seen = torch.cat([clip, joined.own(sound, sigma)], dim=1)
-        moved, heard = self.apart(super()._predict(modules, seen, sigma, rows).float())
-        return torch.cat([moved, joined.velocity(sound, heard, sigma)], dim=1)
+        shown, heard = self.apart(super()._predict(modules, seen, sigma, rows).float())
+        return torch.cat([shown, joined.velocity(sound, heard, sigma)], dim=1)
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer for each row."""
@@ -177,28 +178,29 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
         shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size
         clip, sound = self.apart(latents)
-        positions, tags, *indices = self._layout(length, latents.device)
-        # Text has no level; the pipeline gives it the clip's.
-        levels = (float(1 - sigma), float(1 - self._joined.level(sigma)))
-        known = sorted(set(levels))
-        heard = tags == self.pipeline.audio_tag
-        predicted = modules["transformer"](
+        positions, tags, heard, *indices = self._layout(length, latents.device)
+        seen, sounded = modules["transformer"](
             hidden_states=patchify_video_latents(clip.view(1, *shape.clip), patch)[None],
             audio_hidden_states=sound.view(1, *shape.sound),
             encoder_hidden_states=rows["prompt_embeds"][:, :length],
-            timestep=torch.tensor(known, dtype=torch.float32, device=latents.device),
-            timestep_indices=torch.where(heard, *(known.index(level) for level in reversed(levels))),
+            # Text has no level; the pipeline gives it the clip's.
+            timestep=torch.cat([1 - sigma, 1 - self._joined.level(sigma)]),
+            timestep_indices=heard,
             token_tags=tags,
             position_ids=positions,
             **dict(zip(("video_indices", "audio_indices", "text_indices"), indices, strict=True)),
             return_dict=False,
         )
-        moved, heard = predicted
         # It predicts towards the data.
-        return -torch.cat([_unpatchified(moved, shape, patch).flatten(1), heard.flatten(1)], dim=1)
+        return -torch.cat([_unpatchified(seen, shape, patch).flatten(1), sounded.flatten(1)], dim=1)
 
     def _layout(self, length: int, device: torch.device) -> list[Tensor]:
-        """Return positions, tags, and the places of clip, sound and text, of so many tokens of text before both."""
+        """Return of each token its position, its tag and whether it is sound; the places of clip, sound and text.
+
+        Args:
+            length: tokens of text, which stand before both.
+            device: where they go.
+        """
         from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
         pipeline, shape = self.pipeline, self._shape()
@@ -213,7 +215,9 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
                 pipeline.audio_tag,
                 pipeline.video_tag,
             )
-        return [tensor.to(device) for tensor in made[:5]]
+            positions, tags, *indices = made[:5]
+            heard = (tags == pipeline.audio_tag).long()
+        return [moved(tensor, device) for tensor in (positions, tags, heard, *indices)]
 
     def clip_latents(self, latents: Tensor) -> Tensor:
         """Return the (B, C, f, h, w) latents of clips as the pipeline has them, of (B, D) final ones."""

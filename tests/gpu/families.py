@@ -14,7 +14,7 @@ from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
-from models.policies import IMAGE_CONDITIONED, POLICIES
+from models.policies import DISTILLED_GUIDANCE, IMAGE_CONDITIONED, POLICIES
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.quickstart.tiny import build_tiny
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("sd3", "sd15", "wan21")
 #: Of a forward of families that ask the device for nothing, and of those that must know a noise range or lengths.
 WAITS: Mapping[str, int] = dict.fromkeys(
-    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3"), 2
+    ("wan22", "wan22_i2v", "z_image", "qwen_image", "qwen_image_edit", "qwen_image_edit_plus", "flux3", "minimax_h3"), 2
 ) | {
     # Of each half whether there is an image, and twelve choices by masks.
     "hunyuan_video15": 2 * 13,
@@ -89,10 +89,10 @@ def _policy(family: str, dtype: str, device: torch.device, folder: Path) -> Diff
     settings = DiffusionSettings(
         height=64,
         width=64,
-        guidance_scale=4.0,
+        guidance_scale=1.0 if family in DISTILLED_GUIDANCE else 4.0,
         dtype=getattr(torch, dtype),
         device=device,
-        frames=5 if family.startswith("wan") else 1,
+        frames=124 if family == "minimax_h3" else 5 if family.startswith("wan") else 1,
     )
     made: DiffusionPolicy = resolve(POLICIES, family, what="policy").load(folder, settings, frozenset(Part), {})
     return made
