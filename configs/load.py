@@ -222,6 +222,7 @@ _PATHS = (
     ("prompts", "train"),
     ("prompts", "heldout"),
     ("model", "path"),
+    ("model", "single_file"),
     ("model", "checkpoint"),
     ("critic", "path"),
     ("model", "lora", "start"),
@@ -239,6 +240,7 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     render = data.get("render")
     if isinstance(render, dict) and isinstance(render.get("model"), dict):
         _resolve(render["model"], "path", folder)
+        _resolve(render["model"], "single_file", folder)
     prompts = data.get("prompts")
     sources = prompts.get("sources") if isinstance(prompts, dict) else None
     for source in sources if isinstance(sources, list) else ():
@@ -250,5 +252,8 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _resolve(section: dict[str, Any], key: str, folder: Path) -> None:
     value = section.get(key)
+    if isinstance(value, dict):
+        for name in value:
+            _resolve(value, name, folder)
     if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
         section[key] = str((folder / Path(value).expanduser()).resolve())

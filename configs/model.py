@@ -50,6 +50,8 @@ class ModelSection(Section):
     """A local diffusers folder or a Hugging Face hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    single_file: str | dict[str, str] | None = None
+    """A safetensors file in the layout of the model's authors, or one by component: used instead of weights of path."""
     checkpoint: str | None = None
     """A folder that `torch.distributed.checkpoint` wrote: training starts from what it has of what is trained."""
     build: Component | None = None
@@ -87,4 +89,21 @@ class ModelSection(Section):
             raise ValueError(
                 "model needs exactly one of 'path' (a diffusers folder or hub id) and 'build' (a quickstart builder)"
             )
+        if self.single_file is not None and (self.path is None or not self.single_file):
+            raise ValueError(
+                "single_file is a file of weights, or files by component, and needs 'path': the diffusers folder or "
+                "hub id that configs, tokenizers and what it does not hold come from"
+            )
         return self
+
+    @property
+    def single_files(self) -> dict[str, str]:
+        """The single files by component; by '' one that is taken for all it holds."""
+        return {"": self.single_file} if isinstance(self.single_file, str) else self.single_file or {}
+
+    @property
+    def base_name(self) -> str:
+        """What the base model is called: as its single file or folder, hub id or builder."""
+        if self.single_files:
+            return PurePath(next(iter(self.single_files.values()))).stem
+        return self.path.rstrip("/").split("/")[-1] if self.path else str(self.build and self.build.name)

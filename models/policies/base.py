@@ -138,6 +138,35 @@ class Policy(ABC):
         )
 
     @classmethod
+    def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
+        """Return the components that single files hold, checked to be those of a model's folder.
+
+        Args:
+            files: by component, or by '' one that is taken for all it holds.
+            folder: that configs and all else come from; None where it is not here yet, and files alone are looked at.
+
+        Raises:
+            ConfigError: they hold something else or not all of it, or the family reads none.
+        """
+        raise ConfigError(
+            f"model.single_file: {cls.__name__} reads no single files. Remove it; model.path has all of a model."
+        )
+
+    @classmethod
+    def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
+        """Write a model's folder, of single files what they hold, of another folder all else.
+
+        Args:
+            files: by component, or by '' one that is taken for all it holds.
+            folder: that configs and all else come from.
+            target: where to; must not exist.
+
+        Raises:
+            ConfigError: see ``check_single_files``.
+        """
+        cls.check_single_files(files, folder)
+
+    @classmethod
     def parts_to_encode(cls, options: Mapping[str, Any]) -> frozenset[Part]:
         """Return what encoding prompts needs, by ``model.options``."""
         return cls.encoding_parts

@@ -30,6 +30,8 @@ from models.policies.folders import (
     whole,
 )
 from models.policies.indices import CLASSIC
+from models.policies.single_files import check_parts, write_folder
+from models.weights.single_file import held_parts
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
 
@@ -125,15 +127,33 @@ class FolderPolicy(DecodingPolicy):
     @classmethod
     def missing_parts(cls, folder: Path) -> tuple[str, ...]:
         """Return text components the folder lacks although the pipeline's class has no default for them."""
-        index = read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of, name=cls.index_name)
+        index = cls._index_of(folder)
         optional = diffusers_class(cls.pipeline_name)._optional_components
         absent = (name for name in cls.text_parts if not index.get(name, [None])[0])
         return tuple(name for name in absent if name not in optional)
 
     @classmethod
+    def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
+        """Return the components that single files hold, checked to be those of a pipeline's folder."""
+        parts = held_parts(files, cls.denoiser_names)
+        if folder is not None:
+            check_parts(parts, folder, cls._index_of(folder), cls.denoiser_names)
+        return frozenset(parts)
+
+    @classmethod
+    def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
+        """Write a pipeline's folder, of single files what they hold, of another folder all else."""
+        cls.check_single_files(files, folder)
+        write_folder(held_parts(files, cls.denoiser_names), folder, cls._index_of(folder), target)
+
+    @classmethod
+    def _index_of(cls, folder: Path) -> dict[str, Any]:
+        return read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of, name=cls.index_name)
+
+    @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
         """Check that a folder is of this family and its size, and all of it is read; return its index."""
-        index = read_index(folder, cls.pipeline_name, cls.family, others=cls.folders_of, name=cls.index_name)
+        index = cls._index_of(folder)
         with whole(folder):
             check_variants(folder, [name for name in index if name not in cls.unused_parts])
             cls.check_size(folder, settings)

@@ -110,6 +110,7 @@ def _summary(about: About) -> str:
     sources = {
         "hub": f"{in_link(base.name, f'https://huggingface.co/{base.name}')}{commit}",
         "folder": f"{in_code(base.name)}, a local model",
+        "file": f"{in_code(base.name)}, a local file",
     }
     named = sources.get(base.source, f"{in_code(base.name)}, a small model that flowmill built")
     prompts = str(prompt_set(config.prompts, "train"))
@@ -176,7 +177,7 @@ def _strength(lora: LoraSpec | None) -> Sequence[str]:
 
 
 def _whereabouts(about: About) -> str:
-    if about.base.source == "built":
+    if about.base.source in ("built", "file"):
         return (
             f"it is `pipeline` in the store's artifact {in_code(about.base_artifact)}. Put it, or a link to it, here."
         )

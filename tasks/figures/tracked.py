@@ -222,7 +222,7 @@ def _what_matters(config: RunConfig) -> dict[str, Any]:
     lora = model.lora
     return {
         "algorithm": optimize.algorithm.name,
-        "base": model.path.rstrip("/").split("/")[-1] if model.path else model.build and model.build.name,
+        "base": model.base_name,
         "family": model.policy,
         "trained": "all weights" if lora is None else f"LoRA {lora.brief()}",
         "rewards": ", ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards),
@@ -245,7 +245,7 @@ def paragraphs(context: RunContext, *, done: bool) -> list[str]:
     """
     config, chain = context.config, context.chain
     model, counts = config.model, context.store.manifest(chain.ref(Node(0, "preprocess")))
-    base = model.path.rstrip("/").split("/")[-1] if model.path else f"the built-in '{model.build and model.build.name}'"
+    base = model.base_name if model.path else f"the built-in '{model.base_name}'"
     rewards = " + ".join(f"{reward.weight:g} x {reward.slot}" for reward in config.rewards)
     prompts = " + ".join(Path(source).name for source in config.prompts.lists("train").values())
     size = f" ({counts.summary['train']} prompts, {counts.summary['heldout']} held out)" if counts else ""

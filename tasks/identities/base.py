@@ -25,7 +25,8 @@ class BaseIdentity(Identity):
         """The builder and its options, or the content of the model."""
         section = self.section
         if section.path is not None:
-            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity}
+            held = {"single_file": self.facts.single_file_identity(section, self.slot)} if section.single_files else {}
+            return {"identity": self.facts.renderer_identity if self.slot else self.facts.model_identity, **held}
         build = None if section.build is None else section.build.model_dump(mode="json")
         return {"build": build, "builders": _BUILDERS}
 

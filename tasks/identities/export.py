@@ -71,6 +71,8 @@ class ExportIdentity(Identity):
         section, names = self.config.model, ("base", "license")
         if section.path is None:
             return {}
+        if section.single_files:
+            return {"base": section.base_name}
         folder = Path(section.path)
         if not self.facts.reads and folder.is_dir():
             base = describe_base(section, self.facts.model_identity, folder)

@@ -15,7 +15,14 @@ from storage.lineage import RunFolder
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import adapter_identity, checkpoint_identity, critic_folder, model_identity
+from tasks.inputs.sources import (
+    adapter_identity,
+    checkpoint_identity,
+    critic_folder,
+    held_in_files,
+    model_identity,
+    single_file_identity,
+)
 
 #: By what name stages that compute with a critic have what it began as, where that is not the base model.
 _CRITIC = "critic_base"
@@ -94,7 +101,24 @@ class RunFacts:
             identity = {} if manifest is None else manifest.options.get("identity", {})
             if self.reads or identity.get("hub") == section.path:
                 return dict(identity)
-        return model_identity(section.path, section.revision)
+        return model_identity(section.path, section.revision, without=held_in_files(section))
+
+    def single_file_identity(self, section: ModelSection, slot: str) -> dict[str, str]:
+        """Return what makes single files these ones; as recorded where one is gone.
+
+        Args:
+            section: what the config says of the model that they are of.
+            slot: which of the run's models that is.
+
+        Raises:
+            ConfigError: one is gone and was never read.
+        """
+        there = all(Path(file).expanduser().is_file() for file in section.single_files.values())
+        for entry in reversed(self.run.made(0, "base", slot)) if self.reads or not there else ():
+            manifest = self.store.manifest(entry.ref)
+            if manifest is not None and "single_file" in manifest.options:
+                return dict(manifest.options["single_file"])
+        return single_file_identity(section)
 
     @cached_property
     def source_prompts(self) -> dict[str, list[Prompt]]:

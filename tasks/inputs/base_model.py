@@ -33,10 +33,10 @@ class License:
 class BaseModel:
     """The model that training started from."""
 
-    source: Literal["hub", "folder", "built"]
-    """A Hugging Face repository, a local folder, or built by flowmill."""
+    source: Literal["hub", "folder", "file", "built"]
+    """A Hugging Face repository, a local folder, a file of weights in another layout, or built by flowmill."""
     name: str
-    """Hub id, name of the folder, or of the builder."""
+    """Hub id, name of the folder or file, or of the builder."""
     revision: str | None
     """Commit of the Hub's repository."""
     license: License
@@ -58,6 +58,9 @@ def describe_base(section: ModelSection, identity: Mapping[str, Any], folder: Pa
     if section.build is not None:
         name = str(section.build.options.get("family", section.build.name))
         return BaseModel(source="built", name=name, revision=None, license=License())
+    if section.single_files:
+        # What the folder beside it says of its license is of other weights.
+        return BaseModel(source="file", name=section.base_name, revision=None, license=License())
     name, path = str(section.path), Path(str(section.path))
     if "commit" not in identity:
         return BaseModel(source="folder", name=path.resolve().name, revision=None, license=license_of(folder))

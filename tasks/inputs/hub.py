@@ -35,10 +35,15 @@ _OTHER_TASKS = frozenset({"transformer_ref"})
 _SHARDED = re.compile(r"-\d{5}-of-\d{5}$")
 
 
-def download(repo: str, revision: str | None) -> Path:
+def download(repo: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> Path:
     """Return the local snapshot of a hub repository's pipeline; what is there already is not loaded again.
 
     A branch is resolved to its commit first, so that all files are those of one commit.
+
+    Args:
+        repo: the repository's id.
+        revision: branch, tag or commit.
+        without: components whose weights are not wanted.
 
     Raises:
         ConfigError: there is no such repository, it cannot be reached and is not here, or it has pickled weights only.
@@ -56,13 +61,16 @@ def download(repo: str, revision: str | None) -> Path:
         names = [sibling.rfilename for sibling in about.siblings or ()]
         listed = next((name for name in INDICES if name in names), CLASSIC)
         path = huggingface_hub.hf_hub_download(repo, listed, revision=about.sha)
-        wanted = pipeline_files(names, json.loads(Path(path).read_text()), where=f"model.path '{repo}'")
+        index = json.loads(Path(path).read_text())
+        wanted = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
         return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         raise _failed(repo, error) from None
 
 
-def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str) -> list[str]:
+def pipeline_files(
+    names: Sequence[str], index: Mapping[str, Any], *, where: str, without: frozenset[str] = frozenset()
+) -> list[str]:
     """Return which of a repository's files its pipeline is loaded from.
 
     Of every component that the index names: all but weights of other formats and of variants such as fp16, whose plain
@@ -72,6 +80,7 @@ def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str
         names: the repository's files.
         index: its index, as its file has it.
         where: the setting, for errors.
+        without: components whose weights are not wanted.
 
     Raises:
         ConfigError: a component has no weights but pickled ones.
@@ -82,6 +91,9 @@ def pipeline_files(names: Sequence[str], index: Mapping[str, Any], *, where: str
     wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOP)]
     for folder in folders:
         inside = [name for name in names if name.startswith(f"{folder}/")]
+        if folder in without:
+            wanted += [name for name in inside if not name.endswith((".safetensors", *_OTHER_WEIGHTS, ".index.json"))]
+            continue
         weights = [name for name in inside if name.endswith(".safetensors")]
         other = [name for name in inside if name.endswith(_OTHER_WEIGHTS)]
         if other and not weights:

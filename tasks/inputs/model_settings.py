@@ -32,9 +32,9 @@ from models.policies.attention import BACKENDS, FIXED, MASKED
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
-from models.weights.shared_checkpoints import SharedCheckpoint
 from tasks.inputs.clip_settings import check_clips
-from tasks.inputs.components import as_evaluated, lora_spec
+from tasks.inputs.components import as_evaluated
+from tasks.inputs.model_source import check_source
 from tasks.inputs.prompts import Prompt
 
 #: Latents a token is wide in the models that builders make.
@@ -49,7 +49,7 @@ def check_model(config: RunConfig) -> None:
     Raises:
         ConfigError: the family cannot do what is asked for.
     """
-    _check_source(config)
+    check_source(config)
     _check_images(config)
     if config.model.policy not in POLICIES:
         return
@@ -62,32 +62,6 @@ def check_model(config: RunConfig) -> None:
     _check_attention(config)
     _check_placement(config)
     _check_precision(config)
-
-
-def _check_source(config: RunConfig) -> None:
-    build, path = config.model.build, config.model.path
-    if build is not None:
-        create(BUILDERS, build.name, build.options, what="model.build")
-    if build is None and path is not None:
-        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-        if looks_local and not Path(path).is_dir():
-            raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
-    if config.model.checkpoint is not None:
-        SharedCheckpoint(Path(config.model.checkpoint))
-    _check_start(config)
-
-
-def _check_start(config: RunConfig) -> None:
-    """Check that adapters to begin as are there, and those that the config says."""
-    lora = config.model.lora
-    if lora is None or lora.start is None:
-        return
-    if config.model.checkpoint is not None:
-        raise ConfigError(
-            "model.lora.start: training would begin with these adapters and with those of model.checkpoint. Leave one "
-            "of the two out."
-        )
-    lora_spec(config, resolve(POLICIES, config.model.policy, what="model.policy"))
 
 
 def _check_base(config: RunConfig) -> None:

@@ -37,8 +37,13 @@ _DRAWN = "renders"
 _MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 
-def local_model(path: str, revision: str | None) -> Path:
+def local_model(path: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> Path:
     """Return the local folder of a diffusers model, downloading a hub repository if needed.
+
+    Args:
+        path: a folder or a hub id.
+        revision: of a hub id.
+        without: components whose weights are not downloaded.
 
     Raises:
         ConfigError: there is neither such a folder nor such a repository.
@@ -49,7 +54,47 @@ def local_model(path: str, revision: str | None) -> Path:
         raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
     from tasks.inputs.hub import download
 
-    return download(path, revision)
+    return download(path, revision, without=without)
+
+
+def source_folder(section: ModelSection, commit: str | None = None) -> Path:
+    """Return the local folder that a model comes from; weights that a single file holds need not be there.
+
+    Args:
+        section: what the config says of it.
+        commit: of a hub id, where that is known.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    assert section.path is not None
+    return local_model(section.path, commit or section.revision, without=held_in_files(section))
+
+
+def held_in_files(section: ModelSection) -> frozenset[str]:
+    """Return the components of a hub id that single files hold instead; none of a folder, which is here as it is."""
+    if not section.single_files or Path(str(section.path)).is_dir():
+        return frozenset()
+    from configs.registry import resolve
+    from models.policies import POLICIES
+
+    family = resolve(POLICIES, section.policy, what="model.policy")
+    return family.check_single_files(section.single_files, None)  # type: ignore[no-any-return]
+
+
+def single_file_identity(section: ModelSection) -> dict[str, str]:
+    """Return what makes single files these ones: the checksum of each, by the component it is for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = {}
+    for component, said in section.single_files.items():
+        file = Path(said).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"model.single_file: there is no file '{said}'. Paths are relative to the config file.")
+        found[component or "file"] = file_hashes(file.parent, [file.name])[file.name]
+    return found
 
 
 def critic_folder(path: str) -> Path:
@@ -68,19 +113,19 @@ def critic_folder(path: str) -> Path:
     return folder
 
 
-def model_identity(path: str, revision: str | None, *, deep: bool = False) -> dict[str, Any]:
+def model_identity(path: str, revision: str | None, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return what makes a base model this one: its hub commit, or a checksum of every file of a local folder.
 
     Args:
         path: a folder or a hub id.
         revision: of a hub id.
-        deep: read every byte of a folder, instead of only the files whose size or time changed since the last time.
+        without: components of a hub id whose weights are not downloaded.
     """
-    folder = local_model(path, revision)
+    folder = local_model(path, revision, without=without)
     commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
     if commit:
         return {"hub": path, "commit": commit[1]}
-    return {"files": file_hashes(folder, _model_files(folder), deep=deep)}
+    return {"files": file_hashes(folder, _model_files(folder))}
 
 
 def checkpoint_identity(folder: Path) -> dict[str, str]:
@@ -106,12 +151,15 @@ def adapter_identity(path: Path) -> dict[str, str]:
 
 
 def changed_files(section: ModelSection) -> list[str] | None:
-    """Read a local model again; return its files that changed unnoticed, None for models that are not local folders."""
-    if section.path is None or not Path(section.path).is_dir():
-        return None
-    folder = Path(section.path)
-    believed, found = (file_hashes(folder, _model_files(folder), deep=deep) for deep in (False, True))
-    return [name for name in found if found[name] != believed[name]]
+    """Read a local model again; return its files that changed unnoticed, None for models that are not local files."""
+    local = [] if section.path is None or not Path(section.path).is_dir() else [Path(section.path)]
+    looked = [(folder, _model_files(folder)) for folder in local]
+    looked += [(file.parent, [file.name]) for file in map(Path, section.single_files.values())]
+    changed: list[str] = []
+    for folder, names in looked:
+        believed, found = (file_hashes(folder, names, deep=deep) for deep in (False, True))
+        changed += [name for name in found if found[name] != believed[name]]
+    return changed if looked else None
 
 
 def _model_files(folder: Path) -> list[str]:

@@ -263,9 +263,10 @@ def _pinned(benchmark: Benchmark, subject: Subject, root: str, processes: int) -
             name: getattr(benchmark, name) for name in ("height", "width", "guidance_scale", "negative_prompt", "dtype")
         },
     }
-    if model["checkpoint"] is None:
-        # As runs were named before there was this setting.
-        del model["checkpoint"]
+    # As runs were named before there were these settings.
+    model = {
+        key: value for key, value in model.items() if value is not None or key not in ("checkpoint", "single_file")
+    }
     assert benchmark.prompts is not None
     count = len(_prompts_of(benchmark))
     ema = subject.config.optimize.ema
@@ -313,13 +314,8 @@ def _prompts_of(benchmark: Benchmark) -> list[Any]:
 def _folder_config(folder: Path, root: str, config: Path | None) -> RunConfig:
     if config is not None:
         data = load_config(config).model_dump(mode="json")
-        data["model"] |= {
-            "path": str(folder.resolve()),
-            "revision": None,
-            "build": None,
-            "lora": None,
-            "checkpoint": None,
-        }
+        others = dict.fromkeys(("revision", "single_file", "build", "lora", "checkpoint"))
+        data["model"] |= {"path": str(folder.resolve()), **others}
         return parse_config(data, where=str(config))
     model = {"policy": _family_of(folder), "path": str(folder.resolve())}
     nothing = RewardSection(name="constant").model_dump(mode="json")

@@ -20,7 +20,7 @@ from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import RENDERER, policy_after
 from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
-from tasks.inputs.sources import PIPELINE, local_model
+from tasks.inputs.sources import PIPELINE, source_folder
 from tasks.runs.chain import Chain
 from tasks.runs.progress import Ledger, Reporter, Silent
 from tasks.runs.recent import Recent
@@ -154,13 +154,17 @@ class RunContext(RunFacts):
         return self._folder_of(render_of(self.config).model, RENDERER)
 
     def _folder_of(self, section: ModelSection, slot: str) -> Path:
-        if section.path is not None:
-            local = Path(section.path).is_dir()
-            identity = {} if local else self.renderer_identity if slot else self.model_identity
-            return local_model(section.path, identity.get("commit") or section.revision)
+        if section.path is not None and not section.single_files:
+            return self.source_folder(section, slot)
         ref = self.chain.require(0, "base", slot).ref
         self.store.require(ref)
         return self.store.folder(ref, self.store.shards(ref)[0]) / PIPELINE
+
+    def source_folder(self, section: ModelSection, slot: str) -> Path:
+        """Return the local folder or snapshot that a model of the config comes from, without what single files hold."""
+        local = Path(str(section.path)).is_dir()
+        identity = {} if local else self.renderer_identity if slot else self.model_identity
+        return source_folder(section, identity.get("commit"))
 
     @cached_property
     def embeddings(self) -> EmbeddingCache:

@@ -18,6 +18,7 @@ from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder, list_runs
+from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.sources import model_identity
 from tasks.inputs.trust import READ, check_trusted
@@ -263,9 +264,11 @@ def _finished_once(context: RunContext, stored: Mapping[str, Any]) -> str:
 def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
     # Where shards are cut was part of the name before anybody could leave it open.
     wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
-    for name, model in zip(("model.path", "render.model.path"), _models(context), strict=False):
+    for name, slot, model in zip(("model.path", "render.model.path"), ("", RENDERER), _models(context), strict=False):
         if _is_local(model):
             wanted[name] = model_identity(str(model.path), None)
+        if model.single_files:
+            wanted[f"{name}, files"] = context.single_file_identity(model, slot)
     return f"finished-{fingerprint(wanted)[:16]}"
 
 

@@ -11,7 +11,10 @@ from tasks.runs.context import RunContext
 #: Settings of another model: with them a stage would belong to another run.
 #: Stages of evaluations, which may stand beside the run's own under a name.
 _EVALUATING = ("evaluate", "depict", "judge")
-_OF_THE_RUN = ("model.policy", "model.path", "model.build", "model.revision", "model.lora", "run.seed", "run.name")
+_OF_THE_RUN = (
+    *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
+    *("run.seed", "run.name"),
+)
 
 
 def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> list[Node]:

@@ -97,6 +97,15 @@ def test_a_denoiser_that_no_family_has_stays_there() -> None:
     assert pipeline_files(names, index, where="here") == names[:1]
 
 
+def test_weights_that_a_single_file_holds_are_not_loaded() -> None:
+    held = frozenset({"transformer", "text_encoder_3"})
+    left = set(pipeline_files(SD3_FILES, SD3, where="here")) - set(
+        pipeline_files(SD3_FILES, SD3, where="here", without=held)
+    )
+    assert {name.partition("/")[0] for name in left} == held
+    assert all(".safetensors" in name for name in left)
+
+
 def test_a_branch_is_resolved_to_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / INDEX).write_text(json.dumps(SD3))
     info = SimpleNamespace(sha="a" * 40, siblings=[SimpleNamespace(rfilename=name) for name in SD3_FILES])

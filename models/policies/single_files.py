@@ -1,0 +1,102 @@
+"""Pipeline folders made of single files: what these hold is converted, configs and all else are another folder's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.policies.indices import beside, index_file, portable_index
+from models.weights.single_file import HeldPart, check_part, unfit, write_part
+from models.weights.stored_weights import weight_files
+
+#: Files of a component that are read of it: neither pickles nor notes.
+_READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
+
+
+def check_parts(
+    parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], denoisers: Sequence[str]
+) -> None:
+    """Check that files hold components of a folder's pipeline, and the folder has all others.
+
+    Args:
+        parts: what the files hold.
+        folder: of the pipeline.
+        index: of the folder.
+        denoisers: what the components are called that are trained.
+
+    Raises:
+        ConfigError: they hold another model, or something is nowhere.
+    """
+    trained = [name for name in denoisers if _listed(index, name)]
+    held = [part for name, part in parts.items() if name in trained]
+    if len(trained) > 1 and any(part.whole for part in held):
+        both = ", ".join(f"{name}: FILE" for name in trained)
+        raise unfit(
+            held[0].file,
+            f"is of one denoiser, and model.path has {' and '.join(trained)}",
+            f"Say of which: model.single_file={{{both}}}",
+        )
+    # What is asked for is best told by what is trained.
+    for name, part in sorted(parts.items(), key=lambda item: item[0] not in denoisers):
+        if not _listed(index, name):
+            raise unfit(
+                part.file, f"holds {name}, which model.path '{folder}' has none of", "Give a file of this model"
+            )
+        check_part(part, folder, index[name])
+    for name in index:
+        if name not in parts and _listed(index, name) and (folder / name / "config.json").is_file():
+            _check_weights(folder, name, parts)
+
+
+def _check_weights(folder: Path, name: str, parts: Mapping[str, HeldPart]) -> None:
+    try:
+        weight_files(folder / name)
+    except ConfigError:
+        raise ConfigError(
+            f"model.path '{folder}' has no weights of {name} as safetensors, and model.single_file holds "
+            f"{', '.join(parts)} alone. Give a folder or hub id with them, or one file for each: "
+            "model.single_file={COMPONENT: FILE}."
+        ) from None
+
+
+def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str, Any], target: Path) -> None:
+    """Write a pipeline folder: of files what they hold, of another folder all else.
+
+    Its card and licenses stay behind: they are of other weights.
+
+    Args:
+        parts: what the files hold.
+        folder: of the pipeline.
+        index: of the folder.
+        target: where to; must not exist.
+
+    Raises:
+        ConfigError: the files hold another model.
+    """
+    target.mkdir(parents=True)
+    path = index_file(folder)
+    written = json.dumps(portable_index(read_json(path), beside(folder)), indent=2, sort_keys=True)
+    (target / path.name).write_text(f"{written}\n")
+    for name in index:
+        if name in parts:
+            write_part(parts[name], folder, index[name], target / name)
+        elif _listed(index, name) and (folder / name).is_dir():
+            _copy(folder / name, target / name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        if path.is_file() and path.suffix in _READ:
+            copied = target / path.relative_to(source)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
+
+
+def _listed(index: Mapping[str, Any], name: str) -> bool:
+    entry = index.get(name)
+    return isinstance(entry, list) and entry[0] is not None

@@ -1,0 +1,53 @@
+"""What a run starts from, checked: a builder, a folder or hub id, files of weights beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.model import ModelSection
+from configs.registry import create, resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.weights.shared_checkpoints import SharedCheckpoint
+from tasks.inputs.components import lora_spec
+
+
+def check_source(config: RunConfig) -> None:
+    """Check that what a run starts from is there, and what it is for.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    build, path = config.model.build, config.model.path
+    if build is not None:
+        create(BUILDERS, build.name, build.options, what="model.build")
+    if build is None and path is not None:
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+        if looks_local and not Path(path).is_dir():
+            raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+    _check_single_files(config.model)
+    if config.model.checkpoint is not None:
+        SharedCheckpoint(Path(config.model.checkpoint))
+    _check_start(config)
+
+
+def _check_single_files(model: ModelSection) -> None:
+    """Check that single files hold what they are for, by their names and sizes; nothing is converted."""
+    if model.single_files:
+        folder, family = Path(str(model.path)).expanduser(), resolve(POLICIES, model.policy, what="model.policy")
+        family.check_single_files(model.single_files, folder if folder.is_dir() else None)
+
+
+def _check_start(config: RunConfig) -> None:
+    """Check that adapters to begin as are there, and those that the config says."""
+    lora = config.model.lora
+    if lora is None or lora.start is None:
+        return
+    if config.model.checkpoint is not None:
+        raise ConfigError(
+            "model.lora.start: training would begin with these adapters and with those of model.checkpoint. Leave one "
+            "of the two out."
+        )
+    lora_spec(config, resolve(POLICIES, config.model.policy, what="model.policy"))
