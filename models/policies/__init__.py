@@ -64,6 +64,9 @@ IMAGE_CONDITIONED = frozenset(
 #: Of these the ones that it is a clip for.
 CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 
+#: Of these the ones whose clips end, where a prompt comes with two images, with the second.
+LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
+
 #: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
@@ -132,4 +135,4 @@ def most_images(family: str, options: Mapping[str, Any]) -> int | None:
         return None
     if family in REFERENCES:
         return int(options.get("references", REFERENCES[family]))
-    return int(family in IMAGE_CONDITIONED)
+    return 2 if family in LAST_FRAME else int(family in IMAGE_CONDITIONED)

@@ -29,16 +29,26 @@ def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[
     return randn_tensor(shape, list(generators), settings.device, torch.float32)  # type: ignore[no-any-return]
 
 
-def first_frames(pipeline: Any, settings: DiffusionSettings, images: Sequence[Image.Image]) -> Tensor:
-    """Return what ``WanImageToVideoPipeline`` makes of B images that clips start from, (B, ...) float32."""
+def frames_at_ends(pipeline: Any, settings: DiffusionSettings, images: Sequence[Sequence[Image.Image]]) -> Tensor:
+    """Return what ``WanImageToVideoPipeline`` makes of the frames that clips start from and may end with.
+
+    Args:
+        pipeline: with an autoencoder.
+        settings: size and number of frames.
+        images: of each of B clips its first frame, or its first and its last.
+
+    Returns:
+        (B, ...) float32.
+    """
     size, found = (settings.height, settings.width), []
-    for image in images:
-        unit = pipeline.video_processor.preprocess(image, *size).to(settings.device, torch.float32)
+    for ends in images:
+        units = [pipeline.video_processor.preprocess(one, *size).to(settings.device, torch.float32) for one in ends]
         # The latents that come along are not used; a generator of their own keeps the global one as it was.
         _, condition, *_ = pipeline.prepare_latents(
-            unit,
+            units[0],
             *(1, pipeline.vae.config.z_dim, *size, settings.frames, torch.float32, settings.device),
             torch.Generator(),
+            last_image=units[1] if len(units) > 1 else None,
         )
         found.append(condition)
     return torch.cat(found)

@@ -80,6 +80,8 @@ class PipelineCall:
     """Pixels that larger images to start from are scaled down to first, in their own shape; None: as they are."""
     clip: int = 0
     """What it starts from is a clip of so many frames, its argument ``video``; 0: an image, or nothing."""
+    last_frame: bool = False
+    """A second image to start from is the clip's last frame, its argument ``last_image``."""
     vae_tiling: bool = False
     """Its autoencoder decodes in overlapping tiles."""
     heard: bool = False

@@ -1,17 +1,25 @@
-"""Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): the first frame is given as further latent channels."""
+"""Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): the first frame is given as further latent channels.
+
+So may the last one be: the second image of a prompt. Wan 2.1 sees either the first alone or both (FLF2V), Wan 2.2 what
+it is given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 
+from configs.errors import PromptError
 from configs.extras import require_extra
+from models.libraries import read_json
 from models.policies.base import Part
-from models.policies.clips import clip_noise, first_frames
-from models.policies.diffusion import Images
+from models.policies.clips import clip_noise, frames_at_ends
+from models.policies.diffusion import Images, PipelineCall
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN, Wan
 
@@ -32,16 +40,42 @@ class Wan21ImageToVideo(Wan):
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
         """Return ``prompt_embeds``, ``condition`` (B, 20, f, h, w) and for Wan 2.1 ``image_embeds`` (B, N, D).
 
+        With a last frame its N tokens follow those of the first, (B, 2 N, D).
+
         Raises:
             ConfigError: the package this pipeline cleans prompts with is not installed.
+            PromptError: a prompt comes with more frames than the model sees, or fewer.
         """
         require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
         pipeline, device = self.pipeline, self.settings.device
-        started = [Image.fromarray(pixels) for (pixels,) in images or ()]
-        found = {**super().encode(prompts), "condition": first_frames(pipeline, self.settings, started)}
+        started = [[Image.fromarray(pixels) for pixels in ends] for ends in images or ()]
+        for prompt, ends in zip(prompts, started, strict=True):
+            _check_ends(pipeline.transformer.config, len(ends), prompt, self.settings.frames)
+        found = {**super().encode(prompts), "condition": frames_at_ends(pipeline, self.settings, started)}
         if self._sees_image:
-            found["image_embeds"] = torch.cat([pipeline.encode_image(image, device) for image in started])
+            # A row is a clip: tokens of both its frames stand one after the other.
+            seen = [pipeline.encode_image(ends, device).flatten(0, 1) for ends in started]
+            found["image_embeds"] = torch.stack(seen)
         return found
+
+    @classmethod
+    def check_ends(cls, folder: Path, images: int, prompt: str, frames: int) -> None:
+        """Check that a clip can be given so many of its frames, by the config of the transformer.
+
+        Args:
+            folder: of the pipeline.
+            images: that a prompt comes with.
+            prompt: its text.
+            frames: of the clip.
+
+        Raises:
+            PromptError: it cannot.
+        """
+        _check_ends(read_json(folder / "transformer" / "config.json"), images, prompt, frames)
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, of which a second image is the last frame."""
+        return replace(super().pipeline_call(steps, negative_prompt), last_frame=True)
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 16, f, h, w) float32 noise."""
@@ -53,6 +87,9 @@ class Wan21ImageToVideo(Wan):
 
     def _one(self, module: nn.Module, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         seen = rows.get("image_embeds")
+        if seen is not None and _sees_both(self.pipeline.transformer.config):
+            # The transformer takes a clip's two frames for two rows, and joins them itself.
+            seen = seen.unflatten(1, (2, -1)).flatten(0, 1)
         return module(  # type: ignore[no-any-return]
             hidden_states=torch.cat([latents, rows["condition"].to(latents.dtype)], dim=1),
             timestep=sigma * 1000,
@@ -66,3 +103,29 @@ class Wan22ImageToVideo(Wan21ImageToVideo):
     """Wan 2.2: two transformers, which see the image as latents only."""
 
     family = "wan22_i2v"
+
+
+def _sees_both(config: Mapping[str, Any]) -> bool:
+    return config.get("pos_embed_seq_len") is not None
+
+
+def _check_ends(config: Mapping[str, Any], images: int, prompt: str, frames: int) -> None:
+    """Check that a clip can be given so many of its frames; ``config`` is the transformer's."""
+    reason = None
+    if config.get("image_dim") is not None and _sees_both(config) != (images == 2):
+        only, other = (
+            ("both its first and its last", "one of the first alone")
+            if _sees_both(config)
+            else (
+                "the first alone",
+                "one of both, such as Wan 2.1 FLF2V",
+            )
+        )
+        reason = (
+            f"this model sees {only} (pos_embed_seq_len in transformer/config.json). Name what it sees, or take {other}"
+        )
+    elif images == 2 and frames == 1:
+        reason = "model.frames is 1, which is the first alone. Raise it, or name one image"
+    if reason is not None:
+        named = "image, the first frame" if images == 1 else "images, the first and the last frame"
+        raise PromptError(f"prompts.image: prompt {prompt!r} comes with {images} {named}, but {reason}.")

@@ -19,7 +19,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from models.maths.conditioning import Conditioning
 from models.policies.base import Part
-from models.policies.clips import clip_noise, first_frames
+from models.policies.clips import clip_noise, frames_at_ends
 from models.policies.diffusion import DiffusionSettings, Images
 from models.policies.pipeline import Rows
 from models.policies.wan import ATTENTION_AND_FFN
@@ -48,8 +48,8 @@ class Wan22TI2VImage(Wan22TI2V):
             ConfigError: the package this pipeline cleans prompts with is not installed.
         """
         require_extra("video", "ftfy", what=f"model.policy '{self.family}'")
-        started = [Image.fromarray(pixels) for (pixels,) in images or ()]
-        return {**super().encode(prompts), "condition": first_frames(self.pipeline, self.settings, started)}
+        started = [[Image.fromarray(pixels)] for (pixels,) in images or ()]
+        return {**super().encode(prompts), "condition": frames_at_ends(self.pipeline, self.settings, started)}
 
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, 48, f - 1, h, w) float32 noise: of all frames, as the pipeline draws it, those that move."""

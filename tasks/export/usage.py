@@ -67,11 +67,18 @@ class Usage:
             "differences": list(call.differences),
         }
 
+    @property
+    def ends(self) -> bool:
+        """The clip's last frame is given too."""
+        return self.call.last_frame and len(self.inputs) == 2
+
     def _given(self) -> dict[str, Any]:
         """Return the files of what the prompt starts from, of a clip its frames."""
         if self.call.clip:
             return {"input_image": None, "input_video": list(self.inputs)}
         first = {"file": self.inputs[0], "size": self.call.image_size} if self.inputs else None
+        if self.ends:
+            return {"input_image": first, "last_image": {"file": self.inputs[1], "size": self.call.image_size}}
         further = {"further_input_images": list(self.inputs[1:])} if self.inputs[1:] else {}
         return {"input_image": first, **further}
 
@@ -107,6 +114,7 @@ def snippet(usage: Usage) -> str:
     lines += ["call = dict(", *_argument_lines(usage.call.arguments), ")"]
     lines += [f"generator = torch.Generator().manual_seed({usage.seed})"]
     started = "video=video, " if usage.call.clip else "image=image, "
+    started += "last_image=last_image, " if usage.ends else ""
     image = started if usage.inputs else ""
     if usage.fps is None:
         lines += [f"result = pipe(prompt=prompt, {image}generator=generator, **call).images[0]"]
@@ -165,6 +173,8 @@ def _image_lines(usage: Usage) -> list[str]:
     size = usage.call.image_size
     scaled = "" if size is None else f".resize({size}, Image.Resampling.LANCZOS)"
     opened = [f'Image.open("{name}").convert("RGB"){scaled}' for name in usage.inputs]
+    if usage.ends:
+        return [f"image = {opened[0]}  # the first frame", f"last_image = {opened[1]}  # the last frame"]
     if len(opened) < 2:
         return [f"image = {one}  # the image to start from" for one in opened]
     return ["image = [  # the images to start from", *(f"    {one}," for one in opened), "]"]

@@ -23,6 +23,7 @@ from models.policies import (
     FIXED_STEPS,
     IMAGE_CONDITIONED,
     INSTRUCTED,
+    LAST_FRAME,
     MODULAR,
     POLICIES,
     REFERENCES,
@@ -126,6 +127,8 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
     most = most_images(family, config.model.options)
     if most is None:
         return
+    folder, frames = Path(str(config.model.path)).expanduser(), config.model.frames
+    ends = resolve(POLICIES, family, what="model.policy").check_ends if family in LAST_FRAME else None
     for prompt in prompts:
         films = [path for path in prompt.images if family not in CLIP_CONDITIONED and is_film(path)]
         if films:
@@ -136,11 +139,14 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
             )
         if len(prompt.images) > most:
             remedy = "Raise model.options.references" if family in REFERENCES else "Name one of them"
+            remedy = "Name the first and the last frame" if family in LAST_FRAME else remedy
             raise PromptError(
                 f"prompts.{config.prompts.image or 'image'}: prompt {prompt.text!r} comes with {len(prompt.images)} "
                 f"images, but model.policy '{family}' takes {most} as it is set. {remedy}, or choose a model for "
                 f"several ({', '.join(sorted(REFERENCES)) or 'none here'})."
             )
+        if ends is not None and folder.is_dir():
+            ends(folder, len(prompt.images), prompt.text, frames)
 
 
 def _check_size(config: RunConfig) -> None:

@@ -12,7 +12,7 @@ import torch
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
-from models.policies import POLICIES, most_images
+from models.policies import LAST_FRAME, POLICIES, most_images
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.sizes.architectures import architecture_of
@@ -97,5 +97,6 @@ def footprints_of(
     policy.settings = settings
     image = np.zeros((model.height, model.width, 3), np.uint8)
     most = most_images(model.policy, model.options)
-    images = [[image] * most] if most else None
+    # How many frames a clip is given changes no sizes worth counting.
+    images = [[image] * (1 if model.policy in LAST_FRAME else most)] if most else None
     return Footprints(policy, architecture, spec, guided=guided and uses_guidance(config), images=images)
