@@ -137,7 +137,8 @@ class FolderPolicy(DecodingPolicy):
         """Return the components that single files hold, checked to be those of a pipeline's folder."""
         parts = held_parts(files, cls.denoiser_names)
         if folder is not None:
-            check_parts(parts, folder, cls._index_of(folder), cls.denoiser_names)
+            index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
+            check_parts(parts, folder, index, cls.denoiser_names)
         return frozenset(parts)
 
     @classmethod

@@ -111,19 +111,10 @@ def _sees_both(config: Mapping[str, Any]) -> bool:
 
 def _check_ends(config: Mapping[str, Any], images: int, prompt: str, frames: int) -> None:
     """Check that a clip can be given so many of its frames; ``config`` is the transformer's."""
-    reason = None
-    if config.get("image_dim") is not None and _sees_both(config) != (images == 2):
-        only, other = (
-            ("both its first and its last", "one of the first alone")
-            if _sees_both(config)
-            else (
-                "the first alone",
-                "one of both, such as Wan 2.1 FLF2V",
-            )
-        )
-        reason = (
-            f"this model sees {only} (pos_embed_seq_len in transformer/config.json). Name what it sees, or take {other}"
-        )
+    both, reason = _sees_both(config), None
+    if config.get("image_dim") is not None and both != (images == 2):
+        only, other = ("both its ends", "one of the first alone") if both else ("the first alone", "Wan 2.1 FLF2V")
+        reason = f"this model sees {only} (pos_embed_seq_len of its transformer). Name what it sees, or take {other}"
     elif images == 2 and frames == 1:
         reason = "model.frames is 1, which is the first alone. Raise it, or name one image"
     if reason is not None:

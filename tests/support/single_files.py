@@ -38,6 +38,18 @@ def stable_diffusion(pipeline: Any) -> dict[str, Tensor]:
     }
 
 
+def stable_diffusion_xl(pipeline: Any) -> dict[str, Tensor]:
+    """Return a Stable Diffusion XL in the layout of Stability, whose second text encoder is open_clip's."""
+    first = {f"text_model.{name.removeprefix('text_model.')}": t for name, t in state(pipeline.text_encoder).items()}
+    return {
+        **before("model.diffusion_model.", ldm_unet(state(pipeline.unet), deep=True)),
+        **before("first_stage_model.", ldm_vae(state(pipeline.vae))),
+        **before("conditioner.embedders.0.transformer.", first),
+        **before("conditioner.embedders.1.model.", open_clip(state(pipeline.text_encoder_2))),
+        "denoiser.sigmas": torch.ones(1000),
+    }
+
+
 def stable_diffusion_3(pipeline: Any) -> dict[str, Tensor]:
     """Return a Stable Diffusion 3 with all text encoders in the layout of Stability."""
     encoders = {"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5xxl": "text_encoder_3"}
@@ -59,8 +71,8 @@ def state(module: Any) -> dict[str, Tensor]:
     return dict(module.state_dict())
 
 
-def ldm_unet(tensors: Tensors) -> dict[str, Tensor]:
-    """Return a UNet of two levels with one layer each by CompVis' names."""
+def ldm_unet(tensors: Tensors, *, deep: bool = False) -> dict[str, Tensor]:
+    """Return a UNet of two levels with one layer each by CompVis' names; attention is ``deep`` in the second alone."""
     blocks = {
         r"time_embedding\.linear_1": "time_embed.0",
         r"time_embedding\.linear_2": "time_embed.2",
@@ -68,15 +80,20 @@ def ldm_unet(tensors: Tensors) -> dict[str, Tensor]:
         "conv_norm_out": "out.0",
         "conv_out": "out.2",
         r"down_blocks\.0\.resnets\.0": "input_blocks.1.0",
+        r"add_embedding\.linear_1": "label_emb.0.0",
+        r"add_embedding\.linear_2": "label_emb.0.2",
         r"down_blocks\.0\.attentions\.0": "input_blocks.1.1",
         r"down_blocks\.0\.downsamplers\.0\.conv": "input_blocks.2.0.op",
         r"down_blocks\.1\.resnets\.0": "input_blocks.3.0",
+        r"down_blocks\.1\.attentions\.0": "input_blocks.3.1",
         r"mid_block\.resnets\.0": "middle_block.0",
         r"mid_block\.attentions\.0": "middle_block.1",
         r"mid_block\.resnets\.1": "middle_block.2",
         r"up_blocks\.0\.resnets\.0": "output_blocks.0.0",
         r"up_blocks\.0\.resnets\.1": "output_blocks.1.0",
-        r"up_blocks\.0\.upsamplers\.0\.conv": "output_blocks.1.1.conv",
+        r"up_blocks\.0\.attentions\.0": "output_blocks.0.1",
+        r"up_blocks\.0\.attentions\.1": "output_blocks.1.1",
+        r"up_blocks\.0\.upsamplers\.0\.conv": f"output_blocks.1.{2 if deep else 1}.conv",
         r"up_blocks\.1\.resnets\.0": "output_blocks.2.0",
         r"up_blocks\.1\.attentions\.0": "output_blocks.2.1",
         r"up_blocks\.1\.resnets\.1": "output_blocks.3.0",

@@ -39,10 +39,11 @@ from tests.support.single_files import (
     single_file,
     stable_diffusion,
     stable_diffusion_3,
+    stable_diffusion_xl,
     state,
 )
 
-WHOLE = {"sd15": stable_diffusion, "sd3": stable_diffusion_3}
+WHOLE = {"sd15": stable_diffusion, "sdxl": stable_diffusion_xl, "sd3": stable_diffusion_3}
 
 
 class Saved(NamedTuple):
@@ -85,7 +86,7 @@ def policy_of(family: str) -> type[PipelinePolicy]:
 def ode(family: str, folder: Path) -> Tensor:
     """Return the images of two prompts."""
     steps, settings = 3, DiffusionSettings(height=64, width=64, guidance_scale=3.0)
-    options = {"steps": steps} if family == "sd15" else {}
+    options = {} if family == "sd3" else {"steps": steps}
     policy: Any = policy_of(family).load(folder, settings, frozenset(Part), options)
     cond = Conditioning(policy.encode(["a red cube", "two cats"]), policy.encode(["", ""]))
     sigmas, start = policy.sigmas(steps), policy.initial_latents([torch.Generator().manual_seed(row) for row in (0, 1)])
@@ -110,7 +111,7 @@ def test_a_whole_file_and_configs_are_the_folder_bit_for_bit(family: str, saved:
     assert torch.equal(ode(family, tmp_path / "made"), ode(family, folder))
 
 
-@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("family", ["sd15", "sd3"])
 def test_diffusers_own_call_gives_the_same_weights(family: str, saved: Make, tmp_path: Path) -> None:
     pipeline, folder = saved(family)
     configs = without_weights(folder, tmp_path / "configs")
