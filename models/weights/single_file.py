@@ -305,5 +305,7 @@ def _is_part(tensor: Tensor) -> bool:
 def _first_line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
+    if isinstance(error, IndexError):
+        return "it has none of its layers"
     said = str(error).splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
