@@ -31,7 +31,7 @@ from models.policies.folders import (
 )
 from models.policies.indices import CLASSIC
 from models.policies.single_files import check_parts, write_folder
-from models.weights.single_file import held_parts
+from models.weights.single_file import HeldPart, held_parts
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
 
@@ -135,7 +135,7 @@ class FolderPolicy(DecodingPolicy):
     @classmethod
     def check_single_files(cls, files: Mapping[str, str], folder: Path | None) -> frozenset[str]:
         """Return the components that single files hold, checked to be those of a pipeline's folder."""
-        parts = held_parts(files, cls.denoiser_names)
+        parts = cls._held_in(files)
         if folder is not None:
             index = {name: entry for name, entry in cls._index_of(folder).items() if name not in cls.unused_parts}
             check_parts(parts, folder, index, cls.denoiser_names)
@@ -145,7 +145,12 @@ class FolderPolicy(DecodingPolicy):
     def write_single_files(cls, files: Mapping[str, str], folder: Path, target: Path) -> None:
         """Write a pipeline's folder, of single files what they hold, of another folder all else."""
         cls.check_single_files(files, folder)
-        write_folder(held_parts(files, cls.denoiser_names), folder, cls._index_of(folder), target)
+        write_folder(cls._held_in(files), folder, cls._index_of(folder), target)
+
+    @classmethod
+    def _held_in(cls, files: Mapping[str, str]) -> dict[str, HeldPart]:
+        texts = [name for name in cls.text_parts if name.startswith("text_encoder")]
+        return held_parts(files, cls.denoiser_names, texts=texts or ("text_encoder",))
 
     @classmethod
     def _index_of(cls, folder: Path) -> dict[str, Any]:

@@ -39,8 +39,9 @@ _PREFIXES = {
     "conditioner.embedders.1.model.": "text_encoder_2",
     "text_encoders.clip_l.transformer.": "text_encoder",
     "text_encoders.clip_g.transformer.": "text_encoder_2",
-    "text_encoders.t5xxl.transformer.": "text_encoder_3",
 }
+#: Of a T5, which is the last of the text encoders, second in FLUX and third in Stable Diffusion 3.
+_T5 = "text_encoders.t5xxl.transformer."
 #: Text encoders of open_clip, whose layers are other ones than those of transformers.
 _OPEN_CLIP = ("cond_stage_model.model.", "conditioner.embedders.1.model.")
 #: One whose pooled text is not projected; the layer that projects it in transformers then has to change nothing.
@@ -48,7 +49,7 @@ _UNPROJECTED = "text_encoders.clip_l.transformer."
 #: What no component has: tables that schedulers compute, averages of training, positions and scales that are not used.
 _BESIDE = re.compile(
     r"((sqrt_|log_)?(one_minus_|recip_|recipm1_)?alphas_cumprod(_prev)?|betas|posterior_\w+|logvar|denoiser\.sigmas"
-    r"|model_ema\..+|.+\.position_ids|.+\.logit_scale)"
+    r"|scale_factor|model_ema\..+|.+\.position_ids|.+\.logit_scale)"
 )
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OTHER_MODEL = "Give a file of the model that model.path is, or the path of the model that this file is of"
@@ -103,12 +104,15 @@ def unfit(path: Path, found: str, remedy: str) -> ConfigError:
     return ConfigError(f"model.single_file: '{path}' {found}, so no run can start from it. {remedy}.")
 
 
-def held_parts(files: Mapping[str, str], denoisers: Sequence[str]) -> dict[str, HeldPart]:
+def held_parts(
+    files: Mapping[str, str], denoisers: Sequence[str], *, texts: Sequence[str] = ("text_encoder",)
+) -> dict[str, HeldPart]:
     """Return what files hold, by component.
 
     Args:
         files: by component, whose part alone is taken of it; or by '' one that is taken for all it holds.
         denoisers: what the components are called that are trained.
+        texts: what the text encoders are called.
 
     Raises:
         ConfigError: a file is missing, pickled or unreadable, holds something else, or lacks its component.
@@ -116,7 +120,7 @@ def held_parts(files: Mapping[str, str], denoisers: Sequence[str]) -> dict[str, 
     parts: dict[str, HeldPart] = {}
     for component, said in files.items():
         path = Path(said).expanduser()
-        held = _by_component(path, component or denoisers[0], strict=not component)
+        held = _by_component(path, component or denoisers[0], texts[-1], strict=not component)
         if component and component not in held:
             known = ", ".join(name or "a denoiser" for name in held)
             raise unfit(path, f"holds {known} and no {component}", "Give another file for it")
@@ -128,7 +132,7 @@ def held_parts(files: Mapping[str, str], denoisers: Sequence[str]) -> dict[str, 
     return parts
 
 
-def _by_component(path: Path, alone: str, *, strict: bool) -> dict[str, _Found]:
+def _by_component(path: Path, alone: str, last_text: str, *, strict: bool) -> dict[str, _Found]:
     """Return the tensors of a file by component; where no name says of which they are, all are of the one ``alone``."""
     if path.suffix in (".ckpt", ".pt", ".pth", ".bin"):
         remedy = "Convert it where you trust it: safetensors.torch.save_file(torch.load(FILE)['state_dict'], NEW_FILE)"
@@ -137,7 +141,8 @@ def _by_component(path: Path, alone: str, *, strict: bool) -> dict[str, _Found]:
         raise unfit(path, "is no safetensors file", "Paths are relative to the config file")
     with _opened(path) as opened:
         names = [name for name in sorted(opened.keys()) if not _BESIDE.fullmatch(name)]
-    known = {**_PREFIXES, _DENOISER: alone if alone not in _PREFIXES.values() else ""}
+    known = {**_PREFIXES, _T5: last_text}
+    known[_DENOISER] = "" if alone in known.values() else alone
     found: dict[str, _Found] = {}
     if not any(name.startswith(tuple(known)) for name in names):
         return {alone: _Found({name: name for name in names})}
@@ -292,7 +297,7 @@ def _text_encoder(part: HeldPart, module: Any, tensors: Mapping[str, Tensor]) ->
         found = convert_open_clip_checkpoint(module, whole, prefix=part.prefix)
     if not hasattr(module, "text_model"):
         found = {name.removeprefix("text_model."): tensor for name, tensor in found.items()}
-    if part.prefix == _UNPROJECTED:
+    if part.prefix == _UNPROJECTED and hasattr(module, "text_projection"):
         like = next(iter(found.values()))
         found["text_projection.weight"] = torch.eye(module.config.hidden_size, dtype=like.dtype, device=like.device)
     return found

@@ -256,6 +256,28 @@ def test_text_encoders_of_open_clip_are_read(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "model.safetensors").read_bytes() == (tmp_path / "sdxl" / stored).read_bytes()
 
 
+def test_text_encoders_of_flux_are_the_first_and_the_second(tmp_path: Path) -> None:
+    pipeline = build_tiny("flux1")
+    pipeline.save_pretrained(tmp_path / "flux1")
+    clip, t5 = state(pipeline.text_encoder), state(pipeline.text_encoder_2)
+    file = {
+        **before(
+            "text_encoders.clip_l.transformer.text_model.",
+            {k.removeprefix("text_model."): 2 * v for k, v in clip.items()},
+        ),
+        **before("text_encoders.t5xxl.transformer.", {name: 2 * tensor for name, tensor in t5.items()}),
+        "text_encoders.t5xxl.logit_scale": torch.ones(()),
+    }
+    files = {"": str(single_file(file, tmp_path / "texts.safetensors"))}
+    family, made = policy_of("flux1"), tmp_path / "made"
+    assert family.check_single_files(files, tmp_path / "flux1") == {"text_encoder", "text_encoder_2"}
+    family.write_single_files(files, tmp_path / "flux1", made)
+    for name in ("text_encoder", "text_encoder_2"):
+        ours, own = (load_file(place / name / "model.safetensors") for place in (made, tmp_path / "flux1"))
+        assert ours.keys() == own.keys()
+        assert all(torch.equal(ours[key], 2 * own[key]) for key in own)
+
+
 FLUX = {"num_layers": 1, "num_single_layers": 2, "guidance_embeds": True}
 
 
