@@ -82,12 +82,14 @@ class RunFacts:
     def critic_identity(self) -> dict[str, Any]:
         """What makes the model that the critic begins as this one, where it is another than the base model.
 
+        It is as recorded where its folder is gone.
+
         Raises:
-            ConfigError: there is no such folder.
+            ConfigError: there is no such folder, and there never was.
         """
         path = self.config.critic.path
         assert path is not None
-        for entry in reversed(self.run.made(1, "value")) if self.reads else ():
+        for entry in reversed(self.run.made(1, "value")) if self.reads or not Path(path).expanduser().is_dir() else ():
             manifest = self.store.manifest(entry.ref)
             if manifest is not None and _CRITIC in manifest.options:
                 return dict(manifest.options[_CRITIC])

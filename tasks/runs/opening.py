@@ -269,7 +269,19 @@ def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
             wanted[name] = model_identity(str(model.path), None)
         if model.single_files:
             wanted[f"{name}, files"] = context.single_file_identity(model, slot)
-    return f"finished-{fingerprint(wanted)[:16]}"
+    return f"finished-{fingerprint({**wanted, **_begun_as(context)})[:16]}"
+
+
+def _begun_as(context: RunContext) -> dict[str, Any]:
+    """Return what training begins as beside the base model, by setting: paths name it, but it is known by its bytes."""
+    model, found = context.config.model, dict[str, Any]()
+    if model.checkpoint is not None:
+        found["model.checkpoint"] = context.checkpoint_identity
+    if model.lora is not None and model.lora.start is not None:
+        found["model.lora.start"] = context.adapter_identity
+    if context.config.critic.path is not None:
+        found["critic.path"] = context.critic_identity
+    return found
 
 
 def _models(context: RunContext) -> list[ModelSection]:

@@ -22,7 +22,8 @@ from models.policies.diffusion import DiffusionPolicy
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.sources import Weights
 from tasks.preflight.check import check_config
-from tasks.runs.opening import open_run
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ConfigFactory
 from tests.support.foreign_adapters import plain_peft, written
@@ -216,3 +217,17 @@ def test_adapters_of_another_model_are_refused(
     change(adapter)
     with pytest.raises(ConfigError, match=message):
         prepare(make_config(f"model.lora={{start: {adapter}}}", *FEW))
+
+
+@pytest.mark.parametrize("setting", ["model.lora={{start: {}}}", "model.checkpoint={}", "critic.path={}"])
+def test_a_finished_run_is_not_finished_when_what_it_began_as_is_another(
+    make_config: ConfigFactory, adapter: Path, setting: str
+) -> None:
+    config = make_config(setting.format(adapter), *FEW)
+    context = begin_run(config)
+    mark_finished(context, {"text": "done"})
+    assert finished_result(RunContext(context.store, config, context.run)) is not None
+    # Whether a finish still stands is all that is asked here, so a checkpoint and a critic may be any bytes.
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert finished_result(RunContext(context.store, config, context.run)) is None
