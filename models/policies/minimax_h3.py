@@ -75,7 +75,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that its text encoder has more layers than are read, as the pipeline demands."""
+        """Check the folder, that its text encoder has more layers than are read, and how long clips can be."""
         if settings.guidance_scale != 1:
             raise ConfigError(
                 f"model.guidance_scale is {settings.guidance_scale:g}, but guidance is in the weights of "
@@ -84,6 +84,12 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         index = super().check_folder(folder, settings)
         with whole(folder):
             about = read_json(folder / "text_encoder" / "config.json").get("text_config", {})
+            vae = read_json(folder / "vae" / "config.json")
+        if (length := vae.get("clip_length", cls.lengths.every)) != cls.lengths.every:
+            raise ConfigError(
+                f"model.path '{folder}': its autoencoder encodes {length} frames at a time, but '{cls.family}' knows "
+                f"clips of {cls.lengths}. Choose a model as 'MiniMaxAI/MiniMax-H3' is."
+            )
         if about.get("num_hidden_layers", 0) <= _TEXT_LAYER:
             raise ConfigError(
                 f"model.path '{folder}': its text encoder has {about.get('num_hidden_layers', 0)} layers, but the "
@@ -279,9 +285,9 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         )
 
         pipeline, settings, config = self.pipeline, self.settings, self.pipeline.transformer.config
-        side, chunk = (
-            pipeline.vae_spatial_compression_ratio,
+        chunk, side = (
             (pipeline.vae_frames_per_chunk, pipeline.vae_latents_per_chunk),
+            pipeline.vae_spatial_compression_ratio,
         )
         frames, sounds = video_latent_num_frames(settings.frames, *chunk), audio_latent_num_frames(settings.frames)
         return _Shape(

@@ -318,6 +318,7 @@ PUBLISHED: Mapping[str, Architecture] = {
         denoiser="MiniMaxH3Transformer3DModel",
         latents=(24, 16, 4),
         chunk=(17, 5, 2),
+        # The Qwen3-VL that is 5120 wide and has more than the 50 layers that are read.
         text_parameters=_QWEN3_VL_32B,
         text=TextEncoder(width=5120, inner=25600, kept=64),
     ),
