@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from configs.registry import resolve
-from models.policies import POLICIES
+from models.policies import DISTILLED_GUIDANCE, POLICIES
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.quickstart.tiny import build_tiny
 from tests.contracts.test_policies import (
@@ -47,9 +47,9 @@ def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
 @torch.no_grad()
 def _beside(family: str, device: torch.device, folder: Path) -> Iterator[Line]:
     tiny = TINY[family]
-    settings = DiffusionSettings(
-        height=tiny.size, width=tiny.size, frames=tiny.frames, guidance_scale=_GUIDANCE, device=device
-    )
+    size = {"height": tiny.size, "width": tiny.size, "frames": tiny.frames}
+    guidance = 1.0 if family in DISTILLED_GUIDANCE else _GUIDANCE
+    settings = DiffusionSettings(**size, guidance_scale=guidance, device=device)
     options = {**tiny.options, **second_guidance(family)}
     kind = resolve(POLICIES, family, what="policy")
     policy: DiffusionPolicy = kind.load(folder, settings, ALL, options)
