@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def check_command(
     path: Path, overrides: Sequence[str], *, as_json: bool, gpu_memory: float | None, deep: bool = False
 ) -> None:
-    """Print the resolved config, the cost and the memory it needs, or refuse it."""
+    """Print the resolved config, the cost and the memory it needs, and whether it can run; or refuse it."""
     config = load_config(path, overrides)
-    from tasks.preflight.names import check_names
+    from tasks.preflight.names import check_names, check_places
 
-    check_names(config, source=path, overrides=overrides)
+    check_names(config, source=path, overrides=overrides, later=True)
     from tasks.inputs.sources import changed_files
     from tasks.preflight.check import check_config
     from tasks.preflight.idle import idle_notes, idle_shares
@@ -64,6 +64,7 @@ def check_command(
             "notes": notes,
         }
         print_json({**data, "changed_files": changed} if deep else data)
+        check_places(config)
         return
     console.print(dump_yaml(config))
     _print_cost(cost, config.run.epochs)
@@ -76,7 +77,10 @@ def check_command(
     for note in notes:
         console.print(f"note: {note}")
     counts = ", ".join(f"{split} {count}" for split, count in cost.prompts.items() if count)
-    console.print(f"prompts: {counts}. The config can run.")
+    console.print(f"prompts: {counts}.")
+    # What a config takes can be asked before all that it names is there.
+    check_places(config)
+    console.print("The config can run.")
 
 
 def _print_cost(cost: Cost, epochs: int) -> None:

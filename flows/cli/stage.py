@@ -43,7 +43,8 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
         )
     store = ArtifactStore(request.root)
     settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
-    check_names(settings.config, overrides=request.overrides, stored=True)
+    # Of what the run's options name one stage may need nothing.
+    check_names(settings.config, overrides=request.overrides, later=True)
     epoch = chosen_epoch(settings, name, request.epoch)
     with local_api() as api, display(quiet=quiet, epochs=1) as shown:
         from flows import runtime

@@ -34,7 +34,7 @@ _SEEN_FROM = "Paths in options are relative to the working directory."
 
 
 def check_names(
-    config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = (), stored: bool = False
+    config: RunConfig, *, source: Path | None = None, overrides: Sequence[str] = (), later: bool = False
 ) -> None:
     """Check that every component, option and local file a config names exists.
 
@@ -42,8 +42,7 @@ def check_names(
         config: the config.
         source: the config file; what it names may be meant relative to its folder.
         overrides: ``section.key=value`` strings laid over it, to blame.
-        stored: the config is a run's, of which one stage is done: of what its options name it may need nothing, but of
-            what an override does.
+        later: of what options name (``configs.outside``) only that of overrides must be there by now.
 
     Raises:
         ConfigError: a component or option does not exist, or the model's folder, or what an option names.
@@ -53,9 +52,18 @@ def check_names(
     for setting, problem in _problems(config, folders):
         by = blamed(setting.split("."), overrides)
         raise type(problem)(f"{by}: {problem}") if by else problem
+    check_places(config, overrides=overrides, later=later)
+
+
+def check_places(config: RunConfig, *, overrides: Sequence[str] = (), later: bool = False) -> None:
+    """Check that what options name (``configs.outside``) is there; see ``check_names``.
+
+    Raises:
+        ConfigError: something is not.
+    """
     for setting, problem in _lacking_places(config):
         by = blamed(setting.split("."), overrides)
-        if by or not stored:
+        if by or not later:
             raise ConfigError(f"{by}: {problem}") if by else problem
 
 

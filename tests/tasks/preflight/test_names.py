@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from configs import outside, peek
 from configs.errors import ConfigError
 from configs.load import load_config
+from flows.cli.check import check_command
 from models.rewards import GIVEN, REWARDS
 from tasks.algorithms import ALGORITHMS
 from tasks.preflight.names import check_names
@@ -66,3 +68,22 @@ def test_every_option_that_is_said_to_be_a_folder_or_a_file_is_looked_for() -> N
     }
     assert found.keys() >= {("hpsv3", "weights"), ("opd", "teacher")}
     assert [where for where, kind in found.items() if not any(place in kind for place in _PLACES)] == []
+
+
+def test_what_a_config_takes_is_said_before_all_that_it_names_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = yaml.safe_load((ROOT / "configs" / "tiny_sd3.yaml").read_text())
+    preset["evaluate"] = {
+        **preset.get("evaluate", {}),
+        "judges": [{"name": "aesthetic", "options": {"head": "nowhere"}}],
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        yaml.safe_dump({"extends": str(ROOT / "configs" / "tiny_sd3.yaml"), "evaluate": preset["evaluate"]})
+    )
+    with pytest.raises(ConfigError, match="head 'nowhere' is no file"):
+        check_command(path, [], as_json=False, gpu_memory=None)
+    printed = capsys.readouterr().out
+    assert "optimizer updates" in printed
+    assert "can run" not in printed
