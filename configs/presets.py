@@ -12,6 +12,7 @@ _FOLDER = Path(__file__).parent
 _EXTENDS = re.compile(r"^extends: *(\S+)\.yaml *$", re.MULTILINE)
 #: The smallest GPU that each preset of a published model fits, as docs/gpus.md estimates; the others run on a CPU.
 _GPUS = {
+    "cogvideox_2b": "24 GB",
     "flux1_dance": "48 GB",
     "flux1_dev": "48 GB",
     "flux1_enhancer": "80 GB",

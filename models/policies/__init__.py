@@ -37,6 +37,7 @@ POLICIES = Table(
         "sana": "models.policies.sana:Sana",
         "sana_video": "models.policies.sana_video:SanaVideo",
         "hunyuan_video15": "models.policies.hunyuan_video15:HunyuanVideo15",
+        "cogvideox": "models.policies.cogvideox:CogVideoX",
         "ltx2": "models.policies.ltx2:LTX2",
         "minimax_h3": "models.policies.minimax_h3:MiniMaxH3",
         "causal_lm": "models.policies.causal_lm:CausalLM",
@@ -88,7 +89,7 @@ VIDEO: Mapping[str, ClipLengths] = {
         ),
         ClipLengths(every=4),
     ),
-    "ltx2": ClipLengths(every=8),
+    **dict.fromkeys(("cogvideox", "ltx2"), ClipLengths(every=8)),
     "minimax_h3": ClipLengths(every=17, beyond=5, least=124, most=345, seconds="5 to 15 seconds"),
 }
 
@@ -117,8 +118,15 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
 #: Families that are told how many steps they take, and how many these are where nobody says.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
+#: Families whose steps lead from one timestep to the next where their number divides this one.
+DIVIDED_STEPS: Mapping[str, int] = {"cogvideox": 1000}
+
 #: First and last noise level of families that do not go from 1 to 0, of published models; a folder may have others.
 NOISE_RANGE: Mapping[str, tuple[float, float]] = {"sd15": (0.93, 0.0283), "sdxl": (0.93, 0.0283)}
+
+#: First and last level of families that were not trained with all from 1 to 0, of published models: CogVideoX 2B's,
+#: and 5B's go on to 0.0283.
+KNOWN_LEVELS: Mapping[str, tuple[float, float]] = {**NOISE_RANGE, "cogvideox": (1.0, 0.0481)}
 
 
 def modalities_of(family: str) -> tuple[str, ...]:

@@ -62,13 +62,13 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 #: Families whose blocks call torch's attention directly, so that a backend would be set and never used.
-FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21"})
+FIXED = frozenset({"sd15", "sdxl", "sd3", "sana", "qwen_image21", "cogvideox"})
 
 #: Families whose tokens diffusers does not know how to split over ranks.
 UNSPLIT = frozenset(
     {
         *("sd15", "sdxl", "sd3", "z_image", "sana", "sana_video", "hunyuan_video15", "qwen_image21", "flux3", "ltx2"),
-        "minimax_h3",
+        *("minimax_h3", "cogvideox"),
     }
 )
 

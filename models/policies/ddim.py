@@ -1,6 +1,7 @@
-"""What families share that are sampled with DDIM: a UNet and a variance-preserving training schedule, seen as a flow.
+"""What families share that are sampled with DDIM: a variance-preserving training schedule, seen as a flow.
 
-The coordinates are those of ``models.maths.preserving``; what the UNet predicts is read from the scheduler's config.
+The coordinates are those of ``models.maths.preserving``; what the denoiser predicts is read from the scheduler's
+config. Families of a UNet share more: they make images, and are told how many steps they take.
 """
 
 from __future__ import annotations
@@ -49,23 +50,86 @@ class DDIMOptions:
 
 
 class DDIMPolicy(PipelinePolicy):
+    """Adapter for pipelines of a variance-preserving schedule, whichever scheduler of it the folder names."""
+
+    joint_guidance = True
+    walked: ClassVar[str] = "DDIMScheduler"
+    """The class whose steps are those of a chain, made of the config of the folder's."""
+    # DDIM would clip where the config of another scheduler says nothing of it.
+    walked_options: ClassVar[Mapping[str, Any]] = {"clip_sample": False}
+    """What is changed of that config."""
+
+    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
+        """Wrap a loaded pipeline, with DDIM as its scheduler."""
+        super().__init__(pipeline, settings, options)
+        pipeline.scheduler = self._walking(pipeline.scheduler)
+
+    @classmethod
+    def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
+        """Return the first and last noise level of so many steps with a folder's scheduler.
+
+        Raises:
+            ConfigError: it has no such steps.
+        """
+        index = read_index(folder, cls.pipeline_name, cls.family)
+        levels = _levels(cls._walking(scheduler_of(folder, index)), steps)
+        return float(levels[0]), float(levels[-1])
+
+    @classmethod
+    def _walking(cls, scheduler: Any) -> Any:
+        return diffusers_class(cls.walked).from_config(scheduler.config, **cls.walked_options)
+
+    def sigmas(self, steps: int) -> Tensor:
+        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
+
+        Raises:
+            ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
+        """
+        return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
+
+    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
+        """Call the denoiser at the timestep each sigma belongs to; return eps - x0."""
+        timestep, at = self._seen(latents, sigma)
+        predicted = self.predicted(modules, at.noisy.to(latents.dtype), timestep, rows)
+        return PREDICTIONS[self.pipeline.scheduler.config.prediction_type].velocity(predicted, at)
+
+    @abstractmethod
+    def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
+        """Return what the denoiser predicts of (B, ...) noisy latents a x0 + b eps at (B,) timesteps."""
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments and DDIM, whichever scheduler the folder names."""
+        call = super().pipeline_call(steps, negative_prompt)
+        return replace(call, scheduler=SchedulerChoice(name=self.walked, options=self.walked_options, from_config=True))
+
+    def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
+        """Return the (B,) timesteps that sigmas belong to, and what latents are there."""
+        known = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
+        timestep = (known[None, :] - sigma[:, None]).abs().argmin(1)
+        return timestep, Preserving.of(latents, self.table(sigma.device, self._alphas)[timestep])
+
+    def _alphas(self) -> Tensor:
+        """Return alpha_bar of every timestep; some schedulers compute it in float64."""
+        alphas: Tensor = self.pipeline.scheduler.alphas_cumprod
+        return alphas.float()
+
+    def _trained_levels(self, dtype: torch.dtype) -> Tensor:
+        """Return the noise level of every timestep the model was trained with."""
+        return flow_sigma(self.pipeline.scheduler.alphas_cumprod).to(dtype)
+
+
+class UNetPolicy(DDIMPolicy):
     """Adapter for pipelines of a UNet; latents are (B, C, h, w)."""
 
     options_type = DDIMOptions
     options: DDIMOptions
     denoiser_names = ("unet",)
-    joint_guidance = True
     # All of one training schedule, which DDIM follows whichever of them the folder names.
     schedulers: ClassVar[Mapping[str, Fields]] = DISCRETE
     size_unit = 8
     blocks = ("down_blocks", "mid_block", "up_blocks")
     # DDPO's targets: the attention projections.
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
-
-    def __init__(self, pipeline: Any, settings: DiffusionSettings, options: DDIMOptions) -> None:
-        """Wrap a loaded pipeline, with DDIM as its scheduler."""
-        super().__init__(pipeline, settings, options)
-        pipeline.scheduler = _ddim(pipeline.scheduler)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
@@ -93,17 +157,6 @@ class DDIMPolicy(PipelinePolicy):
         """Check that the schedule of a folder has so many steps."""
         cls.noise_range(folder, options.steps)
 
-    @classmethod
-    def noise_range(cls, folder: Path, steps: int) -> tuple[float, float]:
-        """Return the first and last noise level of so many steps with a folder's scheduler.
-
-        Raises:
-            ConfigError: it has no such steps.
-        """
-        index = read_index(folder, cls.pipeline_name, cls.family)
-        levels = _levels(_ddim(scheduler_of(folder, index)), steps)
-        return float(levels[0]), float(levels[-1])
-
     def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Return (B, C, h, w) float32 latents at the first sigma of ``options.steps`` steps."""
         settings, channels = self.settings, self.pipeline.unet.config.in_channels
@@ -114,20 +167,9 @@ class DDIMPolicy(PipelinePolicy):
         first = self.sigmas(self.options.steps)[:1]
         return noise * flow_length(first)
 
-    def sigmas(self, steps: int) -> Tensor:
-        """Return b / (a + b) at the scheduler's timesteps, and after its last step.
-
-        Raises:
-            ConfigError: DDIM's steps do not lead from one of its timesteps to the next.
-        """
-        return moved(_levels(self.pipeline.scheduler, steps).float(), self.settings.device)
-
-    def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the UNet at the timestep each sigma belongs to; return eps - x0."""
-        timestep, at = self._seen(latents, sigma)
-        conditions = self.conditions(rows)
-        predicted = modules["unet"](at.noisy.to(latents.dtype), timestep, return_dict=False, **conditions)[0]
-        return PREDICTIONS[self.pipeline.scheduler.config.prediction_type].velocity(predicted, at)
+    def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
+        """Call the UNet."""
+        return modules["unet"](noisy, timestep, return_dict=False, **self.conditions(rows))[0]  # type: ignore[no-any-return]
 
     @abstractmethod
     def conditions(self, rows: Rows) -> dict[str, Any]:
@@ -146,36 +188,15 @@ class DDIMPolicy(PipelinePolicy):
         return prediction.velocity(guided, at)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
-        """Return the pipeline's arguments and DDIM, whichever scheduler the folder names."""
+        """Return the pipeline's arguments, with how far guided predictions are rescaled."""
         call = super().pipeline_call(steps, negative_prompt)
         rescale = self.options.guidance_rescale
-        arguments = {**call.arguments, **({"guidance_rescale": rescale} if rescale else {})}
-        # DDIM would clip where the config of another scheduler says nothing of it.
-        ddim = SchedulerChoice(name="DDIMScheduler", options={"clip_sample": False}, from_config=True)
-        return replace(call, arguments=arguments, scheduler=ddim)
+        return replace(call, arguments={**call.arguments, "guidance_rescale": rescale}) if rescale else call
 
     def decoded(self, latents: Tensor) -> Tensor:
         """Return what the autoencoder makes of latents."""
         last = self.sigmas(self.options.steps)[-1:]
         return self.decode_scaled(latents / flow_length(last).to(latents))
-
-    def _seen(self, latents: Tensor, sigma: Tensor) -> tuple[Tensor, Preserving]:
-        """Return the (B,) timesteps that sigmas belong to, and what latents are there."""
-        known = self.table(sigma.device, self._trained_levels, wide_dtype(sigma.device))
-        timestep = (known[None, :] - sigma[:, None]).abs().argmin(1)
-        return timestep, Preserving.of(latents, self.table(sigma.device, self._alphas)[timestep])
-
-    def _alphas(self) -> Tensor:
-        alphas: Tensor = self.pipeline.scheduler.alphas_cumprod
-        return alphas
-
-    def _trained_levels(self, dtype: torch.dtype) -> Tensor:
-        """Return the noise level of every timestep the model was trained with."""
-        return flow_sigma(self._alphas()).to(dtype)
-
-
-def _ddim(scheduler: Any) -> Any:
-    return diffusers_class("DDIMScheduler").from_config(scheduler.config, clip_sample=False)
 
 
 def _levels(scheduler: Any, steps: int) -> Tensor:
@@ -189,7 +210,7 @@ def _levels(scheduler: Any, steps: int) -> Tensor:
         raise ConfigError(
             f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path has timestep_spacing "
             f"'trailing', with which DDIM's steps meet its timesteps only where {trained} is a multiple of their "
-            "number. Change the steps (and model.options.steps)."
+            "number. Change the steps (and model.options.steps, where the model has it)."
         )
     if steps <= trained:
         scheduler.set_timesteps(steps)
@@ -197,7 +218,7 @@ def _levels(scheduler: Any, steps: int) -> Tensor:
         raise ConfigError(
             f"rollout.steps or evaluate.steps is {steps}, but the scheduler of model.path knows {known} noise levels, "
             f"and its steps would leave them (num_train_timesteps {trained}, steps_offset "
-            f"{scheduler.config.steps_offset}). Lower the steps (and model.options.steps)."
+            f"{scheduler.config.steps_offset}). Lower the steps (and model.options.steps, where the model has it)."
         )
     last = scheduler.timesteps[-1] - trained // steps
     final = scheduler.alphas_cumprod[last] if last >= 0 else scheduler.final_alpha_cumprod

@@ -73,8 +73,9 @@ class DecodingPolicy(DiffusionPolicy):
         if self.settings.gradient_checkpointing:
             recompute_decoder(self.pipeline.vae)
 
-        def smaller(module: nn.Module, given: Any, made: Tensor) -> Tensor:
-            return made / _HEADROOM
+        def smaller(module: nn.Module, given: Any, made: Any) -> Any:
+            # Some give what they keep for later frames too.
+            return (made[0] / _HEADROOM, *made[1:]) if isinstance(made, tuple) else made / _HEADROOM
 
         hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.policies.ddim import DDIMPolicy
+from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images
 from models.policies.folders import Fields
 from models.policies.pipeline import Rows
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SD15(DDIMPolicy):
+class SD15(UNetPolicy):
     """Adapter for StableDiffusionPipeline; latents are (B, 4, h, w)."""
 
     pipeline_name = "StableDiffusionPipeline"

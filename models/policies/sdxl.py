@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from models.policies.base import Part
-from models.policies.ddim import DDIMPolicy
+from models.policies.ddim import UNetPolicy
 from models.policies.diffusion import Images, PipelineCall
 from models.policies.folders import DISCRETE, Fields
 from models.policies.pipeline import Rows
@@ -29,7 +29,7 @@ _DDIM = DISCRETE["DDIMScheduler"]
 _UNCLIPPED = replace(_DDIM, moot=_DDIM.moot - {"clip_sample"}, allowed={**_DDIM.allowed, "clip_sample": (False,)})
 
 
-class SDXL(DDIMPolicy):
+class SDXL(UNetPolicy):
     """Adapter for StableDiffusionXLPipeline; latents are (B, 4, h, w)."""
 
     pipeline_name = "StableDiffusionXLPipeline"

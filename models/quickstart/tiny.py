@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.errors import ConfigError
 from configs.suggest import did_you_mean
+from models.quickstart.cogvideox import cogvideox
 from models.quickstart.flux3 import Flux3
 from models.quickstart.hunyuan import hunyuan_video15
 from models.quickstart.ltx2 import ltx2
@@ -323,6 +324,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "sana": sana,
     "sana_video": sana_video,
     "hunyuan_video15": hunyuan_video15,
+    "cogvideox": cogvideox,
     "ltx2": ltx2,
     "minimax_h3": MiniMaxH3,
 }

@@ -34,6 +34,7 @@ _TEXT_TOKENS = {
     "SanaVideoTransformer3DModel": 0,
     "Flux3Transformer2DModel": 480,
     "LTX2VideoTransformer3DModel": 0,
+    "CogVideoXTransformer3DModel": 226,
     # Qwen's, ByT5's and those of an image, which there are without one too.
     "HunyuanVideo15Transformer3DModel": 1000 + HUNYUAN15_FURTHER,
 }
@@ -142,10 +143,10 @@ def latent_shape(about: Mapping[str, Any]) -> tuple[int, int, int]:
     if "clip_length" in about:
         sides = (math.prod(about[f"{name}_downsample_factors"]) for name in ("spatial", "temporal"))
         return (about["latent_channels"], *sides)
-    if "temporal_compression_ratio" in about:
+    if "spatial_compression_ratio" in about:
         return about["latent_channels"], about["spatial_compression_ratio"], about["temporal_compression_ratio"]
     levels = about.get("block_out_channels") or about["encoder_block_out_channels"]
-    return about["latent_channels"], 2 ** (len(levels) - 1), 1
+    return about["latent_channels"], 2 ** (len(levels) - 1), int(about.get("temporal_compression_ratio", 1))
 
 
 def chunk_of(about: Mapping[str, Any]) -> tuple[int, int, int] | None:

@@ -39,6 +39,7 @@ VAES: Mapping[str, Mapping[str, Any]] = {
         "temporal_compression_ratio": 8,
     },
     "MiniMaxH3Transformer3DModel": {"class": "AutoencoderKLMiniMaxH3"},
+    "CogVideoXTransformer3DModel": {"class": "AutoencoderKLCogVideoX"},
 }
 VAE = {"class": "AutoencoderKL", **_KL, "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
 _SD35_MEDIUM = {
@@ -130,6 +131,20 @@ HUNYUAN15_FURTHER = 256 + 729
 
 
 _GEMMA2 = TextEncoder(width=2304, inner=9216)
+
+
+def _sana(config: Mapping[str, Any]) -> Architecture:
+    """Return a SANA of images."""
+    return Architecture(
+        denoiser="SanaTransformer2DModel",
+        config=config,
+        latents=(32, 32, 1),
+        text_tokens=0,
+        patch=1,
+        text_parameters=_GEMMA2_2B,
+        text=_GEMMA2,
+    )
+
 
 PUBLISHED: Mapping[str, Architecture] = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
@@ -261,41 +276,10 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_parameters=_QWEN3_4B,
         text=TextEncoder(width=2560, inner=9728, kept=36),
     ),
-    "Efficient-Large-Model/Sana_600M_1024px_diffusers": Architecture(
-        denoiser="SanaTransformer2DModel",
-        config=_SANA_SMALL,
-        latents=(32, 32, 1),
-        text_tokens=0,
-        patch=1,
-        text_parameters=_GEMMA2_2B,
-        text=_GEMMA2,
-    ),
-    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": Architecture(
-        denoiser="SanaTransformer2DModel",
-        latents=(32, 32, 1),
-        text_tokens=0,
-        patch=1,
-        text_parameters=_GEMMA2_2B,
-        text=_GEMMA2,
-    ),
-    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": Architecture(
-        denoiser="SanaTransformer2DModel",
-        config=_SANA15,
-        latents=(32, 32, 1),
-        text_tokens=0,
-        patch=1,
-        text_parameters=_GEMMA2_2B,
-        text=_GEMMA2,
-    ),
-    "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": Architecture(
-        denoiser="SanaTransformer2DModel",
-        config={**_SANA15, "num_layers": 60},
-        latents=(32, 32, 1),
-        text_tokens=0,
-        patch=1,
-        text_parameters=_GEMMA2_2B,
-        text=_GEMMA2,
-    ),
+    "Efficient-Large-Model/Sana_600M_1024px_diffusers": _sana(_SANA_SMALL),
+    "Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers": _sana({}),
+    "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": _sana(_SANA15),
+    "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": _sana({**_SANA15, "num_layers": 60}),
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": Architecture(
         denoiser="SanaVideoTransformer3DModel",
         config=_SANA_VIDEO,
@@ -303,6 +287,19 @@ PUBLISHED: Mapping[str, Architecture] = {
         text_tokens=0,
         text_parameters=_GEMMA2_2B,
         text=_GEMMA2,
+    ),
+    "zai-org/CogVideoX-2b": Architecture(
+        denoiser="CogVideoXTransformer3DModel",
+        latents=(16, 8, 4),
+        text_tokens=226,
+        text_parameters=_T5_XXL,
+    ),
+    "zai-org/CogVideoX-5b": Architecture(
+        denoiser="CogVideoXTransformer3DModel",
+        config={"num_layers": 42, "num_attention_heads": 48, "use_rotary_positional_embeddings": True},
+        latents=(16, 8, 4),
+        text_tokens=226,
+        text_parameters=_T5_XXL,
     ),
     "Lightricks/LTX-2": Architecture(
         denoiser="LTX2VideoTransformer3DModel",

@@ -19,6 +19,7 @@ from models.pictures import is_film
 from models.policies import (
     CLIP_CONDITIONED,
     DISTILLED_GUIDANCE,
+    DIVIDED_STEPS,
     EMBEDDED_GUIDANCE,
     FIXED_STEPS,
     IMAGE_CONDITIONED,
@@ -197,8 +198,16 @@ def _check_evaluated(config: RunConfig) -> None:
 
 
 def _check_steps(config: RunConfig) -> None:
-    """Check that a family that is told its steps begins at the noise of the schedule it then follows."""
+    """Check that a family that is told its steps begins at the noise of the schedule it then follows, or has them."""
     family = config.model.policy
+    whole = DIVIDED_STEPS.get(family)
+    for where, steps in (("rollout.steps", config.rollout.steps), ("evaluate.steps", config.evaluate.steps)):
+        if whole is not None and steps is not None and whole % steps:
+            raise ConfigError(
+                f"{where} is {steps}, but the steps of model.policy '{family}' lead from one of its {whole} timesteps "
+                f"to the next only where {whole} is a multiple of their number. The nearest are "
+                f"{_divisors(whole, steps)}."
+            )
     if family not in FIXED_STEPS:
         return
     told = config.model.options.get("steps", FIXED_STEPS[family])
@@ -208,6 +217,13 @@ def _check_steps(config: RunConfig) -> None:
                 f"{where} is {steps}, but model.options.steps of model.policy '{family}' is {told}, which fixes the "
                 f"noise a sample begins with. Set model.options.steps and {where} to the same number."
             )
+
+
+def _divisors(whole: int, near: int) -> str:
+    """Return the divisors next to a number that is none, in words."""
+    found = [each for each in range(1, whole + 1) if whole % each == 0]
+    below, above = [n for n in found if n < near][-1:], [n for n in found if n > near][:1]
+    return " and ".join(map(str, below + above))
 
 
 def _check_guidance(config: RunConfig) -> None:

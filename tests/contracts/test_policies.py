@@ -154,6 +154,8 @@ TINY: Mapping[str, Tiny] = {
         frames=5,
     ),
     "hunyuan_video15": Tiny(32, options={"max_sequence_length": 24}, call={"num_frames": 5}, guidance="", frames=5),
+    # As of the others of DDIM, float rounding between two coordinate systems; it has positions for so much text.
+    "cogvideox": Tiny(32, **of_length(226, num_frames=9), tolerance=1e-5, frames=9),
     # Guidance by two predictions alone, whose sum the pipeline takes of clean latents and the adapter of velocities.
     "ltx2": Tiny(
         **of_length(

@@ -26,7 +26,7 @@ from models.maths.sampling import Sampler, ode_plan, sample
 from models.maths.solvers import Euler
 from models.maths.transitions import ODE
 from models.policies import POLICIES
-from models.policies.ddim import DDIMOptions, DDIMPolicy
+from models.policies.ddim import DDIMOptions, DDIMPolicy, UNetPolicy
 from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.policies.indices import component_entry, index_file
 from models.policies.modular import ModularPolicy
@@ -85,6 +85,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_lu_lambdas": (True,),
     "use_flow_sigmas": (True, False),
     "flow_shift": (5.0,),
+    "snr_shift_scale": (2.0,),
     "lambda_min_clipped": (-5.0,),
     "variance_type": ("learned",),
     "use_dynamic_shifting": (True, False),
@@ -111,6 +112,7 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
 }
 SCHEDULERS = [(family, name) for family in PIPELINES for name in resolve(POLICIES, family, what="policy").schedulers]
 DDIM = [name for name in PIPELINES if issubclass(resolve(POLICIES, name, what="policy"), DDIMPolicy)]
+UNETS = [name for name in DDIM if issubclass(resolve(POLICIES, name, what="policy"), UNetPolicy)]
 #: Of the others each is followed as one of these.
 OFTEN = {"sd15", "sdxl", "sd3", "flux1", "qwen_image", "wan21"}
 
@@ -240,7 +242,7 @@ def test_every_option_is_the_pipelines_or_refused_by_name(
 @pytest.mark.parametrize("prediction", ["v_prediction", "sample"])
 @pytest.mark.parametrize("family", DDIM)
 def test_a_schedule_that_ends_in_pure_noise(family: str, prediction: str, tmp_path: Path) -> None:
-    folder = Folder(family, "DDIMScheduler", tmp_path)
+    folder = Folder(family, resolve(POLICIES, family, what="policy").walked, tmp_path)
     folder.write({"rescale_betas_zero_snr": True, "timestep_spacing": "trailing", "prediction_type": prediction})
     assert folder.refusal() is None
     policy, _ = folder.ours()
@@ -249,7 +251,7 @@ def test_a_schedule_that_ends_in_pure_noise(family: str, prediction: str, tmp_pa
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
-@pytest.mark.parametrize("family", DDIM)
+@pytest.mark.parametrize("family", UNETS)
 def test_guidance_is_rescaled_as_the_pipeline_does(family: str, prediction: str, tmp_path: Path) -> None:
     folder, found = Folder(family, "DDIMScheduler", tmp_path), []
     folder.write({"prediction_type": prediction})

@@ -244,6 +244,12 @@ PUBLISHED: Mapping[str, Publication] = {
         "attention that this model has.",
         JOINT,
     ),
+    "cogvideox_2b": _wan(
+        "Flow-GRPO's settings for Wan 2.1 on CogVideoX 2B",
+        " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are the "
+        "attention that this model has.",
+        [f"attn1.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0")],
+    ),
     "ltx2": _wan(
         "Flow-GRPO's settings for Wan 2.1 on LTX-2, clips with sound",
         " For this model none are published; the settings are those of Wan 2.1 1.3B, and the adapted layers are all "

@@ -79,6 +79,7 @@ LONG = {
         "test_tensors_without_content_take_what_real_ones_do[qwen_image21]",
         "test_tensors_without_content_take_what_real_ones_do[ltx2]",
         "test_tensors_without_content_take_what_real_ones_do[minimax_h3]",
+        "test_tensors_without_content_take_what_real_ones_do[cogvideox]",
         "test_tensors_without_content_take_what_real_ones_do[qwen_image]",
         "test_tensors_without_content_take_what_real_ones_do[wan22_ti2v]",
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",
@@ -110,6 +111,9 @@ LONG = {
         "test_the_snippet_of_the_card_draws_the_evaluated_images[hunyuan_video15]",
         "test_a_store_gives_back_what_prompts_start_from[sana_video]",
         "test_the_snippet_of_the_card_draws_the_evaluated_images[sana_video]",
+        "test_a_whole_run[cogvideox]",
+        "test_a_store_gives_back_what_prompts_start_from[cogvideox]",
+        "test_the_snippet_of_the_card_draws_the_evaluated_images[cogvideox]",
         "test_a_whole_run[ltx2]",
         "test_a_whole_run[minimax_h3]",
         "test_a_store_gives_back_what_prompts_start_from[ltx2]",
@@ -126,6 +130,7 @@ LONG = {
 
 #: Families that others stand for, and of their contract what is tried with every change.
 _ALIKE = (
+    "cogvideox",
     "flux1_kontext",
     "flux2_klein",
     "flux3",

@@ -14,7 +14,7 @@ from configs.errors import ConfigError
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.transitions import Gaussian, Grid
-from models.policies import NOISE_RANGE, POLICIES, modalities_of
+from models.policies import KNOWN_LEVELS, NOISE_RANGE, POLICIES, modalities_of
 from tasks.algorithms.checks import check_units
 from tasks.inputs.prompts import uses_guidance
 from tasks.kinds.diffusion.combination import Combination
@@ -206,9 +206,9 @@ def _groups_are_large_enough(found: Combination) -> None:
 
 def _levels_lie_on_the_schedule(found: Combination) -> None:
     times, family = found.requires.times, found.config.model.policy
-    if times is None or not times.bounded or family not in NOISE_RANGE:
+    if times is None or not times.bounded or family not in KNOWN_LEVELS:
         return
-    high, low = NOISE_RANGE[family]
+    high, low = KNOWN_LEVELS[family]
     if times.low < low or times.high > high:
         raise ConfigError(
             f"{found.algorithm} noises latents to levels from {times.low} to {times.high}, but model.policy '{family}' "

@@ -74,6 +74,8 @@ STATED = {
     "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers": 1.6,
     "Efficient-Large-Model/SANA1.5_4.8B_1024px_diffusers": 4.72,
     "Efficient-Large-Model/SANA-Video_2B_480p_diffusers": 2.06,
+    "zai-org/CogVideoX-2b": 1.69,
+    "zai-org/CogVideoX-5b": 5.57,
     "Lightricks/LTX-2": 19.0,
     # 61.7 GiB of bfloat16, as its pipeline says.
     "MiniMaxAI/MiniMax-H3": 33.1,
@@ -249,7 +251,7 @@ def footprints(config: RunConfig) -> Footprints:
     "family",
     [
         *("sd3", "flux1", "qwen_image", "wan21", "wan22_ti2v", "sd15", "sdxl", "sana", "sana_video"),
-        *("hunyuan_video15", "flux3", "qwen_image21", "ltx2", "minimax_h3"),
+        *("hunyuan_video15", "flux3", "qwen_image21", "ltx2", "minimax_h3", "cogvideox"),
     ],
 )
 def test_tensors_without_content_take_what_real_ones_do(tmp_path: Path, family: str) -> None:

@@ -1,0 +1,150 @@
+"""CogVideoX text to video (CogVideoXPipeline): a transformer over clips and a schedule that begins in pure noise.
+
+Its own DDIM scheduler writes DDIM's step anew, ``a_t x + b_t x0``: that is the step of ``models.policies.ddim`` on
+another schedule, whose levels go from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
+Guidance is of one scale at all steps, as where the pipeline's ``use_dynamic_cfg`` is false, its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from configs.errors import ConfigError
+from models.libraries import read_json
+from models.policies.clips import ClipPolicy
+from models.policies.ddim import DDIMPolicy
+from models.policies.diffusion import DiffusionSettings, Images, PipelineCall
+from models.policies.folders import Fields, whole
+from models.policies.lengths import ClipLengths
+from models.policies.pipeline import Modules, Rows
+from models.policies.reading import Reader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Every published schedule begins in pure noise and ends in none; its two schedulers have the same options.
+_SCHEDULE = Fields(
+    followed=frozenset({"beta_start", "beta_end", "beta_schedule", "trained_betas", "snr_shift_scale"}),
+    # Neither scheduler reads the first three, and trailing steps have no offset.
+    moot=frozenset({"clip_sample", "clip_sample_range", "sample_max_value", "steps_offset"}),
+    allowed={
+        "prediction_type": ("v_prediction", "sample"),
+        "rescale_betas_zero_snr": (True,),
+        # The first folders say linspace, whose timesteps DDIM's steps miss; their authors' own scripts set trailing.
+        "timestep_spacing": ("trailing", "linspace"),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CogVideoXOptions:
+    """Options of the family."""
+
+    max_sequence_length: int = 226
+    """T5 tokens; models without rotary positions know as many as their config says, and no other number."""
+
+
+class CogVideoX(DDIMPolicy, ClipPolicy):
+    """Adapter for CogVideoXPipeline; latents are (B, f, 16, h, w)."""
+
+    pipeline_name = "CogVideoXPipeline"
+    family = "cogvideox"
+    options_type = CogVideoXOptions
+    options: CogVideoXOptions
+    walked = "CogVideoXDDIMScheduler"
+    walked_options: ClassVar[Mapping[str, Any]] = {"timestep_spacing": "trailing"}
+    # DPM-Solver++ of the other draws noise at every step; DDIM follows its schedule.
+    schedulers: ClassVar[Mapping[str, Fields]] = dict.fromkeys(
+        ("CogVideoXDDIMScheduler", "CogVideoXDPMScheduler"), _SCHEDULE
+    )
+    text_parts = ("text_encoder", "tokenizer")
+    readers = (Reader(tokenizer="tokenizer"),)
+    # Of latents in even number the autoencoder makes four frames each, the first among them.
+    lengths = ClipLengths(every=8)
+    blocks = ("transformer_blocks",)
+    # Those of diffusers' own training script.
+    lora_targets = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
+
+    @classmethod
+    def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
+        """Check that the transformer takes latents of single frames."""
+        index = super().check_folder(folder, settings)
+        with whole(folder):
+            config = read_json(folder / "transformer" / "config.json")
+        if config.get("patch_size_t") is not None:
+            raise ConfigError(
+                f"model.path '{folder}' is a CogVideoX 1.5 (patch_size_t {config['patch_size_t']} of its transformer), "
+                f"which takes several latents of time as one; model.policy '{cls.family}' gives it each alone. Take a "
+                "model of the first CogVideoX, such as 'zai-org/CogVideoX-2b' or 'zai-org/CogVideoX-5b'."
+            )
+        return index
+
+    @classmethod
+    def check_options(cls, folder: Path, options: CogVideoXOptions) -> None:
+        """Check that there are positions for so much text, and levels for every timestep."""
+        cls.noise_range(folder, 1)
+        with whole(folder):
+            config = read_json(folder / "transformer" / "config.json")
+        known = config.get("max_text_seq_length", 226)
+        if not config.get("use_rotary_positional_embeddings") and options.max_sequence_length != known:
+            raise ConfigError(
+                f"model.options.max_sequence_length is {options.max_sequence_length}, but the transformer of "
+                f"model.path '{folder}' has positions for {known} tokens of text, before those of the clip "
+                f"(max_text_seq_length). Set it to {known}."
+            )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
+        """Return ``prompt_embeds`` (B, L, D)."""
+        embeds, _ = self.pipeline.encode_prompt(
+            list(prompts),
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.options.max_sequence_length,
+            device=self.settings.device,
+        )
+        return {"prompt_embeds": embeds}
+
+    def initial_latents(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return (B, f, 16, h, w) float32 noise."""
+        settings, channels = self.settings, self.pipeline.transformer.config.in_channels
+        size = (settings.frames, settings.height, settings.width)
+        return self.pipeline.prepare_latents(  # type: ignore[no-any-return]
+            len(generators), channels, *size, torch.float32, settings.device, list(generators)
+        )
+
+    def predicted(self, modules: Modules, noisy: Tensor, timestep: Tensor, rows: Rows) -> Tensor:
+        """Call the transformer; guidance is in float32, as the pipeline's."""
+        predicted: Tensor = modules["transformer"](
+            hidden_states=noisy,
+            encoder_hidden_states=rows["prompt_embeds"],
+            timestep=timestep,
+            image_rotary_emb=self._rotary(noisy),
+            return_dict=False,
+        )[0]
+        return predicted.float()
+
+    def _rotary(self, noisy: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return cosines and sines of the places of a clip's tokens, (L, D) each, of models that take them."""
+        if not self.pipeline.transformer.config.use_rotary_positional_embeddings:
+            return None
+        size = (self.settings.height, self.settings.width, noisy.shape[1])
+        cosines, sines = self.table(noisy.device, self._places, *size)
+        return cosines, sines
+
+    def _places(self, height: int, width: int, frames: int) -> Tensor:
+        place = self.pipeline._prepare_rotary_positional_embeddings
+        return torch.stack(place(height, width, frames, torch.device("cpu")))
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
+
+    def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
+        """Return the pipeline's arguments, with the number of frames."""
+        call = super().pipeline_call(steps, negative_prompt)
+        return replace(call, arguments={**call.arguments, "num_frames": self.settings.frames})
