@@ -288,7 +288,7 @@ def test_a_critic_computes_on_a_device_of_its_own(tmp_path: Path, monkeypatch: p
     assert asked == [("cuda:1", "critic.device")]
     assert {parameter.device.type for parameter in critic.parameters()} == {"meta"}
     with pytest.raises(RuntimeError, match="meta tensor"):
-        critic.values(torch.ones(2, 4, dtype=torch.int64), torch.tensor([4, 2]))
+        critic.values(torch.ones(2, 4, dtype=torch.int64))
 
 
 def test_a_critic_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
