@@ -82,6 +82,8 @@ LONG = {
         "test_tensors_without_content_take_what_real_ones_do[cogvideox]",
         "test_tensors_without_content_take_what_real_ones_do[qwen_image]",
         "test_tensors_without_content_take_what_real_ones_do[wan22_ti2v]",
+        "test_tensors_without_content_take_what_real_ones_do[wan21]",
+        "test_tensors_without_content_take_what_real_ones_do[sdxl]",
         "test_adapters_may_be_on_some_kinds_of_blocks_alone",
         "test_ranks_that_share_the_weights_hold_less",
     ),
@@ -90,6 +92,8 @@ LONG = {
     "tests/tasks/runs/test_chain.py": ("test_a_thousand_epochs_are_planned_without_recursion",),
     "tests/tasks/stages/test_presets.py": (
         "test_a_whole_run[qwen_image_edit_plus]",
+        "test_the_snippet_of_the_card_draws_the_evaluated_images[qwen_image_edit_plus]",
+        "test_a_whole_run[sdxl]",
         "test_a_whole_run[flux2_klein_edit]",
         "test_a_whole_run[wan22_ti2v]",
         "test_a_whole_run[sana_video]",
