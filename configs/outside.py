@@ -1,4 +1,4 @@
-"""What an option names outside its config. An option annotated so is refused where what it names is not there.
+"""What a config names outside itself. An option annotated so is refused where what it names is not there.
 
 The names of these types are read from the text of components (``configs.peek``), so that nothing heavy is imported.
 """
@@ -13,3 +13,8 @@ ModelPlace: TypeAlias = str
 FolderPlace: TypeAlias = str
 #: A file.
 FilePlace: TypeAlias = str
+
+
+def looks_local(path: str) -> bool:
+    """Return whether a model's path can only be a folder, being no hub id like 'owner/name'."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1

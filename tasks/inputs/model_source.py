@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.model import ModelSection
+from configs.outside import looks_local
 from configs.registry import create, resolve
 from configs.schema import RunConfig
 from models.policies import POLICIES
@@ -23,10 +24,8 @@ def check_source(config: RunConfig) -> None:
     build, path = config.model.build, config.model.path
     if build is not None:
         create(BUILDERS, build.name, build.options, what="model.build")
-    if build is None and path is not None:
-        looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-        if looks_local and not Path(path).is_dir():
-            raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
+    if path is not None and looks_local(path) and not Path(path).is_dir():
+        raise ConfigError(f"model.path '{path}' is no folder. Paths are relative to the config file.")
     _check_single_files(config.model)
     if config.model.checkpoint is not None:
         SharedCheckpoint(Path(config.model.checkpoint))

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.model import ModelSection
+from configs.outside import looks_local
 from models.weights.lora_files import adapter_files
 from storage.commit import ArtifactStore
 from storage.hashes import file_hashes
@@ -50,7 +51,7 @@ def local_model(path: str, revision: str | None, *, without: frozenset[str] = fr
     """
     if Path(path).is_dir():
         return Path(path)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if looks_local(path):
         raise ConfigError(f"model.path '{path}' is no folder, and no hub id like 'owner/name' either.")
     from tasks.inputs.hub import download
 

@@ -12,6 +12,7 @@ from configs import peek
 from configs.components import components
 from configs.errors import ConfigError, FlowmillError, PromptError
 from configs.model import ModelSection
+from configs.outside import looks_local
 from configs.overrides import blamed
 from configs.packages import PACKAGES
 from configs.registry import missing_attribute, missing_module, unknown_option
@@ -178,14 +179,12 @@ def _leaves(value: object) -> Iterator[str]:
 
 def _lacking(path: str, kind: str) -> str:
     """Return what is wrong with what an option of a type (``configs.outside``) names; empty: nothing."""
-    folders = (Path.cwd(),)
     if "FilePlace" in kind and not Path(path).is_file():
-        return f"is no file. {_hint(path, folders)}"
-    if "FolderPlace" in kind and not Path(path).is_dir():
-        return f"is no folder. {_hint(path, folders, only_folders=True)}"
+        return f"is no file. {_hint(path, (Path.cwd(),))}"
     # Old repositories of the hub have no owner in their names.
-    if "ModelPlace" in kind and looks_local(path) and "/" in path and not Path(path).is_dir():
-        return f"is no folder. {_hint(path, folders, only_folders=True)}"
+    folder = "FolderPlace" in kind or ("ModelPlace" in kind and looks_local(path) and "/" in path)
+    if folder and not Path(path).is_dir():
+        return f"is no folder. {_hint(path, (Path.cwd(),), only_folders=True)}"
     return ""
 
 
@@ -214,11 +213,6 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
         if path is not None and looks_local(path) and not Path(path).expanduser().is_dir():
             problem = f"{where}.path '{path}' is no folder. {_hint(path, folders, only_folders=True)}"
             yield f"{where}.path", ConfigError(f"{problem}Paths are relative to the config file.")
-
-
-def looks_local(path: str) -> bool:
-    """Return whether a model's path can only be a folder, being no hub id like 'owner/name'."""
-    return path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
 def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:

@@ -8,9 +8,9 @@ from tasks.identities.nodes import Node, evaluation_nodes, first_nodes, nodes_of
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
-#: Settings of another model: with them a stage would belong to another run.
 #: Stages of evaluations, which may stand beside the run's own under a name.
 _EVALUATING = ("evaluate", "depict", "judge")
+#: Settings of another model: with them a stage would belong to another run.
 _OF_THE_RUN = (
     *("model.policy", "model.path", "model.revision", "model.single_file", "model.build", "model.lora"),
     *("run.seed", "run.name"),

@@ -21,7 +21,7 @@ def derive(*parts: int | str) -> int:
 
 
 def _as_json(parts: Sequence[int | str]) -> str:
-    """Return the canonical JSON of integers and texts, in a third of the time: an epoch of texts has many draws."""
+    """Return the canonical JSON of integers and texts, in half the time: an epoch of texts has many draws."""
     if all(type(part) is int or type(part) is str for part in parts):
         return f"[{','.join(str(part) if type(part) is int else encode_basestring(str(part)) for part in parts)}]"
     return canonical_json(list(parts))
