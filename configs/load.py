@@ -31,6 +31,7 @@ FREE_TO_CHANGE = (
     "rewards.*.on_failure",
     "rewards.*.device",
     "rewards.*.batch_size",
+    "rewards.*.spread",
     "rewards.*.server",
     "export",
     "prompts.train",

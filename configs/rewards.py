@@ -55,6 +55,8 @@ class RewardSection(Component):
     """Torch device of a reward that takes one (cpu, cuda:1); its own choice when absent."""
     batch_size: PositiveInt | None = None
     """Rows per call of the reward; its own choice, or a whole shard, when absent."""
+    spread: bool = False
+    """Each rank holds a part of every layer of its model, and all make its calls together; of rewards that can."""
     server: ServerSection | None = None
     """A `flowmill serve-reward` that scores in this reward's place: its address alone, or with how it is asked."""
 

@@ -42,6 +42,9 @@ class Needs:
     """It is called with a fourth argument: of each prompt the images it starts from, see ``Reward.score``."""
     batch_size: int | None = None
     """Rows per call where ``rewards[].batch_size`` says nothing; None: a whole shard."""
+    spreads: bool = False
+    """Each call runs the same layers in the same order, whatever its samples are, and ``settled`` places them: so
+    ranks can hold them together, each a part, and make every call together (``rewards[].spread``)."""
     watched_by: tuple[tuple[str, str], ...] = ()
     """Monitors that should stand beside it where it is optimized, each with why; ``flowmill check`` says so."""
 

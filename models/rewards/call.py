@@ -196,6 +196,8 @@ def _culprit(reward: Reward, batch: Batch) -> int | None:
     """Return the first sample that fails alone too; None if none does."""
     if len(batch) == 1:
         return 0
+    if not getattr(reward, "alone", True):
+        return None
     for row in range(len(batch)):
         alone = batch.take([row])
         try:

@@ -13,6 +13,7 @@ from torch import nn
 from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import BYTES, Takes
 
@@ -58,7 +59,7 @@ class Clap:
         """
         self._device = chosen_device(self.device, local_rank(), what="device of reward 'clap'")
         made = load_pretrained("ClapModel", self.model, self.revision, reward="clap")
-        self._clap = made.to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._clap = settled(made, self._device, getattr(torch, self.dtype))
         self._processor = load_pretrained("ClapProcessor", self.model, self.revision, reward="clap")
         rate = self._processor.feature_extractor.sampling_rate
         if rate != _RATE:

@@ -16,6 +16,7 @@ from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from models.rewards.sizes import Takes, encoder_of
@@ -38,7 +39,7 @@ class ClipEmbeddings:
     """A CLIP model with its own processor."""
 
     #: Rows per call as few as that fit beside a model that samples.
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
     name: ClassVar[str]
 
     model: ModelPlace
@@ -60,7 +61,7 @@ class ClipEmbeddings:
             ConfigError: it cannot be loaded.
         """
         self._device = chosen_device(self.device, local_rank(), what=f"device of reward '{self.name}'")
-        self._clip = self._load().to(self._device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._clip = settled(self._load(), self._device, getattr(torch, self.dtype))
         path, revision = self._processor_source()
         self._processor = load_pretrained("CLIPProcessor", path, revision, reward=self.name)
 

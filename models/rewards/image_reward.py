@@ -14,6 +14,7 @@ from configs.outside import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Encoder, Takes
 from models.rewards.weights import WeightsFile
@@ -46,7 +47,7 @@ class ImageReward:
     """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized; BLIP's text encoder looks at the image."""
 
     name: ClassVar[str] = "imagereward"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16)
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
 
     weights: FilePlace
     """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""
@@ -85,7 +86,7 @@ class ImageReward:
             raise given.unusable(f"it lacks {error}") from None
         given.fill(made, vision, _vision_names)
         given.fill(asking, text, _but_positions)
-        self._vision, self._text = (each.to(self._device).eval().requires_grad_(False) for each in (made, asking))
+        self._vision, self._text = (settled(each, self._device) for each in (made, asking))
         self._head = given.perceptron(head, asking.config.hidden_size).to(self._device)
         self._tokenizer = load_pretrained("AutoTokenizer", self.tokenizer, self.tokenizer_revision, reward=self.name)
         side = sizes["image_size"]
@@ -96,7 +97,15 @@ class ImageReward:
     def takes(options: Mapping[str, Any]) -> Takes:
         """Return what the published model takes of a device: BLIP's ViT-L/16 at 224 pixels, and its text encoder."""
         # 24 layers of the image, and those of the text, which take as much as four of them.
-        known = Encoder(parameters=445_278_720, tokens=197, width=1024, inner=4096, layers=28)
+        known = Encoder(
+            parameters=445_278_720,
+            tokens=197,
+            width=1024,
+            inner=4096,
+            layers=28,
+            layered=420_449_280,
+            largest=12_596_224,
+        )
         return known.takes("float32")
 
     @torch.inference_mode()

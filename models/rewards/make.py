@@ -17,10 +17,11 @@ from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
-from models.rewards.placing import Placed
+from models.rewards.placing import Placed, spread_over
 
 if TYPE_CHECKING:
     from models.rewards.sizes import Takes
+    from models.weights.sharding import Sharding
 
 _DEVICE = "device"
 
@@ -68,6 +69,8 @@ class MadeRewards:
 
     def __init__(self) -> None:
         """Start with none."""
+        self.sharding: Sharding | None = None
+        """Over which ranks models of rewards are spread that ask for it; None: this process holds them whole."""
         self._lock = threading.Lock()
         self._made: dict[str, Reward] = {}
         self._placed: dict[int, Placed] = {}
@@ -83,10 +86,13 @@ class MadeRewards:
             ConfigError: it cannot be made.
         """
         url = None if section.server is None else section.server.url
-        key = canonical_json({"name": section.name, "options": section.options, "at": [section.device, url]})
+        sharding = self.sharding if section.spread else None
+        place = [section.device, url, sharding is not None]
+        key = canonical_json({"name": section.name, "options": section.options, "at": place})
         with self._lock:
             if key not in self._made:
-                self._made[key] = _make(section)
+                with spread_over(sharding):
+                    self._made[key] = _make(section)
                 self._placed[id(self._made[key])] = Placed(self._made[key])
             return self._made[key]
 

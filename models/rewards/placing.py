@@ -6,13 +6,44 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from models.weights.sharding import Sharding
+
 _HOST = "cpu"
+_SPREAD: ContextVar[Sharding | None] = ContextVar("_SPREAD", default=None)
+
+
+@contextmanager
+def spread_over(sharding: Sharding | None) -> Iterator[None]:
+    """Have ``settled`` spread the layers of modules inside; None: keep them whole."""
+    before = _SPREAD.set(sharding)
+    try:
+        yield
+    finally:
+        _SPREAD.reset(before)
+
+
+def settled(module: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Return a loaded model of a reward, frozen, on its device.
+
+    Where ranks hold it together its layers go there one by one, and of each only this rank's part stays.
+
+    Args:
+        module: in host memory, a module of torch.
+        device: where it computes.
+        dtype: of its weights; None: as they are.
+    """
+    sharding = _SPREAD.get()
+    frozen = module.to(dtype=dtype).eval().requires_grad_(False)
+    if sharding is not None:
+        sharding.shard_layers(frozen)
+    return frozen.to(device)
 
 
 class Placed:

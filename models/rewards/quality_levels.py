@@ -14,6 +14,7 @@ from configs.errors import ConfigError
 from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 
 #: What may come next, with what each is worth.
@@ -30,7 +31,7 @@ class QualityLevels:
     """
 
     name: ClassVar[str] = "quality_levels"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8)
+    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8, spreads=True)
 
     model: ModelPlace
     """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""
@@ -60,7 +61,7 @@ class QualityLevels:
         self._text = self._asked()
         self._tokens = self._first_tokens()
         vlm = load_pretrained("AutoModelForImageTextToText", self.model, self.revision, reward=self.name)
-        self._vlm = vlm.to(device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._vlm = settled(vlm, device, getattr(torch, self.dtype))
 
     @torch.inference_mode()
     def score(self, media: np.ndarray, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

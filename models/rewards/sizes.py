@@ -5,6 +5,8 @@ Legend: W width, F inner width of the feed-forwards, L tokens of a row.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from models.libraries import read_json
 from models.policies.folders import whole
 from models.sizes.architectures import stored_numbers
 
+#: What names of a layer's tensors begin with.
+_LAYER = re.compile(r".*?\.(layers|layer|blocks)\.\d+\.")
 #: Bytes of a number by dtype.
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -28,6 +32,17 @@ class Takes:
     """At most, of what is computed for a row, beside them."""
     followed: int | None = None
     """At most, of a row that is followed back; None: not known."""
+    layers: int = 0
+    """Of the weights, what is in layers, of which each rank may hold its part."""
+    layer: int = 0
+    """Of the weights, the largest layer."""
+
+    def of_rank(self, ranks: int) -> int:
+        """Return the bytes of the weights that one of so many ranks holds which hold them together.
+
+        A layer that computes is there whole, and once more as it was received (``fully_shard``'s buffer).
+        """
+        return self.weights - self.layers + self.layers // ranks + 2 * self.layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,10 @@ class Encoder:
     """N of the part that gradients pass through."""
     gates: int = 1
     """Copies of the inner width that a layer's activation keeps for a gradient: 1 of GELU, 2 of its quick form."""
+    layered: int = 0
+    """Of the parameters, those of layers."""
+    largest: int = 0
+    """Parameters of the largest layer."""
 
     def takes(self, dtype: str) -> Takes:
         """Return what it takes in a dtype."""
@@ -56,20 +75,57 @@ class Encoder:
         # Of every layer is kept: what both norms were given and gave, three projections, what attention gave.
         kept = None if self.layers is None else self.tokens * self.layers * (6 * self.width + self.gates * self.inner)
         followed = None if kept is None else kept * number + row
-        return Takes(weights=self.parameters * number, row=row, followed=followed)
+        return Takes(
+            weights=self.parameters * number,
+            row=row,
+            followed=followed,
+            layers=self.layered * number,
+            layer=self.largest * number,
+        )
 
 
-CLIP_L = Encoder(parameters=427_616_513, tokens=257, width=1024, inner=4096, layers=24, gates=2)
-CLIP_H = Encoder(parameters=986_109_441, tokens=257, width=1280, inner=5120, layers=32)
+CLIP_L = Encoder(
+    parameters=427_616_513,
+    tokens=257,
+    width=1024,
+    inner=4096,
+    layers=24,
+    gates=2,
+    layered=387_363_840,
+    largest=12_596_224,
+)
+CLIP_H = Encoder(
+    parameters=986_109_441,
+    tokens=257,
+    width=1280,
+    inner=5120,
+    layers=32,
+    layered=931_987_456,
+    largest=19_677_440,
+)
 #: By id on the hub, with the parameters of what is loaded.
 PUBLISHED: Mapping[str, Encoder] = {
     "openai/clip-vit-large-patch14": CLIP_L,
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": CLIP_H,
     "yuvalkirstain/PickScore_v1": CLIP_H,
     # Without the head of a language model; a clip of ten frames and what is asked of it.
-    "Qwen/Qwen2-VL-2B-Instruct": Encoder(parameters=2_208_985_600, tokens=2048, width=1536, inner=8960),
+    "Qwen/Qwen2-VL-2B-Instruct": Encoder(
+        parameters=2_208_985_600,
+        tokens=2048,
+        width=1536,
+        inner=8960,
+        layered=1_940_017_152,
+        largest=46_797_824,
+    ),
     # 256 tokens of the image and as many of what is asked, twice over.
-    "Qwen/Qwen2-VL-7B-Instruct": Encoder(parameters=7_744_923_136, tokens=1024, width=3584, inner=18944),
+    "Qwen/Qwen2-VL-7B-Instruct": Encoder(
+        parameters=7_744_923_136,
+        tokens=1024,
+        width=3584,
+        inner=18944,
+        layered=7_155_296_256,
+        largest=233_057_792,
+    ),
 }
 
 
@@ -90,8 +146,20 @@ def encoder_of(path: str) -> Encoder | None:
         return None
     gates = 2 if part.get("hidden_act", "quick_gelu") == "quick_gelu" else 1
     layers = part.get("num_hidden_layers")
-    sizes = {"tokens": _tokens(part), "width": width, "inner": inner}
-    return Encoder(parameters=stored, **sizes, layers=layers if isinstance(layers, int) else None, gates=gates)
+    by_layer: Counter[str] = Counter()
+    for name, count in stored.items():
+        if found := _LAYER.match(name):
+            by_layer[found[0]] += count
+    return Encoder(
+        parameters=sum(stored.values()),
+        tokens=_tokens(part),
+        width=width,
+        inner=inner,
+        layers=layers if isinstance(layers, int) else None,
+        gates=gates,
+        layered=by_layer.total(),
+        largest=max(by_layer.values(), default=0),
+    )
 
 
 def _tokens(part: Mapping[str, Any]) -> int:

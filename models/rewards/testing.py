@@ -17,6 +17,7 @@ import numpy as np
 
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.call import Handling, needs_of_made, score
+from models.rewards.placing import modules_of
 from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
@@ -126,6 +127,31 @@ def scores_what_a_server_hands_over(reward: Reward, batch: Batch) -> None:
     np.testing.assert_array_equal(answered.values, _score(reward, batch).values)
 
 
+def runs_the_same_layers_in_every_call(reward: Reward, batch: Batch) -> None:
+    """One that says that ranks can hold it together has layers, and calls run them in one order."""
+    if not needs_of_made(reward).spreads:
+        return
+    from models.weights.sharding import layers
+
+    placed = [layer for module in modules_of(reward) for layer in layers(module)]
+    assert placed, "its models have no layers that ranks could hold parts of"
+    half, ran = len(batch) // 2, list[list[int]]()
+    for rows in (range(half), range(len(batch) - half, len(batch))):
+        calls: list[int] = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, __, number=number, calls=calls: calls.append(number))
+            for number, layer in enumerate(placed)
+        ]
+        try:
+            _score(reward, batch.take(list(rows)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        ran.append(calls)
+    assert ran[0], "a call runs none of its layers"
+    assert ran[0] == ran[1], f"one call runs layers {ran[0]}, another {ran[1]}"
+
+
 #: Every check.
 CONTRACT: tuple[Check, ...] = (
     declares_what_it_needs,
@@ -135,6 +161,7 @@ CONTRACT: tuple[Check, ...] = (
     follows_its_samples,
     leaves_its_samples_alone,
     scores_what_a_server_hands_over,
+    runs_the_same_layers_in_every_call,
 )
 
 

@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.outside import ModelPlace
 from models.rewards.base import Needs, Scores
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
 
@@ -23,7 +24,7 @@ _NO_LIMIT = 1 << 40
 class SequenceClassification:
     """A logit, or a probability, of a sequence classifier: sentiment, toxicity, or a reward model of one label."""
 
-    needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16)
+    needs: ClassVar[Needs] = Needs(media="texts", accelerated=True, batch_size=16, spreads=True)
 
     model: ModelPlace
     """Folder, or id on the hub, of a model with ``AutoModelForSequenceClassification`` and its tokenizer."""
@@ -57,7 +58,7 @@ class SequenceClassification:
 
         device = chosen_device(self.device, local_rank(), what=f"device of reward '{_NAME}'")
         loaded = load_pretrained("AutoModelForSequenceClassification", self.model, self.revision, reward=_NAME)
-        self._model = loaded.to(device, getattr(torch, self.dtype)).eval().requires_grad_(False)
+        self._model = settled(loaded, device, getattr(torch, self.dtype))
         self._tokenizer = load_pretrained("AutoTokenizer", self.model, self.revision, reward=_NAME)
         self._column = _column(self.label, loaded.config)
         if self.given == "chat" and self._tokenizer.chat_template is None:

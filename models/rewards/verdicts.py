@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from configs.errors import ConfigError
+from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
 
@@ -75,7 +76,7 @@ class Reader(nn.Module):
         given.fill(vlm, stored, _renamed, assign=True)
         self.width = int(config.text_config.hidden_size)
         self._marks, self._device = list(marks), device
-        self._vlm: Any = vlm.to(device, dtype).eval().requires_grad_(False)
+        self._vlm = settled(vlm, device, dtype)
 
     def text(self, asked: str, prompt: str, kind: Literal["image", "video"], tokens: int) -> str:
         """Return what is asked about a picture or clip of so many tokens, as the model's own chat template has it."""

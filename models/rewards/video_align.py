@@ -92,6 +92,7 @@ class VideoAlign:
     needs: ClassVar[Needs] = Needs(
         media="clips",
         accelerated=True,
+        spreads=True,
         batch_size=4,
         watched_by=(("exposure", "policies learn to over-expose, which it likes"),),
     )

@@ -104,7 +104,9 @@ def _local(folder: Path) -> Architecture | None:
         further_text=_FURTHER_TEXT.get(made, 0),
         patch={"unet": 1}.get(names[0], config.get("patch_size", 2) if made in _PATCHED else 2),
         image_tokens=index["_class_name"] in _IMAGE_TOKENS,
-        text_parameters=sum(stored_numbers(folder / name) for name in index if name.startswith(_ENCODERS)),
+        text_parameters=sum(
+            sum(stored_numbers(folder / name).values()) for name in index if name.startswith(_ENCODERS)
+        ),
         text=_text_encoder([read_json(path) for path in sorted(folder.glob("text_encoder*/config.json"))]),
         vae={"class": index["vae"][1], **{key: value for key, value in about.items() if not key.startswith("_")}},
     )
@@ -122,13 +124,13 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
     return max(found, key=lambda encoder: encoder.width * encoder.inner, default=TextEncoder(width=0, inner=0))
 
 
-def stored_numbers(folder: Path) -> int:
-    """Return how many numbers the safetensors files of a component hold, from their headers."""
-    found = 0
+def stored_numbers(folder: Path) -> dict[str, int]:
+    """Return how many numbers each tensor in the safetensors files of a component has, from their headers."""
+    found: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         try:
             with safe_open(file, framework="pt") as opened:
-                found += sum(math.prod(opened.get_slice(key).get_shape()) for key in opened.keys())  # noqa: SIM118
+                found |= {key: math.prod(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"'{file}' is no safetensors file ({error})") from None
     return found

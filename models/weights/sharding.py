@@ -67,6 +67,23 @@ class Sharding:
                 part.set_force_sum_reduction_for_comms(True)
                 part.set_gradient_divide_factor(1.0)
 
+    def shard_layers(self, module: nn.Module) -> None:
+        """Spread a frozen module over the ranks, in place: each of its layers on its own, which is whole on the device
+        only while it computes. What is outside of layers stays whole on every rank, and on its device, so that
+        functions of the module other than its forward work as before.
+        """
+        for layer in layers(module):
+            fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
+
+
+def layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members of the outermost lists of several modules, those without parameters aside."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) and len(child) > 1:
+            yield from (layer for layer in child if any(True for _ in layer.parameters()))
+        else:
+            yield from layers(child)
+
 
 def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
     """Yield the blocks of a denoiser: those in lists of these names, and what is no list itself."""

@@ -109,7 +109,7 @@ def run_share(share: Share, ranks: Ranks, board: Board) -> None:
     """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
     stage = share.stage
     run = StageRun(stage, ordered=True)
-    stage.host.meet(stage.parts, stage.load)
+    stage.meet()
     if stage.first_rank_only and not ranks.first:
         return
     if share.scorers is not None and share.scorers.fit(stage):

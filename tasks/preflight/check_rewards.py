@@ -24,6 +24,11 @@ _IN_LABELS = "_-.: "
 _LONGEST_LABEL = 100
 #: Settings that only say something about rewards that are optimized, with the value at which they say nothing.
 _OPTIMIZED = {"weight": 1.0, "threshold": None, "standardize": False, "modality": None}
+#: Why settings of scoring have no place where rewards are followed back, but for those that act on scores.
+_UNFOLLOWED = {
+    "server": "a server gives scores alone",
+    "spread": "each rank follows samples of its own back, whenever it gets to them",
+}
 
 
 def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *, build: bool) -> None:
@@ -44,6 +49,7 @@ def check_rewards(config: RunConfig, prompts: Mapping[str, Sequence[Prompt]], *,
     for section in sections:
         check_section(section)
         _check_sources(section, config)
+        _check_spread(section, config)
         if section.server is not None:
             _check_served(section)
             continue
@@ -89,10 +95,11 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
             "server": section.server,
             "threshold": section.threshold,
             "standardize": section.standardize or None,
+            "spread": section.spread or None,
         }
         for name, value in settings.items():
             if value is not None:
-                why = "a server gives scores alone" if name == "server" else "it acts on scores, not on their gradients"
+                why = _UNFOLLOWED.get(name, "it acts on scores, not on their gradients")
                 raise ConfigError(
                     f"rewards: '{section.slot}' has {name} set, but {algorithm} trains on gradients, and {why}. Remove "
                     "it."
@@ -107,6 +114,37 @@ def check_followed(config: RunConfig, requires: Requirements) -> None:
 def asked_of(section: RewardSection, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts whose samples a reward scores."""
     return [prompt for prompt in prompts if not section.sources or prompt.metadata.get(SOURCE) in section.sources]
+
+
+def _check_spread(section: RewardSection, config: RunConfig) -> None:
+    """Refuse a reward whose calls ranks cannot make together.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not section.spread:
+        return
+    needs = None if section.server is not None else needs_of(section.name, section.options)
+    tables = {name: getattr(resolve(REWARDS, name, what="reward"), "needs", None) for name in REWARDS}
+    able = [name for name, known in tables.items() if isinstance(known, Needs) and known.spreads]
+    if needs is None:
+        why, remedy = "a server scores in its place", "Remove one of the two"
+    elif not needs.spreads or needs.groupwise:
+        why = "how often it runs its layers depends on the samples of a call, so that ranks cannot make calls together"
+        remedy = f"Remove it; rewards that can: {', '.join(able)}"
+    elif section.device is not None:
+        why, remedy = f"it has the device '{section.device}'", "Remove one of the two; each rank has its own device"
+    elif section.excludes:
+        why = "on_failure is not 'stop', so that a sample that fails is called alone, which the other ranks would miss"
+        remedy = "Set on_failure to stop"
+    elif (section.batch_size or needs.batch_size) is None:
+        why, remedy = "its calls have as many rows as a shard, so that ranks' calls differ", "Set its batch_size"
+    elif config.execution.runner.name != "threads":
+        why = f"execution.runner '{config.execution.runner.name}' scores, whose workers know nothing of each other"
+        remedy = "Remove one of the two"
+    else:
+        return
+    raise ConfigError(f"rewards: '{section.slot}' has spread set, but {why}. {remedy}.")
 
 
 def _check_sources(section: RewardSection, config: RunConfig) -> None:

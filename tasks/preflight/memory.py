@@ -32,8 +32,8 @@ class RewardMemory:
     """Labels of rewards whose models are not counted."""
 
     @classmethod
-    def of(cls, sections: Sequence[RewardSection]) -> RewardMemory:
-        """Return what the rewards of a config take that work on the accelerator of the process."""
+    def of(cls, sections: Sequence[RewardSection], ranks: int) -> RewardMemory:
+        """Return what the rewards of a config take that work on the accelerator of one of so many ranks."""
         weights, activations, unknown = {}, 0, []
         for section in sections:
             if not works_on_accelerator(section):
@@ -42,8 +42,10 @@ class RewardMemory:
             if taken is None:
                 unknown.append(section.slot)
                 continue
-            # Labels that stand for one model share it.
-            weights[section.name, repr(section.options), section.device] = taken.weights
+            # Labels that stand for one model share it, if they hold it in the same way.
+            spread = section.spread and ranks > 1
+            held = taken.of_rank(ranks) if spread else taken.weights
+            weights[section.name, repr(section.options), section.device, spread] = held
             rows = section.batch_size or needs_of(section.name, section.options).batch_size or 1
             activations = max(activations, rows * taken.row)
         return cls(weights=sum(weights.values()), activations=activations, unknown=tuple(unknown))
@@ -134,15 +136,26 @@ class RunMemory:
         if self.phases[SCORE] - self.rewards.activations < limit:
             return [*found, "score: lower rewards[].batch_size"]
         less = self.policy.less_between(config) if self.rewards.weights + self.rewards.activations < limit else ""
+        whole = [section.slot for section in (*config.scored, *config.evaluate.judges) if _could_be_spread(section)]
+        spread = f"set 'spread: true' of {', '.join(whole)}" if whole and config.execution.ranks > 1 else ""
         return [
             *found,
-            f"score: {less and f'{less}, '}let a server on another GPU score ('flowmill serve-reward', "
-            "rewards[].server), or give the models of rewards a device of their own (rewards[].device)",
+            f"score: {less and f'{less}, '}{spread and f'{spread}, '}let a server on another GPU score "
+            "('flowmill serve-reward', rewards[].server), or give the models of rewards a device of their own "
+            "(rewards[].device)",
         ]
 
     def less_between(self, config: RunConfig) -> str:
         """Return what to change so that less of the policy stays while samples are scored; '' where nothing does."""
         return self.policy.less_between(config)
+
+
+def _could_be_spread(section: RewardSection) -> bool:
+    """Return whether ranks could hold together the model of a reward that each holds whole now."""
+    if section.spread or section.device is not None or section.excludes or not works_on_accelerator(section):
+        return False
+    needs = needs_of(section.name, section.options)
+    return needs.spreads and not needs.groupwise
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
@@ -160,7 +173,8 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
 def with_rewards(config: RunConfig, policy: Memory) -> RunMemory:
     """Return what a run takes whose policy takes so much."""
     # Judges have their turn when evaluations are made, and the models of rewards have left by then.
-    either = (RewardMemory.of(sections) for sections in (config.scored, config.evaluate.judges))
+    ranks = config.execution.ranks
+    either = (RewardMemory.of(sections, ranks) for sections in (config.scored, config.evaluate.judges))
     rewards = max(either, key=lambda found: found.weights + found.activations)
     return RunMemory(policy, rewards, config.execution.ranks == 1)
 

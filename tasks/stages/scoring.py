@@ -16,6 +16,7 @@ from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Origin, Reward, Scores, joined, perfect_score
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import needs_of, scored_by_ranks, works_on_accelerator
+from models.weights.sharding import Sharding
 from storage.contents import Contents
 from storage.layout import ArtifactRef
 from storage.tables import write_rows
@@ -27,6 +28,7 @@ from tasks.inputs.prompts import SOURCE
 from tasks.inputs.renderer import reads_images, render_of, renderer_config
 from tasks.inputs.sources import origin_of
 from tasks.kinds.kind import Kind, make_kind
+from tasks.stages.spread_reward import SpreadReward, first_call
 from tasks.stages.stage import Output, Shard, Stage
 
 
@@ -80,12 +82,42 @@ class Scoring(Stage):
             return needs_of(section.name, section.options)
         return needs_of_made(self.host.rewards.of(section))
 
+    @property
+    def spread(self) -> bool:
+        """Whether the ranks hold the reward's models together."""
+        return self.section.spread and self.host.ranks.world > 1
+
+    def meet(self) -> None:
+        """Load a reward whose models the ranks hold together."""
+        super().meet()
+        if self.spread:
+            world = self.host.ranks.world
+            made = self.host.rewards
+            made.sharding = made.sharding or Sharding.over(self.host.device, world=world, size=world, offload=False)
+            made.of(self.section)
+
+    def rest(self) -> None:
+        """Take part in the calls of ranks that have samples left, where they are made together."""
+        if self.spread:
+            reward = self.host.rewards.of(self.section)
+            with self.host.rewards.at_work(reward):
+                SpreadReward(reward, self.host.ranks).rest(self._idle)
+
+    def _idle(self) -> Sequence[Any]:
+        """Return samples that the reward is for, as its first call is given them."""
+        needs = self.needs()
+        for shard in self.shards():
+            batch, _ = self.read(shard, needs)
+            if rows := self.asked(batch):
+                return first_call(needs, self.section.slot, batch.take(rows[:1]), Handling.of(self.section))
+        raise AssertionError("a rank makes a call, so there are samples that the reward is for")
+
     def run(self, shard: Shard, folder: Path) -> Output:
         """Score the samples of one shard."""
         reward = self.host.rewards.of(self.section)
         batch, table = self.read(shard, needs_of_made(reward))
         with self.host.rewards.at_work(reward):
-            scores = self._score(reward, batch)
+            scores = self._score(SpreadReward(reward, self.host.ranks) if self.spread else reward, batch)
         self.scored(shard, batch, scores, folder)
         batch, scores, table = self._of_samples(shard, batch, scores, table)
         columns = {

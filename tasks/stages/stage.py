@@ -167,6 +167,10 @@ class Stage(ABC):
             return tuple(self.context.chain.require(*node).ref for node in self.identity.upstream())
         return self._inputs
 
+    def meet(self) -> None:
+        """Do, while all ranks are here, what none can do alone before it takes shards."""
+        self.host.meet(self.parts, self.load)
+
     def load(self) -> None:  # noqa: B027 - most stages load nothing
         """Load what every shard needs; on ranks that hold weights together, all do it before they take shards."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, WorkerError
 from configs.load import load_config
 from configs.schema import RunConfig
 from models.libraries import diffusers_class
 from models.policies.attention import UNSPLIT
+from models.rewards.clip import ClipScore
 from models.sizes.published import PUBLISHED
 from tasks.execution.crew import Crew, Listener
 from tasks.preflight.check import check_config
@@ -20,6 +24,7 @@ from tasks.runs.context import RunContext
 from tasks.runs.progress import Silent
 from tasks.stages.stage_run import StageRun
 from tests.conftest import ROOT
+from tests.support.clip import write_clip
 from tests.support.inside import make_stage, prepare
 from tests.tasks.stages.test_stages import assert_same_trajectories, weights
 
@@ -272,6 +277,44 @@ def test_ranks_that_sample_in_step_need_not_take_equally_many_steps(
             manifest = context.store.require(run.ref)
             made.append((manifest.content, manifest.shards if name == "rollout" else ()))
         assert made[0] == made[1], "every file of a rollout is the same to the byte"
+
+
+class Torn(ClipScore):
+    """Cannot score one of the samples, and says so between its forwards."""
+
+    def of_texts(self, texts: Sequence[str]) -> Tensor:
+        if os.environ["RANK"] == "1":
+            raise ValueError("torn")
+        return super().of_texts(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("crew", ["one machine"], indirect=True, scope="module")
+def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: Crew, tmp_path: Path) -> None:
+    """Three shards on two ranks; where one rank fails, its error is told, not that of those that waited for it."""
+    (tmp_path / "clip").mkdir()
+    options = {"model": write_clip(tmp_path / "clip")}
+
+    def scoring(reward: str, *settings: str, force: bool = False) -> StageRun:
+        section = {"name": reward, "label": "likeness", "options": options, "spread": True, "batch_size": 2}
+        rewards = [f"rewards=[{json.dumps(section)}]", "evaluate.judges=[]"]
+        uneven = ["rollout.prompts_per_epoch=3", "rollout.groups_per_shard=1"]
+        context = prepare(config_of("sd3", tmp_path / "store", *rewards, *uneven, *settings))
+        StageRun(make_stage(context, "rollout", 1)).execute()
+        return StageRun(make_stage(context, "score", 1, "likeness"), force=force)
+
+    together = scoring("clip_score", "execution.processes=2", "run.name=together")
+    assert len(together.stage.shards()) == 3
+    crew.carry_out(together, HEARD)
+    together.finish()
+    alone = scoring("clip_score", force=True)
+    alone.execute()
+    contents = [run.stage.context.store.require(run.ref).content for run in (together, alone)]
+    assert contents[0] == contents[1]
+    assert together.ref != alone.ref
+    with pytest.raises(WorkerError, match="torn"):
+        crew.carry_out(scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn"), HEARD)
 
 
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:

@@ -299,6 +299,20 @@ def test_a_head_of_ones_own_scores_latents(make_config: Make, tmp_path: Path) ->
             "needs the column 'count' .* which prompt '\"00\"' of",
         ),
         (["rewards=[{name: digits, server: 'http://x', device: cpu}]"], "has the device 'cpu' and a server"),
+        *(
+            ([f"rewards=[{{name: {name}, spread: true, {setting}}}]"], f"has spread set, but {said}")
+            for name, setting, said in (
+                ("digits", "weight: 1", "how often it runs its layers depends .* rewards that can: .*clip_score, "),
+                ("clip_score", "server: 'http://x'", "a server scores in its place"),
+                ("clip_score", "device: cpu", "it has the device 'cpu'"),
+                ("clip_score", "on_failure: exclude_sample", "on_failure is not 'stop'"),
+                ("rank", "options: {reward: clip_score}", "how often it runs its layers"),
+            )
+        ),
+        (
+            ["rewards=[{name: clip_score, spread: true}]", "execution.runner={name: dask}"],
+            "execution.runner 'dask' scores",
+        ),
         (["evaluate.judges=[{name: digits, threshold: 1}]"], r"evaluate.judges: 'digits' has threshold 1.0"),
         (["monitors=[{name: digits, standardize: true}]"], "monitors: 'digits' has standardize True"),
     ],
