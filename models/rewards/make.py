@@ -17,7 +17,7 @@ from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
 from models.rewards.base import Needs, Reward, Scores
-from models.rewards.placing import Placed, spread_over
+from models.rewards.placing import Placed, modules_of, spread_over
 
 if TYPE_CHECKING:
     from models.rewards.sizes import Takes
@@ -93,6 +93,8 @@ class MadeRewards:
             if key not in self._made:
                 with spread_over(sharding):
                     self._made[key] = _make(section)
+                if sharding is not None:
+                    _check_spread(section.slot, self._made[key])
                 self._placed[id(self._made[key])] = Placed(self._made[key])
             return self._made[key]
 
@@ -111,6 +113,21 @@ def _make(section: RewardSection) -> Reward:
     from models.rewards.remote import RemoteReward
 
     return RemoteReward(section.server, section.name, section.options)
+
+
+def _check_spread(label: str, reward: Reward) -> None:
+    """Refuse a reward none of whose models is spread, though it was to be.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    from models.weights.sharding import sharded_parts
+
+    if not any(True for module in modules_of(reward) for _ in sharded_parts(module)):
+        raise ConfigError(
+            f"rewards: '{label}' has spread set and says that it can be, but every rank holds all of its models: place "
+            "them by 'models.rewards.placing.settled', and keep them as attributes."
+        )
 
 
 def check_section(section: RewardSection) -> None:

@@ -17,13 +17,10 @@ from tests.conftest import ROOT
 SMALL = ("tiny_", "digits", "words", "addition", "lexicon", "smollm")
 FULL = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not path.name.startswith(SMALL)]
 #: Whose rollouts leave a tenth or more idle on so many processes: they are too few, or in batches too large.
-ON_8 = (
-    *("flux1_enhancer", "hunyuan_video15_480p", "ltx2", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo"),
-    *("cogvideox_2b", "sana_video_2b", "wan21_1_3b", "wan22_ti2v_5b"),
-)
+ON_8 = ("flux1_enhancer", "qwen_05b_ppo", "qwen_image_enhancer", "reasoning_grpo")
 ON_32 = (
-    *(*ON_8, "qwen_05b_grpo", "sd15_refl", "sd15_sdpo", "sd35_dgpo", "sd35_dpo", "sd35_fdfo", "sd35_gardo"),
-    *("sd35_reward_gradient", "minimax_h3"),
+    *(*ON_8, "qwen_05b_grpo", "sd15_refl", "sd35_gardo", "cogvideox_2b", "hunyuan_video15_480p", "ltx2", "minimax_h3"),
+    *("sana_video_2b", "wan21_1_3b", "wan22_ti2v_5b"),
 )
 
 

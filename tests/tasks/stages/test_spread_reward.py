@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from configs.errors import ConfigError
 from configs.rewards import RewardSection
-from models.rewards.base import Batch
+from models.rewards.base import Batch, Needs
 from models.rewards.call import Handling, needs_of_made, score
 from models.rewards.make import MadeRewards
 from models.rewards.placing import modules_of
@@ -120,6 +121,27 @@ def test_scores_are_those_of_one_process_to_the_bit(tmp_path: Path) -> None:
         assert sum(int(each["layers"]) for each in found) == whole["layers"], slot
         assert max(int(each["layers"]) for each in found) < 0.6 * whole["layers"], slot
         assert all(int(each["rest"]) == whole["rest"] for each in found), slot
+
+
+class Unsettled:
+    """Says that it can be spread, but places its model itself."""
+
+    needs = Needs(accelerated=True, batch_size=2, spreads=True)
+
+    def __init__(self) -> None:
+        self._net = nn.Linear(2, 2)
+
+    def score(self, media: np.ndarray, prompts: Any, metadata: Any) -> list[float]:
+        return [0.0] * len(prompts)
+
+
+def test_one_that_places_its_models_itself_is_refused() -> None:
+    made = MadeRewards()
+    made.sharding = Sharding(mesh=cast(Any, None))
+    section = RewardSection(name=f"{__name__}:Unsettled", label="own", spread=True)
+    with pytest.raises(ConfigError, match=r"'own' has spread set .* every rank holds all of its models"):
+        made.of(section)
+    assert MadeRewards().of(section)
 
 
 class _Paired(nn.Module):
