@@ -41,6 +41,7 @@ from tests.support.small import small_data, write_small  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
+_PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,6 +74,29 @@ def pytest_collection_finish() -> None:
     """Leave what imports made out of every further search for garbage: it is most of all objects, and stays."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Note whether a test passed."""
+    report = yield
+    item.stash[_PASSED] = item.stash.get(_PASSED, True) and report.passed
+    return report
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that is emptied when its test has passed: those of all together would take gigabytes.
+
+    The folder itself stays, so that no other test gets its name: libraries keep what they opened by its path.
+    """
+    yield tmp_path
+    if request.node.stash.get(_PASSED, False):
+        for path in tmp_path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ STOPPED = {128 + signal.SIGINT: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
 _PATIENCE_S = 10.0
 #: When each signal first came.
 _waiting: dict[int, float] = {}
+#: Signals that came and are to come again, with what sends them.
+_due: dict[int, threading.Timer] = {}
 
 
 @contextlib.contextmanager
@@ -34,7 +36,13 @@ def terminable() -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, _not_lost(sys.unraisablehook)
     try:
         yield
+        # What came in the last moment has nothing left to interrupt, and is an end by a signal nevertheless.
+        for number in sorted(_due):
+            sys.exit(128 + number)
     finally:
+        for again in _due.values():
+            again.cancel()
+        _due.clear()
         sys.unraisablehook = hook
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -47,6 +55,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         _send_again(number)
         return
     del _waiting[number]
+    _due.pop(number, None)
     sys.exit(128 + number)
 
 
@@ -70,6 +79,7 @@ def _send_again(number: int) -> None:
     """Send a signal to this process once it has gone on a little."""
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
+    _due[number] = again
     again.start()
 
 

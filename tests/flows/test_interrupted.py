@@ -66,7 +66,8 @@ def test_a_signal_lets_an_import_end_first(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost() -> None:
+@pytest.mark.parametrize("seconds", [10, 0], ids=["with work left", "in the last moment"])
+def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost(seconds: int) -> None:
     class Collected:
         pass
 
@@ -77,12 +78,15 @@ def test_a_signal_that_comes_in_a_callback_of_the_garbage_collector_is_not_lost(
         watched = weakref.ref(collected, lambda _: os.kill(os.getpid(), signal.SIGINT))
         del collected
         went_on.append(watched())
-        time.sleep(10)
+        time.sleep(seconds)
 
     with pytest.raises(SystemExit) as stopped, terminable():
         work()
     assert stopped.value.code == 130
     assert went_on == [None]
+    # What was to come again comes to nobody else.
+    with terminable():
+        time.sleep(0.1)
 
 
 def test_an_error_alone_is_not_an_interruption() -> None:
