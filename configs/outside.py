@@ -1,18 +1,24 @@
 """What a config names outside itself. An option annotated so is refused where what it names is not there.
 
-The names of these types are read from the text of components (``configs.peek``), so that nothing heavy is imported.
+What it holds is part of what is made with it. The names of these types are read from the text of components
+(``configs.peek``), so that nothing heavy is imported.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 #: A folder, or the id of a model on the hub.
 ModelPlace: TypeAlias = str
 #: A folder.
 FolderPlace: TypeAlias = str
+#: A folder of which those files count that prompts name, in the column of the option 'column', or 'image'.
+ColumnFolderPlace: TypeAlias = str
 #: A file.
 FilePlace: TypeAlias = str
+#: The options of another reward, which the option 'reward' names, with what they name.
+RewardOptions: TypeAlias = Mapping[str, Any]
 
 
 def looks_local(path: str) -> bool:

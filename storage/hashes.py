@@ -29,13 +29,14 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
         names: their paths below it.
         deep: read them again, whatever is kept.
     """
-    kept = {} if deep else _load(folder)
+    kept, asked = _load(folder), set(names)
     hashes: dict[str, str] = {}
-    entries: dict[str, list[int | str]] = {}
+    # What others asked for of the same folder stays: two files of it are not always asked for together.
+    entries = {name: entry for name, entry in kept.items() if name not in asked and (folder / name).exists()}
     for name in names:
         now = time.time_ns()
         stat = (folder / name).stat()
-        known = kept.get(name)
+        known = None if deep else kept.get(name)
         fresh = known is not None and known[:2] == [stat.st_size, stat.st_mtime_ns]
         hashes[name] = str(known[2]) if known is not None and fresh else hash_file(folder / name)
         if stat.st_mtime_ns < now - _YOUNG_NS:

@@ -159,14 +159,16 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     assert "my_rewards:redness" in several
     assert "my_rewards:Brightness" in several
     page = (ROOT / "docs" / "rewards.md").read_text()
-    declared, tested, followed, head = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    declared, tested, followed, named, head = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     checked = "\ndef test_declared():\n    assert most_unlike.needs.groupwise\n"
     checked += "\ndef test_followed():\n    from models.rewards.differentiable import followed\n    import torch\n"
     checked += "    white = torch.ones(6, 3, 8, 8, requires_grad=True)\n    batch = samples(shape=(8, 8, 3))\n"
     checked += "    batch.media[...] = 255\n    found = followed(Redness(), 'redness', white, batch)\n"
     checked += "    assert found.tolist() == Redness().score(*[batch.media, batch.prompts, batch.metadata]).tolist()\n"
-    test = shlex.quote(f"{tested}\n{declared}\n{followed}\n{checked}")
-    assert "9 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
+    checked += "\ndef test_named(tmp_path):\n    (tmp_path / 'curve').write_text('1\\n0\\n0')\n"
+    checked += "    assert weighted(np.full((2, 8, 8, 3), 7), [], [], curve=tmp_path / 'curve').tolist() == [7, 7]\n"
+    test = shlex.quote(f"{tested}\n{declared}\n{followed}\n{named}\n{checked}")
+    assert "10 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
     pasted([sys.executable, "-c", head])
 
 

@@ -29,7 +29,6 @@ def check_command(
     from tasks.preflight.names import check_names, check_places
 
     check_names(config, source=path, overrides=overrides, later=True)
-    from tasks.inputs.sources import changed_files
     from tasks.preflight.check import check_config
     from tasks.preflight.idle import idle_notes, idle_shares
     from tasks.preflight.memory import estimate_memory
@@ -50,7 +49,7 @@ def check_command(
             if loads_model(section)
         ),
     ]
-    changed = changed_files(config.model) if deep else None
+    changed = _changed(config) if deep else None
     memory = estimate_memory(config, reference=cost.reference)
     notes += [] if memory is None else memory.notes
     if as_json:
@@ -134,14 +133,28 @@ def _print_idle(config: RunConfig, found: Sequence[Idle]) -> None:
     print_table(table)
 
 
+def _changed(config: RunConfig) -> list[str] | None:
+    """Return what of the model's files, and of those that options name, changed unnoticed; None where none is local."""
+    from tasks.inputs.places import changed_places
+    from tasks.inputs.prompts import source_prompts
+    from tasks.inputs.sources import changed_files
+
+    prompts = source_prompts(config).values()
+    found = [
+        changed_files(config.model),
+        changed_places(config, lambda: (p.metadata for each in prompts for p in each)),
+    ]
+    return None if found == [None, None] else [name for names in found for name in names or []]
+
+
 def _print_changed(changed: list[str] | None) -> None:
     if changed is None:
-        console.print("model: no local folder, so there are no file times to distrust.")
+        console.print("local files: none is named, so there are no file times to distrust.")
     elif changed:
         names = ", ".join(changed)
-        console.print(f"model: {names} changed without a change of size or time; runs see it from now on.")
+        console.print(f"local files: {names} changed without a change of size or time; runs see it from now on.")
     else:
-        console.print("model: every byte of the folder is as it was when last read.")
+        console.print("local files: every byte is as it was when last read.")
 
 
 def _print_memory(config: RunConfig, memory: Memory, gpu_memory: float | None) -> None:

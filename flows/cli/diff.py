@@ -35,6 +35,7 @@ def diff_command(first: str, second: str, *, root: str, as_json: bool) -> None:
             {
                 "runs": [first, second],
                 "settings": found.settings,
+                "contents": found.contents,
                 "shared": found.shared,
                 "own": found.own,
                 "parts_at": None if found.parts_at is None else str(found.parts_at),
@@ -53,6 +54,8 @@ def _print(first: str, second: str, found: Comparison) -> None:
         print_table(settings)
     else:
         console.print("Their settings are the same.")
+    for sentence in found.contents:
+        console.print(f"{sentence[0].upper()}{sentence[1:]}")
     artifacts = Table("stage", "shared", f"only {first}", f"only {second}", title="Artifacts", title_justify="left")
     for stage, shared in found.shared.items():
         artifacts.add_row(stage, str(shared), *(str(count) for count in found.own[stage]))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.outside import FilePlace, FolderPlace, ModelPlace
+from configs.outside import ColumnFolderPlace, FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
@@ -180,7 +180,7 @@ class ImageSimilarity(ClipEmbeddings):
     model: ModelPlace = CLIP_L
     column: str = "image"
     """Column of the prompt source with paths of images."""
-    folder: FolderPlace = "."
+    folder: ColumnFolderPlace = "."
     """Where relative paths begin."""
     to: Literal["column", "source"] = "column"
     """The image that a column names, or those that the prompt starts from."""

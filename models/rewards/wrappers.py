@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import ConfigError
+from configs.outside import RewardOptions
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.call import Handling, score
 from models.rewards.sizes import Takes
@@ -24,7 +25,7 @@ class Rank:
 
     reward: str
     """The reward that orders them."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: RewardOptions = field(default_factory=dict)
     """Its options."""
     device: str | None = None
     """Its device, where it takes one."""

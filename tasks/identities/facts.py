@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
+from tasks.identities.contents import Contents
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import Prompt, prompts_fingerprint, source_prompts
 from tasks.inputs.renderer import render_of
@@ -126,6 +128,14 @@ class RunFacts:
     def source_prompts(self) -> dict[str, list[Prompt]]:
         """The prompts the config names, by split."""
         return source_prompts(self.config)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What is in the files and folders that options of components name."""
+        return Contents(self.store, self.run, self.config, self._metadata, reads=self.reads)
+
+    def _metadata(self) -> list[Mapping[str, Any]]:
+        return [prompt.metadata for prompts in self.source_prompts.values() for prompt in prompts]
 
     @cached_property
     def prompts_identity(self) -> str:

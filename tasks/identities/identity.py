@@ -13,8 +13,10 @@ from configs.schema import RunConfig
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.identities import IDENTITIES
+from tasks.identities.contents import CONTENTS, Digests
 from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import DRAWING, ONCE, RENDERER, SLOTTED, TRAINING, Node
+from tasks.inputs.places import Place
 
 #: Gives the record of a stage that has run and counts, None where there is none.
 Find = Callable[[Node], LineageEntry | None]
@@ -65,15 +67,38 @@ class Identity(ABC):
     def upstream(self) -> tuple[Node, ...]:
         """Return the stages whose artifacts this one reads."""
 
+    def places(self) -> tuple[Place, ...]:
+        """Return the files and folders that options name, whose contents change the result."""
+        return ()
+
+    def counted(self, inputs: Sequence[ArtifactRef]) -> dict[str, Any]:
+        """Return the options that change the result, and what is in the files and folders that they name."""
+        options, places = dict(self.options()), self.places()
+        if not places:
+            return options
+
+        def named(contents: Digests) -> str:
+            return self._fingerprint(_with(options, contents), inputs)
+
+        return _with(options, self.facts.contents.of(self.node, places, named))
+
     def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
         """Return the first attempt at what this stage makes of some inputs."""
+        return ArtifactRef(self.kind, self._fingerprint(self.counted(inputs), inputs))
+
+    def _fingerprint(self, options: dict[str, Any], inputs: Sequence[ArtifactRef]) -> str:
         work: dict[str, Any] = {
             "stage": self.name,
             "version": self.version,
-            "options": dict(self.options()),
+            "options": options,
             "inputs": [str(ref) for ref in inputs],
         }
-        return ArtifactRef(self.kind, fingerprint(work))
+        return fingerprint(work)
+
+
+def _with(options: dict[str, Any], contents: Digests) -> dict[str, Any]:
+    # What names no local file keeps the name it had before there were contents.
+    return {**options, CONTENTS: dict(contents)} if contents else options
 
 
 def identify(facts: RunFacts, node: Node, find: Find) -> Identity:

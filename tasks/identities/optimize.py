@@ -11,6 +11,8 @@ from tasks.identities.facts import critic_identity
 from tasks.identities.identity import Identity
 from tasks.identities.kinds import kind_identity
 from tasks.identities.nodes import Node, gradient_nodes, policy_after
+from tasks.inputs.components import algorithm_needs
+from tasks.inputs.places import Place, algorithm_places, reward_places
 
 
 class OptimizeIdentity(Identity):
@@ -32,6 +34,11 @@ class OptimizeIdentity(Identity):
             "seed": self.config.run.seed,
             "epoch": self.epoch,
         }
+
+    def places(self) -> tuple[Place, ...]:
+        """What the algorithm reads, and the rewards that are asked while training."""
+        asked = self.config.rewards if algorithm_needs(self.config).rewards else ()
+        return (*algorithm_places(self.config), *(place for reward in asked for place in reward_places(reward)))
 
     def upstream(self) -> tuple[Node, ...]:
         """The policy before, then what it is trained on: trajectories, advantages and, if any, gradients of rewards.

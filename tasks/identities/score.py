@@ -10,6 +10,7 @@ from configs.rewards import RewardSection
 from tasks.identities.facts import RunFacts
 from tasks.identities.identity import Find, Identity
 from tasks.identities.nodes import Node, samples_of
+from tasks.inputs.places import Place, reward_places
 
 
 class RewardIdentity(Identity):
@@ -25,6 +26,10 @@ class RewardIdentity(Identity):
         worst = {} if self.section.over_frames == "mean" else {"over_frames": self.section.over_frames}
         some = {"sources": list(self.section.sources)} if self.section.sources else {}
         return {"reward": self.section.name, "options": self.section.options, **clips, **worst, **some}
+
+    def places(self) -> tuple[Place, ...]:
+        """What the reward reads; a server that scores in its place must read the same."""
+        return reward_places(self.section)
 
     def labels(self) -> Mapping[str, str]:
         """Return what says which reward it is, whatever label a run gives it."""

@@ -126,7 +126,7 @@ def model_identity(path: str, revision: str | None, *, without: frozenset[str] =
     commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
     if commit:
         return {"hub": path, "commit": commit[1]}
-    return {"files": file_hashes(folder, _model_files(folder))}
+    return {"files": file_hashes(folder, model_files(folder))}
 
 
 def checkpoint_identity(folder: Path) -> dict[str, str]:
@@ -154,7 +154,7 @@ def adapter_identity(path: Path) -> dict[str, str]:
 def changed_files(section: ModelSection) -> list[str] | None:
     """Read a local model again; return its files that changed unnoticed, None for models that are not local files."""
     local = [] if section.path is None or not Path(section.path).is_dir() else [Path(section.path)]
-    looked = [(folder, _model_files(folder)) for folder in local]
+    looked = [(folder, model_files(folder)) for folder in local]
     looked += [(file.parent, [file.name]) for file in map(Path, section.single_files.values())]
     changed: list[str] = []
     for folder, names in looked:
@@ -163,7 +163,8 @@ def changed_files(section: ModelSection) -> list[str] | None:
     return changed if looked else None
 
 
-def _model_files(folder: Path) -> list[str]:
+def model_files(folder: Path) -> list[str]:
+    """Return the files that a model is loaded from, by their paths below its folder, sorted."""
     files = (file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
     return sorted(file.relative_to(folder).as_posix() for file in files)
 

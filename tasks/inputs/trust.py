@@ -127,6 +127,13 @@ def carried_out(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield from _of_section(config, "")
 
 
+def is_known(component: Component, option: str) -> bool:
+    """Return whether a config that was given on this machine gave an option the value it has in a component."""
+    whole = ":" in component.name
+    options = _plain(component.options) if whole else texts(component.options)
+    return option in options and _note(canonical_json({option: options[option]})).exists()
+
+
 def _of_section(section: Section, above: str) -> Iterator[tuple[str, str]]:
     for name, field in type(section).model_fields.items():
         yield from _of_field(section, above, name, field)

@@ -16,6 +16,7 @@ from configs.outside import looks_local
 from configs.overrides import blamed
 from configs.packages import PACKAGES
 from configs.registry import missing_attribute, missing_module, unknown_option
+from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
@@ -23,11 +24,12 @@ from models.engines import ENGINES
 from models.maths.schedules import PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
-from models.rewards import GIVEN, REWARDS
+from models.rewards import REWARDS
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import algorithms_of
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
+from tasks.inputs.places import Place, places, taken
 from tasks.inputs.policy_kind import kind_name
 
 _PROMPT_FILES = (".txt", ".jsonl", ".parquet")
@@ -127,7 +129,8 @@ def _component(
     elif peek.defines(module, attribute) is False:
         yield place, missing_attribute(name, module, attribute, what=what)
     else:
-        yield from _options(f"{setting}.options", name, import_string, component.options, what=what)
+        valid = taken(name, table) if component.options else None
+        yield from _options(f"{setting}.options", name, valid, component.options, what=what)
 
 
 def _missing_part(module: str) -> str:
@@ -139,9 +142,8 @@ def _missing_part(module: str) -> str:
 
 
 def _options(
-    setting: str, name: str, import_string: str, options: Mapping[str, object], *, what: str
+    setting: str, name: str, valid: Mapping[str, str] | None, options: Mapping[str, object], *, what: str
 ) -> Iterator[tuple[str, FlowmillError]]:
-    valid = _taken(import_string, what) if options else None
     if valid is None:
         return
     for option in options:
@@ -149,50 +151,36 @@ def _options(
             yield f"{setting}.{option}", unknown_option(name, option, valid, what=what)
 
 
-def _taken(import_string: str, what: str) -> dict[str, str] | None:
-    return peek.options(import_string, given=len(GIVEN) if what == "reward" else 0)
-
-
 def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
     """Yield what options of components name (``configs.outside``) that is not there, by setting."""
     tables = _tables(config)
     for setting, component in components(config):
-        table = tables[setting.rstrip(".0123456789")]
-        taken = _taken(table.get(component.name, component.name), "reward" if table is REWARDS else setting) or {}
-        for option, value in component.options.items():
-            for named in _leaves(value):
-                lacking = _lacking(named, taken.get(option, ""))
-                if lacking:
-                    place = f"{setting}.options.{option}"
-                    yield place, ConfigError(f"{place} '{named}' {lacking}{_SEEN_FROM}")
+        if isinstance(component, RewardSection) and component.server is not None:
+            # What it reads is where it is served.
+            continue
+        for named in places(component, tables[setting.rstrip(".0123456789")], what=setting):
+            lacking = _lacking(named)
+            if lacking:
+                place = f"{setting}.options.{named.option}"
+                yield place, ConfigError(f"{place} '{named.path}' {lacking}{_SEEN_FROM}")
 
 
-def _leaves(value: object) -> Iterator[str]:
-    """Yield the strings of an option, those in lists and mappings too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (found for each in value.values() for found in _leaves(each))
-    elif isinstance(value, list | tuple):
-        yield from (found for each in value for found in _leaves(each))
-
-
-def _lacking(path: str, kind: str) -> str:
-    """Return what is wrong with what an option of a type (``configs.outside``) names; empty: nothing."""
-    if "FilePlace" in kind and not Path(path).is_file():
-        return f"is no file. {_hint(path, (Path.cwd(),))}"
-    # Old repositories of the hub have no owner in their names.
-    folder = "FolderPlace" in kind or ("ModelPlace" in kind and looks_local(path) and "/" in path)
-    if folder and not Path(path).is_dir():
-        return f"is no folder. {_hint(path, (Path.cwd(),), only_folders=True)}"
+def _lacking(named: Place) -> str:
+    """Return what is wrong with what an option names; empty: nothing."""
+    path = Path(named.path)
+    if named.is_file and not path.is_file():
+        return f"is no file. {_hint(named.path, (Path.cwd(),))}"
+    if not named.is_file and not named.may_be_hub and not path.is_dir():
+        return f"is no folder. {_hint(named.path, (Path.cwd(),), only_folders=True)}"
     return ""
 
 
 def _family_options(config: RunConfig) -> Iterator[tuple[str, FlowmillError]]:
     for where, model in _models(config).items():
-        taken = peek.class_attribute(POLICIES.get(model.policy, model.policy), "options_type")
-        if taken is not None:
-            yield from _options(f"{where}.options", model.policy, taken, model.options, what=f"{where}.options of")
+        kind = peek.class_attribute(POLICIES.get(model.policy, model.policy), "options_type")
+        if kind is not None:
+            valid = peek.options(kind) if model.options else None
+            yield from _options(f"{where}.options", model.policy, valid, model.options, what=f"{where}.options of")
 
 
 def _models(config: RunConfig) -> dict[str, ModelSection]:

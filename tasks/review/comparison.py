@@ -8,6 +8,7 @@ from typing import Any
 from configs.load import asks_for
 from tasks.figures.evaluations import Figures, evaluated_epochs, evaluation_figures
 from tasks.identities.nodes import Node
+from tasks.inputs.places import config_places
 from tasks.runs.context import RunContext
 
 
@@ -17,6 +18,8 @@ class Comparison:
 
     settings: dict[str, tuple[Any, Any]]
     """Settings in which they differ; None where a run has none of the name."""
+    contents: list[str]
+    """Files and folders that options of both name and that held something else for each, a sentence each."""
     shared: dict[str, int]
     """By stage: how many artifacts both have."""
     own: dict[str, tuple[int, int]]
@@ -40,6 +43,7 @@ def compare(first: RunContext, second: RunContext) -> Comparison:
         settings={
             key: (asked[0].get(key), asked[1].get(key)) for key in keys if asked[0].get(key) != asked[1].get(key)
         },
+        contents=_other_contents(first, second),
         shared={stage: len(a & b) for stage, (a, b) in counted.items()},
         own={stage: (len(a - artifacts[1]), len(b - artifacts[0])) for stage, (a, b) in counted.items()},
         parts_at=apart[0] if apart else None,
@@ -48,3 +52,10 @@ def compare(first: RunContext, second: RunContext) -> Comparison:
             for epoch in sorted({*evaluated_epochs(first.chain), *evaluated_epochs(second.chain)})
         },
     )
+
+
+def _other_contents(first: RunContext, second: RunContext) -> list[str]:
+    one, other = first.contents.recorded, second.contents.recorded
+    apart = {path for path, digest in one.items() if other.get(path, digest) != digest}
+    read = (place for places in config_places(first.config).values() for place in places if place.path in apart)
+    return list(dict.fromkeys(f"{place} had other contents for each of the two runs." for place in read))

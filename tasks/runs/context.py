@@ -73,7 +73,7 @@ class RunContext(RunFacts):
         config = parse_config({**own, **section}, where=f"run '{self.run.name}'").like(self.config)
         if asks_for(config.model_dump(mode="json")) == asks_for(self.config.model_dump(mode="json")):
             return Chain(self)
-        return Chain(self, run=Chain(RunFacts(self.store, config, self.run)), epoch=self.epoch)
+        return Chain(self, run=Chain(RunFacts(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
 
     def policy_ref(self, epoch: int) -> ArtifactRef:
         """Return the policy after an epoch; epoch 0 is the base policy."""

@@ -273,7 +273,7 @@ def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
 
 
 def _begun_as(context: RunContext) -> dict[str, Any]:
-    """Return what training begins as beside the base model, by setting: paths name it, but it is known by its bytes."""
+    """Return what is read beside the base model, by setting: paths name it, but it is known by its bytes."""
     model, found = context.config.model, dict[str, Any]()
     if model.checkpoint is not None:
         found["model.checkpoint"] = context.checkpoint_identity
@@ -281,7 +281,7 @@ def _begun_as(context: RunContext) -> dict[str, Any]:
         found["model.lora.start"] = context.adapter_identity
     if context.config.critic.path is not None:
         found["critic.path"] = context.critic_identity
-    return found
+    return {**found, **context.contents.all()}
 
 
 def _models(context: RunContext) -> list[ModelSection]:

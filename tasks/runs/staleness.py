@@ -12,6 +12,7 @@ from configs.fingerprint import canonical_json
 from configs.load import flatten
 from storage.lineage import LineageEntry
 from storage.records import Manifest
+from tasks.identities.contents import CONTENTS
 from tasks.identities.identity import Identity
 from tasks.identities.nodes import OF, Node
 from tasks.runs.chain import Chain
@@ -179,7 +180,9 @@ def _causes(chain: Chain, identity: Identity, entry: LineageEntry) -> Iterator[C
         return
     if manifest.stage_version != identity.version:
         yield Cause(text=f"stage version {manifest.stage_version} -> {identity.version}")
-    yield from (Cause(text=text) for text in _changed(manifest.options, identity.options()))
+    now = identity.counted([chain.ref(node) for node in identity.upstream()])
+    yield from (Cause(text=text) for text in _changed(_said(manifest.options), _said(now)))
+    yield from (Cause(text=text) for text in _other_contents(identity, manifest.options, now))
     for node in _other_inputs(chain, identity, manifest):
         yield Cause(text=f"input {node} changed", upstream=node)
 
@@ -188,6 +191,22 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, now = flatten(old), flatten(json.loads(canonical_json(new)))
     keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
     return [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys]
+
+
+def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != CONTENTS}
+
+
+def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return which files and folders that options name are others than they were; a new path says so itself."""
+    before, now, told = old.get(CONTENTS), new.get(CONTENTS, {}), dict[str, None]()
+    for place in identity.places():
+        known, found = (before or {}).get(place.path), now.get(place.path)
+        if known is not None and found is not None and known != found:
+            told[f"{place} has other contents"] = None
+        elif before is None and found is not None and _said(old) == json.loads(canonical_json(_said(new))):
+            told[f"{place} may have other contents: they were not recorded, and it changed since"] = None
+    return [*told]
 
 
 def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[Node]:

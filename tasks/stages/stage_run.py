@@ -245,12 +245,13 @@ class StageRun:
             self.run_shard(shard)
         names = [shard.name for shard in (*self.stage.shards(), *closing)]
         records = self.store.recorded(self.ref, names)
+        inputs = self.stage.inputs()
         return self.store.seal(
             self.ref,
             shards=names,
             summary=self.stage.summarize(records),
             stage=self.stage.name,
             stage_version=self.stage.identity.version,
-            options=self.stage.identity.options(),
-            inputs=tuple(str(ref) for ref in self.stage.inputs()),
+            options=self.stage.identity.counted(inputs),
+            inputs=tuple(str(ref) for ref in inputs),
         )

@@ -1,0 +1,275 @@
+"""What local files hold is part of what is made with them: others at the same path make scores anew, rollouts stay."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from configs import peek
+from configs.load import load_config
+from configs.registry import Table
+from configs.schema import RunConfig
+from models.engines import ENGINES
+from models.maths.schedules import PLANS
+from models.maths.solvers import SOLVERS
+from models.maths.transitions import KERNELS
+from models.policies import POLICIES
+from models.quickstart import BUILDERS
+from models.rewards import GIVEN, REWARDS
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from storage.trajectories import TRAJECTORY_STORES
+from tasks.advantages.estimators import ESTIMATORS
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.execution.launchers import LAUNCHERS
+from tasks.execution.runners import RUNNERS
+from tasks.identities.contents import Contents
+from tasks.identities.nodes import Node, run_nodes
+from tasks.inputs.trust import remember
+from tasks.optimize.optimizers import OPTIMIZERS
+from tasks.review.comparison import compare
+from tasks.runs.context import RunContext
+from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
+from tasks.runs.staleness import State, explain, standing
+from tasks.stages.stage_run import StageRun
+from tests.conftest import ROOT
+from tests.support.inside import make_stage, prepare
+
+Make = Callable[..., RunConfig]
+ROLLOUT, SCORE = Node(1, "rollout"), Node(1, "score", "head")
+
+
+def write(file: Path, value: float, *, age_s: float = 60) -> None:
+    """Write a head whose scores are the sum of latents times a value."""
+    save_file({"0.weight": torch.full((1, 4 * 8 * 16), value), "0.bias": torch.zeros(1)}, file)
+    aged(file, age_s)
+
+
+def aged(file: Path, age_s: float) -> None:
+    then = time.time_ns() - int(age_s * 1e9)
+    os.utime(file, ns=(then, then))
+
+
+def head(path: object, *, name: str = "latent_head") -> str:
+    return f"rewards=[{{name: {name}, label: head, options: {{head: '{path}'}}}}]"
+
+
+@pytest.fixture
+def scored(make_config: Make, tmp_path: Path) -> RunConfig:
+    """A config whose first epoch is rolled out and scored."""
+    write(tmp_path / "head.safetensors", 1.0)
+    config = make_config(head(tmp_path / "head.safetensors"), "rollout.media={format: none, latents: true}")
+    score(prepare(config))
+    return config
+
+
+def score(context: RunContext) -> None:
+    for node in (ROLLOUT, SCORE):
+        StageRun(make_stage(context, node.stage, 1, node.slot)).execute()
+
+
+def pending(context: RunContext, node: Node) -> int:
+    return len(StageRun(make_stage(context, node.stage, node.epoch, node.slot)).pending())
+
+
+def mean(context: RunContext) -> float:
+    manifest = context.store.manifest(context.chain.require(*SCORE).ref)
+    assert manifest is not None
+    return float(manifest.summary["mean"])
+
+
+def test_of_another_file_at_the_same_path_scores_are_made_anew_and_rollouts_are_not(
+    scored: RunConfig, tmp_path: Path
+) -> None:
+    same = begin_run(scored)
+    assert [pending(same, node) for node in (ROLLOUT, SCORE)] == [0, 0]
+    first, file = mean(same), tmp_path / "head.safetensors"
+    mark_finished(same, {"mean": first})
+    assert finished_result(begin_run(scored)) == {"mean": first}
+    write(file, 2.0, age_s=30)
+    other = begin_run(scored)
+    assert finished_result(other) is None
+    assert pending(other, ROLLOUT) == 0
+    assert pending(other, SCORE) == 2
+    said = f"reward 'latent_head': the file at '{file}' (option 'head') has other contents"
+    assert explain(other.chain, SCORE)[-1] == f"score[head]@1 is stale: {said}"
+    score(other)
+    assert mean(other) == pytest.approx(2 * first)
+    write(file, 1.0, age_s=20)
+    again = begin_run(scored)
+    assert mean(again) == first, "what was made of the first file is found again"
+    # Where no config that was given here names the file, or the file is gone, it is as recorded.
+    write(file, 3.0, age_s=10)
+    untrusted = open_run(scored.store.root, "small", reads=True, trusted=True)
+    assert standing(untrusted.chain, SCORE).state is State.FRESH
+    remember(scored)
+    assert standing(open_run(scored.store.root, "small", reads=True).chain, SCORE).state is State.STALE
+    file.unlink()
+    for gone in (open_run(scored.store.root, "small", reads=True), begin_run(scored)):
+        assert standing(gone.chain, SCORE).state is State.FRESH
+
+
+def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "head.safetensors"
+    write(file, 1.0)
+    config = make_config(head(file), "rollout.media={format: none, latents: true}")
+    with monkeypatch.context() as before:
+        before.setattr(Contents, "of", lambda *_: {})
+        old = prepare(config)
+        score(old)
+        ref = old.chain.ref(SCORE)
+    for there in (True, False):
+        if not there:
+            file.rename(tmp_path / "away")
+        now = begin_run(config)
+        assert now.chain.ref(SCORE) == ref
+        assert pending(now, SCORE) == 0
+    write(file, 1.0, age_s=-10)
+    changed = begin_run(config)
+    assert standing(changed.chain, SCORE).state is State.STALE
+    assert "they were not recorded, and it changed since" in explain(changed.chain, SCORE)[-1]
+
+
+def test_two_runs_say_what_held_something_else(scored: RunConfig, tmp_path: Path) -> None:
+    write(tmp_path / "head.safetensors", 2.0, age_s=30)
+    other = scored.model_copy(update={"run": scored.run.model_copy(update={"name": "other"})})
+    score(prepare(other))
+    contexts = [open_run(scored.store.root, name, reads=True, trusted=True) for name in ("small", "other")]
+    (said,) = compare(*contexts).contents
+    assert said.startswith("reward 'latent_head': the file at ")
+    assert compare(contexts[0], contexts[0]).contents == []
+
+
+def targets(config: RunConfig, *nodes: Node) -> list[str]:
+    store = ArtifactStore(config.store)
+    chain = RunContext(store, config, RunFolder(store, "small")).chain
+    return [str(chain.ref(node)) for node in nodes]
+
+
+def test_a_hub_id_and_what_is_not_named_change_nothing(make_config: Make, tmp_path: Path) -> None:
+    config = make_config("rewards=[{name: clip_score, label: head, options: {model: openai/clip}}]")
+    store = ArtifactStore(config.store)
+    identity = RunContext(store, config, RunFolder(store, "small")).chain.identity(SCORE)
+    assert [place.path for place in identity.places()] == ["openai/clip"]
+    assert identity.counted(()) == identity.options()
+
+
+def test_the_weights_of_a_teacher_are_part_of_the_policy(make_config: Make, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    (teacher / ".cache").mkdir(parents=True)
+    (teacher / "model.safetensors").write_bytes(b"one")
+    nodes = (ROLLOUT, Node(1, "advantage"), Node(1, "optimize"))
+    config = make_config(f"optimize.algorithm={{name: opd, options: {{teachers: {{a: '{teacher}'}}}}}}")
+    first = targets(config, *nodes)
+    (teacher / ".cache" / "lock").touch()
+    assert targets(config, *nodes) == first
+    (teacher / "model.safetensors").write_bytes(b"other")
+    assert [a == b for a, b in zip(targets(config, *nodes), first, strict=True)] == [True, True, False]
+
+
+def test_a_reward_inside_another_and_one_that_training_asks_count(make_config: Make, tmp_path: Path) -> None:
+    file = tmp_path / "head.safetensors"
+    inner = f"rewards=[{{name: rank, label: head, options: {{reward: aesthetic, options: {{head: '{file}'}}}}}}]"
+    refl = ("optimize.algorithm={name: refl}", head(file, name="aesthetic"))
+    found: dict[str, list[list[str]]] = {"inner": [], "refl": []}
+    for value in (1.0, 2.0):
+        write(file, value)
+        aged(file, 60 + value)
+        found["inner"].append(targets(make_config(inner), SCORE))
+        found["refl"].append(targets(make_config(*refl), Node(1, "rollout"), Node(1, "optimize")))
+    assert found["inner"][0] != found["inner"][1]
+    assert [one == other for one, other in zip(*found["refl"], strict=True)] == [True, False]
+
+
+def test_of_a_folder_that_prompts_name_files_of_those_count(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("named.png", "beside.png"):
+        (tmp_path / "images" / name).write_bytes(b"one")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "like": "named.png"}\n{"prompt": "b", "like": "gone"}\n')
+    options = f"{{folder: '{tmp_path / 'images'}', column: like, by: ssim}}"
+    config = make_config(
+        f"rewards=[{{name: image_similarity, label: head, options: {options}}}]",
+        f"prompts={{train: '{tmp_path / 'prompts.jsonl'}'}}",
+    )
+    first = targets(config, SCORE)
+    (tmp_path / "images" / "beside.png").write_bytes(b"another")
+    assert targets(config, SCORE) == first
+    (tmp_path / "images" / "named.png").write_bytes(b"another")
+    assert targets(config, SCORE) != first
+
+
+def annotated(table: Mapping[str, str], *, given: int = 0) -> dict[str, list[str]]:
+    """Return the options of a table's components that name something, by component."""
+    kinds = {name: peek.options(import_string, given=given) or {} for name, import_string in table.items()}
+    named = {name: [option for option, kind in each.items() if "Place" in kind] for name, each in kinds.items()}
+    return {name: options for name, options in named.items() if options}
+
+
+def counting(config: RunConfig) -> Iterator[tuple[str, set[str]]]:
+    """Yield every stage of a run, and the options whose contents count for it."""
+    store = ArtifactStore(config.store)
+    chain = RunContext(store, config, RunFolder(store, "small")).chain
+    for node in run_nodes(config):
+        yield node.stage, {place.option for place in chain.identity(node).places()}
+
+
+def with_options(tmp_path: Path, changes: Mapping[str, Any], preset: str = "tiny_sd3") -> RunConfig:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"extends": str(ROOT / "configs" / f"{preset}.yaml"), **changes}))
+    return load_config(file, [f"store.root={tmp_path}"])
+
+
+def test_every_option_of_a_reward_that_names_something_counts_where_it_scores(tmp_path: Path) -> None:
+    found = annotated(REWARDS, given=len(GIVEN))
+    assert {name: len(options) for name, options in found.items()}.items() >= {"hpsv3": 3, "dina_lrm": 3}.items()
+    for name, options in found.items():
+        reward = {"name": name, "options": dict.fromkeys(options, "owner/name")}
+        for changes in (
+            {"rewards": [reward]},
+            {"monitors": [reward]},
+            {"evaluate": {"judges": [reward]}},
+            {"rewards": [reward], "optimize": {"algorithm": {"name": "reward_gradient"}}},
+        ):
+            counted = dict[str, set[str]]()
+            for stage, names in counting(with_options(tmp_path, changes)):
+                counted[stage] = counted.get(stage, set()) | names
+            stages = {stage for stage, names in counted.items() if names == {*options}}
+            algorithm = "optimize" in changes
+            wanted = {"judge"} if "evaluate" in changes else {"score"} if "monitors" in changes else {"score", "judge"}
+            assert stages == wanted | ({"gradient"} if algorithm else set()), (name, changes)
+
+
+def test_every_option_of_an_algorithm_that_names_something_counts_where_it_trains(tmp_path: Path) -> None:
+    found = annotated(ALGORITHMS)
+    assert found == {"opd": ["teacher", "teachers"]}
+    assert annotated(TOKEN_ALGORITHMS) == {}
+    for name, options in found.items():
+        for option in options:
+            value: object = {"a": "here"} if option == "teachers" else "here"
+            changes = {"optimize": {"algorithm": {"name": name, "options": {option: value}}}}
+            counted = {stage for stage, names in counting(with_options(tmp_path, changes)) if names == {option}}
+            assert counted == {"optimize"}, (name, option)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [BUILDERS, ENGINES, ESTIMATORS, KERNELS, LAUNCHERS, OPTIMIZERS, PLANS, RUNNERS, SOLVERS, TRAJECTORY_STORES],
+    ids=lambda table: table.like,
+)
+def test_no_option_of_another_component_names_what_no_identity_holds(table: Table) -> None:
+    assert annotated(table) == {}, "say in the places() of the stage that it is an option of that it counts"
+
+
+def test_no_option_of_a_family_names_what_no_identity_holds() -> None:
+    kinds = {name: peek.class_attribute(import_string, "options_type") for name, import_string in POLICIES.items()}
+    assert annotated({name: kind for name, kind in kinds.items() if kind is not None}) == {}
