@@ -51,6 +51,18 @@ def test_a_file_is_read_once_until_its_size_or_time_changes(tmp_path: Path, read
     assert read == ["a", "b", "a"]
 
 
+def test_files_of_a_folder_that_are_asked_for_apart_are_kept_together(tmp_path: Path, read: list[str]) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path / name, b"one")
+        file_hashes(tmp_path, [name])
+    (tmp_path / "c").unlink()
+    for name in ("a", "b"):
+        file_hashes(tmp_path, [name])
+        file_hashes(tmp_path, [name], deep=True)
+    assert read == ["a", "b", "c", "a", "b"]
+    assert "c" not in hashes._load(tmp_path)
+
+
 def test_what_changed_just_now_is_not_trusted_yet(tmp_path: Path, read: list[str]) -> None:
     write(tmp_path / "a", b"one", age_s=0)
     file_hashes(tmp_path, ["a"])

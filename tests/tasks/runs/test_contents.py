@@ -44,7 +44,7 @@ from tests.conftest import ROOT
 from tests.support.inside import make_stage, prepare
 
 Make = Callable[..., RunConfig]
-ROLLOUT, SCORE = Node(1, "rollout"), Node(1, "score", "head")
+ROLLOUT, SCORE, JUDGE = Node(1, "rollout"), Node(1, "score", "head"), Node(0, "judge", "head")
 
 
 def write(file: Path, value: float, *, age_s: float = 60) -> None:
@@ -104,17 +104,22 @@ def test_of_another_file_at_the_same_path_scores_are_made_anew_and_rollouts_are_
     score(other)
     assert mean(other) == pytest.approx(2 * first)
     write(file, 1.0, age_s=20)
-    again = begin_run(scored)
-    assert mean(again) == first, "what was made of the first file is found again"
-    # Where no config that was given here names the file, or the file is gone, it is as recorded.
-    write(file, 3.0, age_s=10)
-    untrusted = open_run(scored.store.root, "small", reads=True, trusted=True)
-    assert standing(untrusted.chain, SCORE).state is State.FRESH
+    assert mean(begin_run(scored)) == first, "what was made of the first file is found again"
+
+
+def test_where_a_file_is_gone_or_was_never_given_here_it_is_as_recorded(scored: RunConfig, tmp_path: Path) -> None:
+    file, root = tmp_path / "head.safetensors", scored.store.root
+    own = begin_run(scored).chain.ref(JUDGE)
+    write(file, 2.0, age_s=30)
+    assert begin_run(scored).chain.ref(JUDGE) != own
+    assert standing(open_run(root, "small", reads=True, trusted=True).chain, SCORE).state is State.FRESH
     remember(scored)
-    assert standing(open_run(scored.store.root, "small", reads=True).chain, SCORE).state is State.STALE
+    assert standing(open_run(root, "small", reads=True).chain, SCORE).state is State.STALE
     file.unlink()
-    for gone in (open_run(scored.store.root, "small", reads=True), begin_run(scored)):
+    for gone in (open_run(root, "small", reads=True), begin_run(scored)):
         assert standing(gone.chain, SCORE).state is State.FRESH
+        assert pending(begin_run(scored), SCORE) == 0
+        assert gone.chain.ref(JUDGE) == own, "as another stage recorded it, where this one has made nothing"
 
 
 def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
