@@ -33,6 +33,7 @@ from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.identities.contents import Contents
 from tasks.identities.nodes import Node, run_nodes
+from tasks.inputs.places import changed_places
 from tasks.inputs.trust import remember
 from tasks.optimize.optimizers import OPTIMIZERS
 from tasks.review.comparison import compare
@@ -143,6 +144,17 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
     changed = begin_run(config)
     assert standing(changed.chain, SCORE).state is State.STALE
     assert "they were not recorded, and it changed since" in explain(changed.chain, SCORE)[-1]
+
+
+def test_only_a_deep_look_sees_a_file_whose_time_was_set_back(scored: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "head.safetensors"
+    stat, first = file.stat(), begin_run(scored).chain.ref(SCORE)
+    write(file, 2.0)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert begin_run(scored).chain.ref(SCORE) == first
+    assert changed_places(scored, tuple) == [str(file)]
+    assert changed_places(scored, tuple) == []
+    assert begin_run(scored).chain.ref(SCORE) != first
 
 
 def test_two_runs_say_what_held_something_else(scored: RunConfig, tmp_path: Path) -> None:
