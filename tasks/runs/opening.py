@@ -281,7 +281,7 @@ def _begun_as(context: RunContext) -> dict[str, Any]:
         found["model.lora.start"] = context.adapter_identity
     if context.config.critic.path is not None:
         found["critic.path"] = context.critic_identity
-    return {**found, **context.contents.all()}
+    return {**found, **{f"{setting}, contents": held for setting, held in context.contents.all().items()}}
 
 
 def _models(context: RunContext) -> list[ModelSection]:

@@ -181,9 +181,12 @@ def _causes(chain: Chain, identity: Identity, entry: LineageEntry) -> Iterator[C
     if manifest.stage_version != identity.version:
         yield Cause(text=f"stage version {manifest.stage_version} -> {identity.version}")
     now = identity.counted([chain.ref(node) for node in identity.upstream()])
-    yield from (Cause(text=text) for text in _changed(_said(manifest.options), _said(now)))
-    yield from (Cause(text=text) for text in _other_contents(identity, manifest.options, now))
-    for node in _other_inputs(chain, identity, manifest):
+    changed, others = _changed(_said(manifest.options), _said(now)), _other_inputs(chain, identity, manifest)
+    # Where nothing was recorded, contents are the cause only if there is no other.
+    unknown = CONTENTS not in manifest.options and not changed and not others
+    contents = _other_contents(identity, manifest.options, now, unknown=unknown)
+    yield from (Cause(text=text) for text in [*changed, *contents])
+    for node in others:
         yield Cause(text=f"input {node} changed", upstream=node)
 
 
@@ -197,16 +200,16 @@ def _said(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != CONTENTS}
 
 
-def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str, Any], *, unknown: bool) -> list[str]:
     """Return which files and folders that options name are others than they were; a new path says so itself."""
-    before, now, told = old.get(CONTENTS), new.get(CONTENTS, {}), dict[str, None]()
-    for place in identity.places():
-        known, found = (before or {}).get(place.path), now.get(place.path)
-        if known is not None and found is not None and known != found:
-            told[f"{place} has other contents"] = None
-        elif before is None and found is not None and _said(old) == json.loads(canonical_json(_said(new))):
-            told[f"{place} may have other contents: they were not recorded, and it changed since"] = None
-    return [*told]
+    before, now = old.get(CONTENTS, {}), new.get(CONTENTS, {})
+    places = [place for place in identity.places() if place.path in now]
+    if unknown:
+        told = [f"{place} changed since, and what it held was not recorded" for place in places]
+    else:
+        other = (place for place in places if before.get(place.path, now[place.path]) != now[place.path])
+        told = [f"{place} has other contents" for place in other]
+    return list(dict.fromkeys(told))
 
 
 def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_folder_and_what_may_be_on_the_hub_are_not(model: str) -> None:
             ROOT / "configs" / "tiny_sd3.yaml", [f"rewards.0={{name: clip_score, options: {{model: {model}}}}}"]
         )
     )
+
+
+def test_what_a_reward_inside_another_names_is_looked_for_and_what_a_server_reads_is_not() -> None:
+    head = "{reward: aesthetic, options: {head: nowhere}}"
+    for server in (False, True):
+        reward = f"{{name: rank, options: {head}{', server: http://127.0.0.1:1' if server else ''}}}"
+        with (
+            nullcontext()
+            if server
+            else pytest.raises(ConfigError, match=r"options\.options\.head 'nowhere' is no file")
+        ):
+            check_names(load_config(ROOT / "configs" / "tiny_sd3.yaml", [f"rewards.0={reward}"]))
 
 
 def test_a_near_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,13 @@ from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
 from tasks.execution.launchers import LAUNCHERS
 from tasks.execution.runners import RUNNERS
 from tasks.identities.contents import Contents
+from tasks.identities.facts import RunFacts
 from tasks.identities.nodes import Node, run_nodes
 from tasks.inputs.places import changed_places
 from tasks.inputs.trust import remember
 from tasks.optimize.optimizers import OPTIMIZERS
 from tasks.review.comparison import compare
+from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run, finished_result, mark_finished, open_run
 from tasks.runs.staleness import State, explain, standing
@@ -128,7 +130,8 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
 ) -> None:
     file = tmp_path / "head.safetensors"
     write(file, 1.0)
-    config = make_config(head(file), "rollout.media={format: none, latents: true}")
+    latents = "rollout.media={format: none, latents: true}"
+    config = make_config(head(file), latents)
     with monkeypatch.context() as before:
         before.setattr(Contents, "of", lambda *_: {})
         old = prepare(config)
@@ -143,7 +146,9 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
     write(file, 1.0, age_s=-10)
     changed = begin_run(config)
     assert standing(changed.chain, SCORE).state is State.STALE
-    assert "they were not recorded, and it changed since" in explain(changed.chain, SCORE)[-1]
+    assert explain(changed.chain, SCORE)[-1].endswith("changed since, and what it held was not recorded")
+    other = Chain(RunFacts(old.store, make_config(head(file), latents, "rollout.steps=2"), old.run))
+    assert explain(other, SCORE)[-1] == "score[head]@1 is stale: input rollout@1 changed"
 
 
 def test_only_a_deep_look_sees_a_file_whose_time_was_set_back(scored: RunConfig, tmp_path: Path) -> None:
