@@ -9,9 +9,9 @@ the positions of all that follows, so rows are computed one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: The pipeline reads the hidden state after so many layers of its text encoder, which must not be the last.
 _TEXT_LAYER = 50
+#: Layouts of tokens that are kept, of a few prompts and their negatives: one of a published size takes some MB.
+_LAYOUTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
         shape, length, patch = self._shape(), int(rows["text_length"]), self.pipeline.patch_size
         clip, sound = self.apart(latents)
-        positions, tags, heard, *indices = self._layout(length, latents.device)
+        positions, tags, heard, *indices = self._layouts(length, shape, latents.device)
         seen, sounded = modules["transformer"](
             hidden_states=patchify_video_latents(clip.view(1, *shape.clip), patch)[None],
             audio_hidden_states=sound.view(1, *shape.sound),
@@ -200,16 +202,27 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         # It predicts towards the data.
         return -torch.cat([_unpatchified(seen, shape, patch).flatten(1), sounded.flatten(1)], dim=1)
 
-    def _layout(self, length: int, device: torch.device) -> list[Tensor]:
+    @cached_property
+    def _layouts(self) -> Callable[[int, _Shape, torch.device], list[Tensor]]:
+        """Gives layouts, of which the last are kept: texts have many lengths, but steps of a row follow each other."""
+        return lru_cache(_LAYOUTS)(self._layout)
+
+    def forget_tables(self) -> None:
+        """Make layouts anew too."""
+        super().forget_tables()
+        self.__dict__.pop("_layouts", None)
+
+    def _layout(self, length: int, shape: _Shape, device: torch.device) -> list[Tensor]:
         """Return of each token its position, its tag and whether it is sound; the places of clip, sound and text.
 
         Args:
             length: tokens of text, which stand before both.
+            shape: of clip and sound.
             device: where they go.
         """
         from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
-        pipeline, shape = self.pipeline, self._shape()
+        pipeline = self.pipeline
         # It asks for numbers in what it makes, which are there while memory is traced too.
         with with_content():
             made = MiniMaxH3PrepareLayoutStep.build_packed_sequence(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import ModularPipeline
+from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
 from configs.errors import ConfigError
 from models.libraries import quiet_libraries
@@ -20,7 +22,7 @@ from models.maths.transitions import ODE
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.indices import MODULAR
-from models.policies.minimax_h3 import MiniMaxH3
+from models.policies.minimax_h3 import _LAYOUTS, MiniMaxH3
 from models.quickstart.tiny import build_tiny
 from tasks.export.files import write_pipeline
 
@@ -91,6 +93,33 @@ def test_both_media_move_both(folder: Path) -> None:
         other[:, changed] *= 1.1
         after = policy.apart(policy.velocity(other, sigma, conditioning))
         assert all(not torch.equal(one, two) for one, two in zip(before, after, strict=True))
+
+
+def test_tokens_are_laid_out_once_for_the_steps_of_a_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And anew for other lengths and sizes; old ones are let go."""
+    made: list[int] = []
+    build = MiniMaxH3PrepareLayoutStep.build_packed_sequence
+
+    def counted(text: torch.Tensor, *about: Any) -> Any:
+        made.append(len(text))
+        return build(text, *about)
+
+    monkeypatch.setattr(MiniMaxH3PrepareLayoutStep, "build_packed_sequence", staticmethod(counted))
+    policy = load(folder)
+    rows, start = policy.encode(PROMPTS), policy.initial_latents([torch.Generator().manual_seed(0)] * 2)
+    for sigma in (0.9, 0.5):
+        policy.velocity(start, torch.full((2,), sigma), Conditioning(rows))
+    assert made == [int(length) for length in rows["text_length"]]
+    cpu = torch.device("cpu")
+    for length in range(20, 21 + _LAYOUTS):
+        policy._layouts(length, policy._shape(), cpu)
+    assert len(made) == 3 + _LAYOUTS
+    policy._layouts(20, policy._shape(), cpu)
+    policy.settings = replace(policy.settings, frames=141)
+    policy._layouts(20, policy._shape(), cpu)
+    policy.forget_tables()
+    policy._layouts(20, policy._shape(), cpu)
+    assert len(made) == 6 + _LAYOUTS
 
 
 def test_guidance_is_refused(folder: Path) -> None:
