@@ -45,10 +45,20 @@ def refused(work, words):
 refused(lambda: there + here, "on the same device")
 refused(lambda: there + torch.ones(4, 4, device="sim:1"), "on the same device")
 refused(lambda: there.double(), "no float64")
+attend, rows = torch.nn.functional.scaled_dot_product_attention, torch.rand(1, 2, 256, 8)
+refused(lambda: attend(rows.to("sim:0"), *[rows.to("sim:1")] * 2), "the same device")
+refused(lambda: attend(*[rows.to("sim:0")] * 3, torch.zeros(256, 256)), "on the same device")
 with torch.autocast("sim", torch.bfloat16):
     assert (there @ there).dtype == torch.bfloat16
     assert (there @ there).softmax(-1).dtype == torch.float32
     assert torch.nn.functional.layer_norm(there.bfloat16(), (4,)).dtype == torch.float32
+grown = rows.to("sim:0").requires_grad_()
+torch.accelerator.reset_peak_memory_stats()
+attend(grown, grown, grown).square().sum().backward()
+assert torch.accelerator.max_memory_allocated() < 16 * rows.nbytes, "scores alone are twice that"
+start = rows.clone().requires_grad_()
+attend(start, start, start).square().sum().backward()
+assert torch.allclose(grown.grad.cpu(), start.grad)
 counts.forget()
 here.pin_memory().to("sim:0", non_blocking=True)
 assert not counts.waits()

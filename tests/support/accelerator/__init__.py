@@ -41,7 +41,7 @@ def simulated(folder: Path, devices: int = 2, *, doubles: bool = False) -> Any:
 
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     folder.mkdir(parents=True, exist_ok=True)
-    built = load("flowmill_sim", [str(_SOURCE)], build_directory=str(folder), extra_cflags=["-O1", "-w"])
+    built = load("flowmill_sim", [str(_SOURCE)], build_directory=str(folder), extra_cflags=["-O0", "-w"])
     built.have(devices, doubles)
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module(built))

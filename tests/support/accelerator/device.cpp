@@ -266,7 +266,7 @@ Tensor bytes_of(const Tensor& tensor) {
 
 Tensor to_device(const Tensor& tensor, Device device) {
   if (!tensor.defined()) return tensor;
-  auto made = at::empty(tensor.sizes(), tensor.options().device(device));
+  auto made = at::empty_like(tensor, tensor.options().device(device));
   bytes_of(made).copy_(tensor);
   return made;
 }
@@ -327,6 +327,87 @@ bool waits_for_shape(const std::string& name) {
   return names.count(name) > 0;
 }
 
+// The tensors of an operand: one, or those of a list.
+std::vector<Tensor> tensors_of(const c10::IValue& value) {
+  std::vector<Tensor> found;
+  if (value.isTensor()) {
+    found.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (auto& each : value.toListRef()) {
+      if (each.isTensor()) found.push_back(each.toTensor());
+    }
+  }
+  return found;
+}
+
+bool written(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
+
+// Whether an operation can work on the bytes as they are: what it writes has its size, and is nothing it reads too.
+bool in_place(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  auto& arguments = op.schema().arguments();
+  size_t first = stack.size() - arguments.size();
+  for (size_t place = 0; place < arguments.size(); place++) {
+    auto& value = stack[first + place];
+    if (value.isDevice()) return false;
+    if (!written(arguments[place])) continue;
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().numel()) return false;
+    auto target = value.toTensor();
+    for (size_t other = 0; other < arguments.size(); other++) {
+      if (other == place) continue;
+      for (auto& each : tensors_of(stack[first + other])) {
+        if (each.defined() && each.is_alias_of(target)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+c10::IValue on_host(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(bytes_of(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    std::vector<Tensor> found;
+    for (auto& each : value.toTensorVector()) found.push_back(each.defined() ? bytes_of(each) : each);
+    return c10::IValue(c10::List<Tensor>(found));
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> found;
+    for (const std::optional<Tensor>& each : value.toOptionalTensorList()) {
+      found.push_back(each && each->defined() ? std::optional<Tensor>(bytes_of(*each)) : each);
+    }
+    return c10::IValue(found);
+  }
+  return value;
+}
+
+c10::IValue on_device(const c10::IValue& value, Device device) {
+  if (value.isTensor()) return c10::IValue(to_device(value.toTensor(), device));
+  if (!value.isTensorList()) return value;
+  std::vector<Tensor> found;
+  for (auto& each : value.toTensorVector()) found.push_back(to_device(each, device));
+  return c10::IValue(c10::List<Tensor>(found));
+}
+
+// The CPU's operation on the same bytes, none of them copied but those of what it makes.
+void on_same_bytes(const c10::OperatorHandle& op, torch::jit::Stack* stack, Device device) {
+  NoAutograd plain;
+  auto &arguments = op.schema().arguments(), &returns = op.schema().returns();
+  size_t first = stack->size() - arguments.size();
+  std::vector<c10::IValue> given(stack->begin() + first, stack->end());
+  for (size_t place = 0; place < arguments.size(); place++) (*stack)[first + place] = on_host(given[place]);
+  op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+  first = stack->size() - returns.size();
+  for (size_t place = 0; place < returns.size(); place++) {
+    auto& made = (*stack)[first + place];
+    const auto* alias = returns[place].alias_info();
+    bool same = false;
+    for (size_t other = 0; alias && alias->isWrite() && !same && other < arguments.size(); other++) {
+      same = written(arguments[other]) && *arguments[other].alias_info() == *alias;
+      if (same) made = given[other];
+    }
+    if (!same) made = on_device(made, device);
+  }
+}
+
 // All other operations: those of the CPU, if all operands are on one device.
 void carry_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   auto name = op.schema().operator_name().name;
@@ -365,7 +446,11 @@ void carry_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   }
   TORCH_CHECK(!(here && on_cpu), "Expected all tensors to be on the same device, but one is on the CPU in ", name);
   Inside mark;
-  at::native::cpu_fallback(op, stack);
+  if (here && in_place(op, *stack)) {
+    on_same_bytes(op, stack, Device(kPrivateUse1, index));
+  } else {
+    at::native::cpu_fallback(op, stack);
+  }
 }
 
 Tensor sim_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -395,9 +480,51 @@ std::tuple<Tensor, Tensor, Tensor> sim_convolution_backward(
   return {to_device(a, input.device()), to_device(b, input.device()), to_device(c, input.device())};
 }
 
-int64_t plain_attention(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
-                        std::optional<double>, bool) {
-  return static_cast<int64_t>(sdp::SDPBackend::math);
+// Attention that holds no scores, as CUDA's, where the CPU's own can do it.
+int64_t attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+                  double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  if (mask && mask->requires_grad()) return static_cast<int64_t>(sdp::SDPBackend::math);
+  NoAutograd plain;
+  std::optional<Tensor> added;
+  if (mask) added = bytes_of(*mask);
+  auto chosen = at::_fused_sdp_choice(bytes_of(query), bytes_of(key), bytes_of(value), added, dropout, causal, scale,
+                                      grouped);
+  bool fused = chosen == static_cast<int64_t>(sdp::SDPBackend::flash_attention);
+  return static_cast<int64_t>(fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+}
+
+void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask) {
+  for (auto& each : {query, key, value, mask}) {
+    TORCH_CHECK(!each.defined() || each.device() == query.device(),
+                "Expected all tensors to be on the same device, but found two in attention");
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> sim_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double dropout,
+    bool causal, bool, std::optional<double> scale) {
+  NoAutograd plain;
+  check_attention(query, key, value, mask ? *mask : Tensor());
+  std::optional<Tensor> added;
+  if (mask && mask->defined()) added = bytes_of(*mask);
+  auto [made, sums] = at::_scaled_dot_product_flash_attention_for_cpu(bytes_of(query), bytes_of(key), bytes_of(value),
+                                                                      dropout, causal, added, scale);
+  auto device = query.device();
+  return {to_device(made, device), to_device(sums, device), {}, {}, query.size(2), key.size(2), {}, {}, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> sim_attention_backward(
+    const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+    std::array<bool, 4>, const Tensor& made, const Tensor& sums, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt,
+    double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
+  NoAutograd plain;
+  std::optional<Tensor> added;
+  if (mask.defined()) added = bytes_of(mask);
+  auto [a, b, c] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      bytes_of(gradient), bytes_of(query), bytes_of(key), bytes_of(value), bytes_of(made), bytes_of(sums), dropout,
+      causal, added, scale);
+  auto device = query.device();
+  return {to_device(a, device), to_device(b, device), to_device(c, device), {}};
 }
 
 }  // namespace
@@ -420,9 +547,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_real", &at::native::view_as_real);
   m.impl("alias", &at::native::alias);
   m.impl("_conj", &sim_conj);
-  m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&carry_out>());
+  // CUDA has these whole, where devices that have none are given several operations for each.
+  for (const char* name : {"native_group_norm", "native_layer_norm", "silu_backward", "mish_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&carry_out>());
+  }
   m.impl("convolution_overrideable", &sim_convolution);
   m.impl("convolution_backward_overrideable", &sim_convolution_backward);
+  m.impl("_scaled_dot_product_fused_attention_overrideable", &sim_attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", &sim_attention_backward);
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
@@ -440,7 +572,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 namespace at::native {
-REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &plain_attention)
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention)
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
