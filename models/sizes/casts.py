@@ -32,6 +32,8 @@ _RESULTS = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_ma
 SINGLE_RESULT = frozenset(_RESULTS.split())
 #: What stands before some of these in Python.
 _BEFORE = frozenset({"__pow__", "__rpow__", "norm", "interpolate", "cross_entropy"})
+#: The CPU first makes all they are given as wide as the widest; CUDA's kernels read each as it is.
+_MIXED = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "index_copy"})
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -54,6 +56,9 @@ class CudaCasts(TorchFunctionMode):
                 given["dtype"] = given.get("dtype") or torch.float32
             elif name in SINGLE or name in _BEFORE:
                 args, given = tree_map(_widened, (args, given))
+            elif name in _MIXED:
+                with torch.autocast("cpu", enabled=False):
+                    return func(*args, **given)
         return func(*args, **given)
 
     def _backward(self, loss: torch.Tensor) -> None:

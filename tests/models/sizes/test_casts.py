@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from models.sizes.casts import SINGLE, SINGLE_RESULT, CudaCasts
+from models.sizes.footprints import PeakMemory
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 
@@ -58,6 +59,18 @@ def test_matrix_products_stay_in_half_precision_and_what_is_asked_for_is_given()
         assert functional.linear(x, x).dtype == torch.bfloat16
         assert functional.gelu(x.bfloat16()).dtype == torch.bfloat16
         assert x.bfloat16().softmax(-1, dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_what_is_joined_is_not_made_as_wide_first(join: Callable[[list[Tensor]], Tensor]) -> None:
+    half, single = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        with PeakMemory() as before:
+            join([half, single])
+        with CudaCasts(), PeakMemory() as memory:
+            assert join([half, single]).dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu")
+    assert (memory.peak, before.peak) == (2 * single.nbytes, 3 * single.nbytes)
 
 
 def test_what_is_computed_again_in_the_backward_pass_is_cast_as_before() -> None:
