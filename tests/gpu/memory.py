@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from configs.load import load_config
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.maths.conditioning import Conditioning
-from models.policies import POLICIES
+from models.policies import POLICIES, most_images
+from models.policies.clips import ClipPolicy
 from models.policies.trainable import Trainable
 from models.rewards.placing import Placed
-from models.sizes.architectures import architecture_of, meta_denoiser
+from models.sizes.architectures import architecture_of, meta_decoder, meta_denoiser
 from models.sizes.footprints import Footprints, Kept, forget_gradient, kinds
+from models.sizes.published import PUBLISHED
 from tasks.inputs.components import lora_spec
 from tasks.kinds.diffusion.activations import footprints_of as traced_of
 from tests.gpu.lines import Line, Lines, between, equal
@@ -33,19 +35,41 @@ SMALL = 128
 
 
 def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
-    """Add a line for two and for three real blocks of every model, and for SD3.5 medium as a whole on a real device."""
-    for preset in SHORT if short else PRESETS:
+    """Add a line for two and for three real blocks of some models, and for SD3.5 medium as a whole on a real device.
+
+    A simulated one, which is slow, measures small images and clips, but of every family, and sampling and decoding too.
+    """
+    simulated = device.type == NAME
+    for preset in SHORT if short else every_family() if simulated else PRESETS:
+        blocks: list[int | None] = [2, 3] if short or not simulated else [2]
+        if preset == "sd35_medium" and not simulated:
+            blocks.append(None)
         with lines.told(f"memory of {preset}"):
-            lines += _of_preset(preset, device, short=short)
+            lines += _of_preset(preset, config_of(preset, short=short or simulated), device, blocks)
+        gc.collect()
     with lines.told("models of rewards leave the device"):
         lines += _of_reward(device)
 
 
+def every_family() -> list[str]:
+    """Return a preset of each family, with images to start from and without: of those above, or the first by name."""
+    found: dict[tuple[str, int | None], str] = {}
+    for preset in (*PRESETS, *sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))):
+        model = load_config(ROOT / "configs" / f"{preset}.yaml").model
+        if model.path in PUBLISHED:
+            found.setdefault((model.policy, most_images(model.policy, model.options)), preset)
+    return list(found.values())
+
+
 def config_of(preset: str, *, short: bool) -> RunConfig:
-    """Return a preset, made small where the device is slow."""
-    return load_config(
-        ROOT / "configs" / f"{preset}.yaml", [f"model.height={SMALL}", f"model.width={SMALL}"] if short else []
-    )
+    """Return a preset, made small where the device is slow: its clips are the shortest that are none of one frame."""
+    path = ROOT / "configs" / f"{preset}.yaml"
+    if not short:
+        return load_config(path)
+    family = resolve(POLICIES, load_config(path).model.policy, what="policy")
+    clips = issubclass(family, ClipPolicy)
+    frames = next(length for length in count(2) if length in family.lengths) if clips else 1
+    return load_config(path, [f"model.height={SMALL}", f"model.width={SMALL}", f"model.frames={frames}"])
 
 
 def footprints_of(config: RunConfig) -> Footprints:
@@ -61,49 +85,85 @@ def some_blocks(traced: Footprints, most: int | None) -> Kept:
     return frozenset((name, place) for name, places in found for place in places[:most])
 
 
-def _of_preset(preset: str, device: torch.device, *, short: bool) -> Iterator[Line]:
-    traced = footprints_of(config_of(preset, short=short))
-    wanted: list[int | None] = [2, 3]
-    if preset == "sd35_medium" and not short:
-        wanted.append(None)
-    for most in wanted:
-        kept = some_blocks(traced, most)
-        # The simulated device has no attention of its own, and holds scores as such.
-        with sdpa_kernel(SDPBackend.MATH) if device.type == NAME else nullcontext():
-            predicted = traced._train(kept)
-        taken, reserved = trained_row(traced, kept, device)
-        name = f"{preset}, {'all' if most is None else most} blocks of a kind"
-        yield between(f"{name}: MB of a row's forward and backward", predicted / 1e6, taken / 1e6)
-        yield Line(what=f"{name}: MB reserved for them", predicted=taken / 1e6, measured=reserved / 1e6)
+def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Sequence[int | None]) -> Iterator[Line]:
+    simulated, traced = device.type == NAME, footprints_of(config)
+    kept = [some_blocks(traced, most) for most in blocks]
+    # What is on a device is traced no more.
+    trained = [traced._train(some) for some in kept]
+    sampled = [traced._sample(some) for some in kept if simulated]
+    decoded = (traced.decoding(), traced.following()) if simulated else ()
+    for place, most in enumerate(blocks):
+        row, name = Row(traced, kept[place], device), f"{preset}, {'all' if most is None else most} blocks of a kind"
+        if simulated:
+            yield _beside(f"{name}: MB of a sampling row", sampled[place], taken(device, row.sample)[0])
+        took, reserved = taken(device, row.train)
+        yield _beside(f"{name}: MB of a row's forward and backward", trained[place], took)
+        yield Line(what=f"{name}: MB reserved for them", predicted=took / 1e6, measured=reserved / 1e6)
+    if simulated:
+        decoder = Decoder(traced, device)
+        yield _beside(f"{preset}: MB of decoding a row", decoded[0], taken(device, decoder.decode)[0])
+        yield _beside(f"{preset}: MB of decoding a row and going back", decoded[1], taken(device, decoder.follow)[0])
 
 
-def trained_row(traced: Footprints, kept: Kept, device: torch.device) -> tuple[int, int]:
-    """Return the bytes that a forward and backward of one row took on a device, and those it reserved for them."""
-    policy = traced._policy
-    before = policy.settings
-    policy.forget_tables()
-    policy.settings = replace(before, device=device)
-    try:
-        for name in policy.denoisers:
-            setattr(policy.pipeline, name, filled(traced._shortened(kept), device))
-        for module in policy.denoisers.values():
-            policy.prepare(module)
-        trainable = Trainable(policy, traced._fitting(), seed=0)
-        for parameter in trainable.parameters():
+def _beside(what: str, predicted: int, took: int) -> Line:
+    return between(what, predicted / 1e6, took / 1e6)
+
+
+def taken(device: torch.device, work: Callable[[], object]) -> tuple[int, int]:
+    """Return the bytes that some work took at most on a device, and those it reserved for them."""
+    torch.accelerator.memory.empty_cache()
+    torch.accelerator.reset_peak_memory_stats(device)
+    held, reserved = torch.accelerator.memory_allocated(device), torch.accelerator.memory_reserved(device)
+    work()
+    most = torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
+    return most[0] - held, most[1] - reserved
+
+
+class Row:
+    """One row of a traced model, with random weights and adapters, on a device; the model is traced no more."""
+
+    def __init__(self, traced: Footprints, kept: Kept, device: torch.device) -> None:
+        """Make the model with some of its blocks."""
+        self.policy, self._traced, self._device = traced._policy, traced, device
+        self.policy.forget_tables()
+        self.policy.settings = replace(self.policy.settings, device=device)
+        for name in self.policy.denoisers:
+            setattr(self.policy.pipeline, name, filled(traced._shortened(kept), device))
+        for module in self.policy.denoisers.values():
+            self.policy.prepare(module)
+        self._trainable = Trainable(self.policy, traced._fitting(), seed=0)
+        for parameter in self._trainable.parameters():
             parameter.data = parameter.data.to(device)
             parameter.register_post_accumulate_grad_hook(forget_gradient)
-        torch.accelerator.memory.empty_cache()
-        torch.accelerator.reset_peak_memory_stats(device)
-        held, reserved = torch.accelerator.memory_allocated(device), torch.accelerator.memory_reserved(device)
-        latents, sigma, conditioning = inputs(traced, device)
-        policy.velocity(latents.requires_grad_(), sigma, conditioning).square().mean().backward()
-        taken = torch.accelerator.max_memory_allocated(device) - held
-        return taken, torch.accelerator.max_memory_reserved(device) - reserved
-    finally:
-        policy.settings = before
-        policy.forget_tables()
-        for name in policy.denoisers:
-            setattr(policy.pipeline, name, traced._shortened(kept))
+
+    def sample(self) -> None:
+        """Carry out a forward without gradient."""
+        with torch.no_grad():
+            self.policy.velocity(*inputs(self._traced, self._device))
+
+    def train(self) -> None:
+        """Carry out a forward and backward; gradients go through blocks without adapters too."""
+        latents, sigma, conditioning = inputs(self._traced, self._device)
+        self.policy.velocity(latents.requires_grad_(), sigma, conditioning).square().mean().backward()  # type: ignore[no-untyped-call]
+
+
+class Decoder:
+    """The autoencoder of a traced model, with small weights, and the latents of one row, on a device."""
+
+    def __init__(self, traced: Footprints, device: torch.device) -> None:
+        """Make the autoencoder."""
+        self._policy = traced._policy
+        self._policy.settings = replace(self._policy.settings, device=device)
+        self._policy.pipeline.vae = filled(meta_decoder(traced._architecture).requires_grad_(False).eval(), device)
+        self._latents = torch.randn(traced._rows.latents.shape).to(device)
+
+    def decode(self) -> None:
+        """Decode the row."""
+        self._policy.decode(self._latents)
+
+    def follow(self) -> None:
+        """Decode the row and go back to its latents."""
+        self._policy.decode_smoothly(self._latents.clone().requires_grad_()).square().mean().backward()  # type: ignore[no-untyped-call]
 
 
 def inputs(traced: Footprints, device: torch.device) -> tuple[Tensor, Tensor, Conditioning]:
@@ -120,17 +180,28 @@ def inputs(traced: Footprints, device: torch.device) -> tuple[Tensor, Tensor, Co
 
 
 def filled(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a module without weights with small random ones, on a device."""
+    """Return a module without weights with small ones, on a device: random, where they decide how fast it computes."""
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in held.items():
-                if tensor is None:
-                    continue
-                made = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().to(device)
-                if tensor.is_meta and made.is_floating_point():
-                    made.normal_(std=0.02)
-                held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+                if tensor is not None:
+                    made = _given(tensor, device)
+                    held[name] = nn.Parameter(made, tensor.requires_grad) if held is part._parameters else made
+        for name, value in vars(part).items():
+            # Tables of positions that are no buffers: the module moves them to the device by itself.
+            if isinstance(value, Tensor) and value.is_meta:
+                setattr(part, name, _given(value, torch.device("cpu")))
+            elif isinstance(value, list) and value and all(isinstance(each, Tensor) for each in value):
+                setattr(part, name, [_given(each, torch.device("cpu")) for each in value])
     return module
+
+
+def _given(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, with content if it had none."""
+    if not tensor.is_meta:
+        return tensor.detach().to(device)
+    made = torch.empty_like(tensor, device=device)
+    return made.fill_(0.02) if device.type in (NAME, "cpu") or not made.is_floating_point() else made.normal_(std=0.02)
 
 
 def _of_reward(device: torch.device) -> Iterator[Line]:

@@ -10,9 +10,8 @@ import torch
 from models.meter import Meter, peak_flops
 from models.policies.attention import set_attention
 from models.policies.compilation import compile_blocks
-from models.policies.trainable import Trainable
 from tests.gpu.lines import Line, Lines, equal
-from tests.gpu.memory import config_of, filled, footprints_of, inputs, some_blocks
+from tests.gpu.memory import Row, config_of, footprints_of, some_blocks
 
 #: Attention that needs nothing but torch.
 ATTENTION = ("native", "_native_flash", "_native_efficient", "_native_cudnn")
@@ -28,7 +27,7 @@ def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
         return
     for attention in ATTENTION:
         with lines.told(f"{_PRESET}, attention {attention}"):
-            row = Row(device, blocks=None)
+            row = Timed(device, blocks=None)
             for module in row.policy.denoisers.values():
                 set_attention(module, attention)
             seconds = row.seconds(row.train)
@@ -37,34 +36,13 @@ def measure(device: torch.device, lines: Lines, *, short: bool) -> None:
         lines += _compiled(device)
 
 
-class Row:
-    """One row of the model."""
+class Timed(Row):
+    """One row of the model, and how long it takes."""
 
     def __init__(self, device: torch.device, *, blocks: int | None, short: bool = False) -> None:
-        """Make the model with random weights and adapters, and the row."""
+        """Make the model, and the row."""
         traced = footprints_of(config_of(_PRESET, short=short))
-        kept = some_blocks(traced, blocks)
-        self.policy, self._device = traced._policy, device
-        self.policy.forget_tables()
-        for name in self.policy.denoisers:
-            setattr(self.policy.pipeline, name, filled(traced._shortened(kept), device))
-        for module in self.policy.denoisers.values():
-            self.policy.prepare(module)
-        self._trainable = Trainable(self.policy, traced._fitting(), seed=0)
-        for parameter in self._trainable.parameters():
-            parameter.data = parameter.data.to(device)
-        self._inputs = inputs(traced, device)
-
-    def sample(self) -> None:
-        """Carry out a forward without gradient."""
-        with torch.no_grad():
-            self.policy.velocity(*self._inputs)
-
-    def train(self) -> None:
-        """Carry out a forward and backward."""
-        self.policy.velocity(*self._inputs).square().mean().backward()  # type: ignore[no-untyped-call]
-        for parameter in self._trainable.parameters():
-            parameter.grad = None
+        super().__init__(traced, some_blocks(traced, blocks), device)
 
     def seconds(self, work: Callable[[], None], repeats: int = _REPEATS) -> float:
         """Return the least seconds of some work, after it was done once."""
@@ -86,7 +64,7 @@ class Row:
 
 
 def _plain(device: torch.device, *, short: bool) -> Iterator[Line]:
-    row = Row(device, blocks=2 if short else None, short=short)
+    row = Timed(device, blocks=2 if short else None, short=short)
     repeats = 1 if short else _REPEATS
     seconds = row.seconds(row.sample, repeats)
     meter = row.meter()
@@ -109,7 +87,7 @@ def _plain(device: torch.device, *, short: bool) -> Iterator[Line]:
 
 
 def _compiled(device: torch.device) -> Iterator[Line]:
-    row = Row(device, blocks=None)
+    row = Timed(device, blocks=None)
     for module in row.policy.denoisers.values():
         compile_blocks(module, row.policy.blocks)
     begun = time.perf_counter()

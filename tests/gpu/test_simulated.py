@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.gpu import pipelines
+from tests.gpu import memory, pipelines
 from tests.gpu.lines import Line, Lines, between, equal
 from tests.support.accelerator import missing
 
@@ -114,10 +114,10 @@ def run_python(cache: Path, *arguments: str) -> None:
     assert said.returncode == 0, said.stdout + said.stderr[-2000:]
 
 
-def lines_of(cache: Path, *parts: str) -> list[dict[str, Any]]:
+def lines_of(cache: Path, *given: str) -> list[dict[str, Any]]:
     """Return what the one command found, all of it as it must be."""
     found = cache / "gpu.json"
-    run_python(cache, "-m", "tests.gpu", *parts, "--short", "--simulated", "--json", str(found))
+    run_python(cache, "-m", "tests.gpu", *given, "--simulated", "--json", str(found))
     lines: list[dict[str, Any]] = json.loads(found.read_text())["lines"]
     assert {line["ok"] for line in lines} == {True, None}
     return lines
@@ -132,14 +132,25 @@ def test_the_simulated_device_is_as_strict_as_a_gpu(cache: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("simulated")
 def test_the_one_command_finds_pipelines_equal(cache: Path) -> None:
-    lines = lines_of(cache, "pipelines")
+    lines = lines_of(cache, "pipelines", "--short")
     assert [line["what"].partition(":")[0] for line in lines if line["ok"]] == list(pipelines.SHORT)
 
 
 @pytest.mark.campaign
 @pytest.mark.xdist_group("simulated")
 def test_the_one_command_finds_all_as_it_must_be(cache: Path) -> None:
-    lines = lines_of(cache)
-    memory = [line["ratio"] for line in lines if line["what"].endswith("forward and backward")]
-    assert len(memory) == 2
-    assert all(0.9 < ratio < 1.1 for ratio in memory)
+    lines = lines_of(cache, "--short")
+    took = [line["ratio"] for line in lines if line["what"].endswith("forward and backward")]
+    assert len(took) == 2
+    assert all(0.99 < ratio < 1.01 for ratio in took)
+
+
+@pytest.mark.campaign
+@pytest.mark.xdist_group("simulated")
+def test_what_is_traced_is_what_every_family_takes(cache: Path) -> None:
+    lines = lines_of(cache, "memory")
+    for preset in memory.every_family():
+        of_it = [line for line in lines if line["what"].startswith((f"{preset}, ", f"{preset}: "))]
+        took = {line["what"].rpartition("MB of ")[2]: line["ratio"] for line in of_it if "MB of " in line["what"]}
+        assert len(took) == 4, preset
+        assert all(0.9 < ratio < 1.1 for ratio in took.values()), took
