@@ -38,7 +38,7 @@ _GPUS = {
     "qwen_image_tempflow": "80 GB",
     "sana_1_6b": "24 GB",
     "sana_video_2b": "24 GB",
-    "sd15_ddpo": "48 GB",
+    "sd15_ddpo": "24 GB",
     "sd15_refl": "48 GB",
     "sd15_sdpo": "48 GB",
     "sd35_awm": "48 GB",
