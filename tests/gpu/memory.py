@@ -90,19 +90,22 @@ def _of_preset(preset: str, config: RunConfig, device: torch.device, blocks: Seq
     kept = [some_blocks(traced, most) for most in blocks]
     # What is on a device is traced no more.
     trained = [traced._train(some) for some in kept]
-    sampled = [traced._sample(some) for some in kept if simulated]
-    decoded = (traced.decoding(), traced.following()) if simulated else ()
+    sampled = traced._sample(kept[0]) if simulated else 0
+    decoding = traced.decoding() if simulated else 0
+    # What a clip's autoencoder keeps to go back is a matter of gigabytes and minutes.
+    following = traced.following() if simulated and config.model.frames == 1 else 0
     for place, most in enumerate(blocks):
         row, name = Row(traced, kept[place], device), f"{preset}, {'all' if most is None else most} blocks of a kind"
-        if simulated:
-            yield _beside(f"{name}: MB of a sampling row", sampled[place], taken(device, row.sample)[0])
+        if sampled and not place:
+            yield _beside(f"{name}: MB of a sampling row", sampled, taken(device, row.sample)[0])
         took, reserved = taken(device, row.train)
         yield _beside(f"{name}: MB of a row's forward and backward", trained[place], took)
         yield Line(what=f"{name}: MB reserved for them", predicted=took / 1e6, measured=reserved / 1e6)
     if simulated:
         decoder = Decoder(traced, device)
-        yield _beside(f"{preset}: MB of decoding a row", decoded[0], taken(device, decoder.decode)[0])
-        yield _beside(f"{preset}: MB of decoding a row and going back", decoded[1], taken(device, decoder.follow)[0])
+        yield _beside(f"{preset}: MB of decoding a row", decoding, taken(device, decoder.decode)[0])
+        if following:
+            yield _beside(f"{preset}: MB of decoding a row and going back", following, taken(device, decoder.follow)[0])
 
 
 def _beside(what: str, predicted: int, took: int) -> Line:

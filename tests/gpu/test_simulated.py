@@ -152,5 +152,5 @@ def test_what_is_traced_is_what_every_family_takes(cache: Path) -> None:
     for preset in memory.every_family():
         of_it = [line for line in lines if line["what"].startswith((f"{preset}, ", f"{preset}: "))]
         took = {line["what"].rpartition("MB of ")[2]: line["ratio"] for line in of_it if "MB of " in line["what"]}
-        assert len(took) == 4, preset
+        assert len(took) >= 3, preset
         assert all(0.9 < ratio < 1.1 for ratio in took.values()), took
