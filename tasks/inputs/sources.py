@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from configs.model import ModelSection
 from configs.outside import looks_local
 from models.weights.lora_files import adapter_files
-from storage.commit import ArtifactStore
 from storage.hashes import file_hashes
 from storage.layout import PARTS, ArtifactRef
+
+if TYPE_CHECKING:
+    from storage.commit import ArtifactStore
 
 PIPELINE = "pipeline"
 OPTIMIZER = "optimizer.safetensors"

@@ -206,8 +206,8 @@ def identity(name: str, options: Mapping[str, Any]) -> str:
 
 def needs_fields(needs: Needs) -> dict[str, Any]:
     """Return what a reward needs of who asks for scores, as plain data."""
-    # Older versions know no rate; where none is asked for they need not.
-    left_out = {"watched_by"} | ({"rate"} if needs.rate is None else set())
+    # Older versions know no rate; where none is asked for they need not. How ranks hold it is the server's affair.
+    left_out = {"watched_by", "spreads"} | ({"rate"} if needs.rate is None else set())
     asked = {name: value for name, value in asdict(needs).items() if name not in left_out}
     return {**asked, "columns": list(needs.columns)}
 

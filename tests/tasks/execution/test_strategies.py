@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -313,8 +314,10 @@ def test_ranks_that_hold_a_reward_together_score_as_one_process(crew: Crew, tmp_
     contents = [run.stage.context.store.require(run.ref).content for run in (together, alone)]
     assert contents[0] == contents[1]
     assert together.ref != alone.ref
-    with pytest.raises(WorkerError, match="torn"):
-        crew.carry_out(scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn"), HEARD)
+    torn = scoring(f"{__name__}:Torn", "execution.processes=2", "run.name=torn")
+    # Ranks that fail are ended, which others than these are.
+    with closing(Crew(torn.stage.config.execution, Silent())) as ending, pytest.raises(WorkerError, match="torn"):
+        ending.carry_out(torn, HEARD)
 
 
 def test_the_families_whose_tokens_cannot_be_split_are_those_without_a_plan() -> None:

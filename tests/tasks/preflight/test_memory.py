@@ -392,9 +392,14 @@ def test_models_of_rewards_have_a_phase_of_their_own() -> None:
     assert "flowmill serve-reward" in one.advice(config, one.phases["score"] // 2)[-1]
     assert one.advice(config, one.phases["score"] - 1)[-1] == "score: lower rewards[].batch_size"
     config = load_config(ROOT / "configs" / "flux1_dev.yaml", (*JUDGED, "execution.processes=8"))
-    spread = "score: set execution.strategy=fsdp and execution.sampling=spread, let a server on another GPU"
-    assert eight.advice(config, eight.phases["score"] // 2)[-1].startswith(spread)
-    assert eight.advice(config, eight.rewards.weights // 2)[-1].startswith("score: let a server on another GPU")
+    spread = "set 'spread: true' of pickscore, again, let a server on another GPU"
+    policy = "score: set execution.strategy=fsdp and execution.sampling=spread"
+    assert eight.advice(config, eight.phases["score"] // 2)[-1].startswith(f"{policy}, {spread}")
+    assert eight.advice(config, eight.rewards.weights // 2)[-1].startswith(f"score: {spread}")
+    config = load_config(
+        ROOT / "configs" / "flux1_dev.yaml", (*JUDGED, "execution.processes=8", "rewards.0.spread=true")
+    )
+    assert "set 'spread: true' of again, let" in eight.advice(config, eight.rewards.weights // 2)[-1]
     server = "rewards=[{name: pickscore, server: {url: 'http://127.0.0.1:8600'}}]"
     assert "score" not in memory(server, "evaluate.judges=[]").phases
     assert "score" in memory("rewards=[{name: jpeg_compressibility}]", "evaluate.judges=[{name: hpsv3}]").phases
