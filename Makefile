@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What is imported is compiled when it first is: compiling all of torch and its company takes as long as installing it.
 INSTALL := $(BIN)/pip install --no-compile -qq --disable-pip-version-check -c constraints.txt
-# One more than cores: some tests wait for others.
-TEST_PROCESSES ?= 3
+# Two more than cores: some tests wait for others.
+TEST_PROCESSES ?= 4
 KILLS ?= 20
 SEED ?= 0
 export OMP_NUM_THREADS ?= 1
