@@ -20,6 +20,7 @@ LONG = {
         "test_damage_is_noticed[s3 with faults-4194304-_version_1]",
         "test_damage_is_noticed[s3 with faults-4194304-_version_3]",
         "test_damage_is_noticed[s3 with faults-4194304-describe_file]",
+        "TestS3::test_no_answer_is_named_within_seconds[nobody listens]",
     ),
     "tests/contracts/test_schedulers.py": (
         "test_every_option_is_the_pipelines_or_refused_by_name[sdxl-DDIMScheduler]",
@@ -38,6 +39,7 @@ LONG = {
     "tests/flows/test_command.py": (
         "test_a_signal_says_what_stays_and_how_to_go_on[training, SIGTERM]",
         "test_a_crowded_folder_does_not_break_the_command[plain]",
+        "test_ranks_in_a_crowded_folder_run_ours",
     ),
     "tests/flows/test_prefect.py": (
         "test_a_shard_that_fails_is_tried_again_and_its_run_goes_on_by_the_command_it_names",
@@ -69,6 +71,8 @@ LONG = {
         "test_a_rank_that_was_killed_is_named_though_others_failed_because_of_it",
         "test_a_rank_whose_parent_hangs_up_ends_though_it_is_busy",
         "test_spread_weights_train_as_whole_ones[full, one rank idle]",
+        "test_a_rank_that_was_killed_is_named",
+        "test_stopping_leaves_no_process[True]",
     ),
     "tests/tasks/execution/test_meeting.py": ("test_ranks_listen_on_loopback_alone[1]",),
     "tests/tasks/execution/test_resharding.py": (
@@ -104,6 +108,7 @@ LONG = {
     "tests/tasks/figures/test_sweep.py": (
         "test_a_sweep_that_is_stopped_leaves_no_process[2]",
         "test_a_sweep_samples_once_what_its_variants_share",
+        "test_a_variant_that_fails_stops_no_other",
     ),
     "tests/tasks/inputs/test_sources.py": ("test_a_run_over_sources_works_on_the_command_line",),
     "tests/tasks/kinds/test_kind.py": ("test_the_command_runs_it",),
