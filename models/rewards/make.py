@@ -147,6 +147,34 @@ def works_on_accelerator(section: RewardSection) -> bool:
     return needs_of(section.name, section.options).accelerated
 
 
+def why_not_spread(section: RewardSection) -> tuple[str, str] | None:
+    """Return why ranks cannot make a reward's calls together, and what to do about it; None: they can.
+
+    Raises:
+        ConfigError: there is no such reward.
+    """
+    if section.server is not None:
+        return "a server scores in its place", "Remove one of the two"
+    needs = needs_of(section.name, section.options)
+    if not needs.spreads or needs.groupwise:
+        declared = ((name, getattr(resolve(REWARDS, name, what="reward"), "needs", None)) for name in REWARDS)
+        able = [name for name, known in declared if isinstance(known, Needs) and known.spreads]
+        return (
+            "how often it runs its layers depends on the samples of a call, so that ranks cannot make calls together",
+            f"Remove it; rewards that can: {', '.join(able)}",
+        )
+    if section.device is not None:
+        return f"it has the device '{section.device}'", "Remove one of the two; each rank has its own device"
+    if section.excludes:
+        return (
+            "on_failure is not 'stop', so that a sample that fails is called alone, which the other ranks would miss",
+            "Set on_failure to stop",
+        )
+    if (section.batch_size or needs.batch_size) is None:
+        return "its calls have as many rows as a shard, so that ranks' calls differ", "Set its batch_size"
+    return None
+
+
 def scored_by_ranks(section: RewardSection, *, nodes: int) -> bool:
     """Return whether ranks score with a reward: one on an accelerator, and on several machines, whose cores all do."""
     return works_on_accelerator(section) or (nodes > 1 and section.server is None)

@@ -13,7 +13,7 @@ from models.policies import UNFOLLOWED
 from models.rewards import REWARDS
 from models.rewards.base import Needs
 from models.rewards.differentiable import is_differentiable
-from models.rewards.make import check_section, make_reward, needs_of
+from models.rewards.make import check_section, make_reward, needs_of, why_not_spread
 from tasks.algorithms.base import Requirements
 from tasks.inputs.prompts import SOURCE, Prompt
 from tasks.inputs.renderer import reads_images
@@ -124,27 +124,12 @@ def _check_spread(section: RewardSection, config: RunConfig) -> None:
     """
     if not section.spread:
         return
-    needs = None if section.server is not None else needs_of(section.name, section.options)
-    tables = {name: getattr(resolve(REWARDS, name, what="reward"), "needs", None) for name in REWARDS}
-    able = [name for name, known in tables.items() if isinstance(known, Needs) and known.spreads]
-    if needs is None:
-        why, remedy = "a server scores in its place", "Remove one of the two"
-    elif not needs.spreads or needs.groupwise:
-        why = "how often it runs its layers depends on the samples of a call, so that ranks cannot make calls together"
-        remedy = f"Remove it; rewards that can: {', '.join(able)}"
-    elif section.device is not None:
-        why, remedy = f"it has the device '{section.device}'", "Remove one of the two; each rank has its own device"
-    elif section.excludes:
-        why = "on_failure is not 'stop', so that a sample that fails is called alone, which the other ranks would miss"
-        remedy = "Set on_failure to stop"
-    elif (section.batch_size or needs.batch_size) is None:
-        why, remedy = "its calls have as many rows as a shard, so that ranks' calls differ", "Set its batch_size"
-    elif config.execution.runner.name != "threads":
-        why = f"execution.runner '{config.execution.runner.name}' scores, whose workers know nothing of each other"
-        remedy = "Remove one of the two"
-    else:
-        return
-    raise ConfigError(f"rewards: '{section.slot}' has spread set, but {why}. {remedy}.")
+    found, runner = why_not_spread(section), config.execution.runner.name
+    if found is None and runner != "threads":
+        found = f"execution.runner '{runner}' scores, whose workers know nothing of each other", "Remove one of the two"
+    if found is not None:
+        why, remedy = found
+        raise ConfigError(f"rewards: '{section.slot}' has spread set, but {why}. {remedy}.")
 
 
 def _check_sources(section: RewardSection, config: RunConfig) -> None:

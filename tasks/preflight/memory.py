@@ -10,7 +10,7 @@ from typing import Any
 from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.rewards.make import needs_of, takes_of, works_on_accelerator
+from models.rewards.make import needs_of, takes_of, why_not_spread, works_on_accelerator
 from tasks.inputs.components import make_algorithm
 from tasks.kinds.kind import make_kind
 from tasks.kinds.memory import REWARD_MODELS, Memory, OptimizerSizes
@@ -152,10 +152,7 @@ class RunMemory:
 
 def _could_be_spread(section: RewardSection) -> bool:
     """Return whether ranks could hold together the model of a reward that each holds whole now."""
-    if section.spread or section.device is not None or section.excludes or not works_on_accelerator(section):
-        return False
-    needs = needs_of(section.name, section.options)
-    return needs.spreads and not needs.groupwise
+    return not section.spread and works_on_accelerator(section) and why_not_spread(section) is None
 
 
 def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:

@@ -264,6 +264,18 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
         StoredGradients(context.store, [ref]).rms("nobody")
 
 
+class Spreading:
+    """A reward that has gradients, and that ranks could hold together."""
+
+    needs = Needs(accelerated=True, batch_size=2, spreads=True)
+
+    def score(self, media: Any, prompts: Any, metadata: Any) -> list[float]:
+        return [0.0] * len(prompts)
+
+    def differentiable(self, media: Any, prompts: Any, metadata: Any) -> torch.Tensor:
+        return torch.zeros(len(prompts))
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -276,6 +288,10 @@ def test_damage_is_found_and_named(make_config: Make) -> None:
         (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
         (("rewards=[{name: digits_network, standardize: true}]",), "has standardize set"),
         (('rewards=[{name: digits_network, server: "http://127.0.0.1:1"}]',), "has server set"),
+        (
+            (f"rewards=[{{name: '{__name__}:Spreading', spread: true}}]",),
+            "has spread set, .* each rank follows samples of its own",
+        ),
         (("advantage.mode=binary",), "does not look at rewards"),
         (("rollout.plan={name: window}",), "final latents"),
         (("optimize.algorithm.options.target=linear", "optimize.inner_epochs=2"), "optimize.inner_epochs is 2"),
