@@ -28,8 +28,7 @@ from configs.registry import resolve
 from configs.schema import RunConfig
 from configs.section import Section
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS

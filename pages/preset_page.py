@@ -15,8 +15,7 @@ from configs.load import load_config
 from configs.registry import create, resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.maths.schedules import PLANS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from tasks.advantages.estimators import ESTIMATORS
 from tasks.algorithms import algorithms_of

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, NotCommittedError
+from storage.arrow_files import arrow_file
 from storage.commit import ArtifactStore
-from storage.files import arrow_file
 from storage.layout import ArtifactRef
 from storage.schema import REFERENCES, versioned
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError
-from storage.files import Files, arrow_file
+from storage.arrow_files import arrow_file
+from storage.files import Files
 
 #: 2 made latents and means two of any number of ``arrays`` of a sample.
 SCHEMA_VERSION = 2

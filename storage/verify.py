@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
 from storage import layout
+from storage.arrow_files import arrow_file
 from storage.checkpoints import damaged_checkpoints
 from storage.checksums import check_size
 from storage.commit import ArtifactStore
-from storage.files import arrow_file
 from storage.layout import KINDS, ArtifactRef
 from storage.lineage import damaged_records, list_runs, readable_entries
 from storage.records import Manifest, ShardRecord

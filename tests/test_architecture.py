@@ -15,8 +15,7 @@ import pytest
 
 from configs.registry import resolve
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
@@ -210,3 +209,10 @@ def test_what_is_left_to_campaigns_as_long_is_there() -> None:
     for path, names in LONG.items():
         written = (ROOT / path).read_text()
         assert all(f"def {name.partition('[')[0].rpartition('::')[2]}(" in written for name in names), path
+
+
+def test_what_stages_are_is_read_without_torch() -> None:
+    """Options, inputs, chain and staleness of a run name components; none of them computes with tensors."""
+    names = ("tasks.identities.nodes", "tasks.identities.identity", "tasks.runs.chain", "tasks.runs.staleness")
+    code = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

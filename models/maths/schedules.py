@@ -11,21 +11,6 @@ import random
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from configs.registry import Table
-
-PLANS = Table(
-    {
-        "all": "models.maths.schedules:AllSteps",
-        "window": "models.maths.schedules:Window",
-        "subset": "models.maths.schedules:Subset",
-        "fraction": "models.maths.schedules:RandomFraction",
-        "final": "models.maths.schedules:FinalOnly",
-        "late": "models.maths.schedules:LateStates",
-        "branch": "models.maths.schedules:BranchEveryStep",
-    },
-    like="models.maths.schedules:Plan",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:

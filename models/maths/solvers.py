@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from configs.registry import Table
 from models.maths.transitions import ODE, Grid, expand, predictions
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SOLVERS = Table(
-    {
-        "euler": "models.maths.solvers:Euler",
-        "dpm2": "models.maths.solvers:DPMSolver2M",
-    },
-    like="models.maths.solvers:Solver",
-)
 
 
 class Solver(Protocol):

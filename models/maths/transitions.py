@@ -20,23 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
-from configs.registry import Table
-
 if TYPE_CHECKING:
     from torch import Tensor
-
-KERNELS = Table(
-    {
-        "ode": "models.maths.transitions:ODE",
-        "flow_sde": "models.maths.transitions:FlowSDE",
-        "dance_sde": "models.maths.kernels:DanceSDE",
-        "cps": "models.maths.kernels:CPS",
-        "precise": "models.maths.kernels:Precise",
-        "wan_sde": "models.maths.kernels:WanSDE",
-        "ddim": "models.maths.kernels:FlowDDIM",
-    },
-    like="models.maths.transitions:Kernel",
-)
 
 
 @dataclass(frozen=True, slots=True)

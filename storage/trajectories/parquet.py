@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.errors import CorruptError, StoreError
-from storage.files import Files, arrow_file
+from storage.arrow_files import arrow_file
+from storage.files import Files
 from storage.media import DEFAULT_MEDIA, MediaFormat
 from storage.roots.base import FileEntry
 from storage.roots.mapped import MappedFile

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.registry import chosen, create, resolve
 from configs.schema import AlgorithmNeeds, RunConfig
 from configs.tokens import TokensSection
-from models.maths.schedules import PLANS, Plan
-from models.maths.solvers import SOLVERS, Solver
-from models.maths.transitions import KERNELS, Kernel
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import EMBEDDED_GUIDANCE
 from models.policies.attention import attention_identity
-from models.policies.base import Policy
-from models.weights.lora import LoraSpec
 from models.weights.lora_files import adapter_files
-from models.weights.lora_start import StartAdapter
-from storage.media import MediaFormat
 from storage.trajectories import TRAJECTORY_STORES
-from storage.trajectories.base import TrajectoryStore
 from tasks.algorithms import algorithms_of
-from tasks.algorithms.base import Algorithm
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import uses_guidance
+
+if TYPE_CHECKING:
+    from models.maths.schedules import Plan
+    from models.maths.solvers import Solver
+    from models.maths.transitions import Kernel
+    from models.policies.base import Policy
+    from models.weights.lora import LoraSpec
+    from models.weights.lora_start import StartAdapter
+    from storage.media import MediaFormat
+    from storage.trajectories.base import TrajectoryStore
+    from tasks.algorithms.base import Algorithm
 
 
 def tokens_of(config: RunConfig) -> TokensSection:
@@ -61,6 +64,8 @@ def lora_spec(config: RunConfig, family: type[Policy]) -> LoraSpec | None:
     Raises:
         ConfigError: those to begin as cannot be read, or are others than the config says.
     """
+    from models.weights.lora import LoraSpec
+
     lora = config.model.lora
     if lora is None:
         return None
@@ -149,6 +154,8 @@ def sampling_sizes(config: RunConfig) -> dict[str, int | None]:
 
 def media_format(config: RunConfig) -> MediaFormat:
     """Return how a run stores images and clips."""
+    from storage.media import MediaFormat
+
     media = config.rollout.media
     return MediaFormat(name=media.format, lossless=media.lossless, fps=media.fps)
 

@@ -21,7 +21,7 @@ from configs.schema import RunConfig
 from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
+from models.maths import PLANS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS

@@ -16,9 +16,7 @@ from configs.load import differences, dump_yaml, load_config, parse_config
 from configs.registry import option_names, resolve
 from configs.schema import RunConfig
 from configs.suggest import near_path, nearest
-from models.maths.schedules import PLANS
-from models.maths.solvers import SOLVERS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS

@@ -11,9 +11,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.registry import Table, create, resolve
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
-from models.maths.solvers import SOLVERS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS

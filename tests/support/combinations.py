@@ -27,8 +27,7 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.schema import AdvantageSection, RunConfig
-from models.maths import schedules
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, schedules
 from models.policies.trainable import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from storage.tables import read_rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from configs.registry import Table, resolve
 from configs.schema import RunConfig
-from models.maths.solvers import SOLVERS
+from models.maths import SOLVERS
 from models.quickstart import BUILDERS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from configs.registry import create
 from configs.schema import RunConfig
-from models.maths.schedules import PLANS, AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
+from models.maths.schedules import AllSteps, BranchEveryStep, FinalOnly, RandomFraction, Subset, Window
 from tasks.inputs.components import open_trajectory_store
 from tasks.preflight.check import check_config
 from tasks.runs.context import RunContext

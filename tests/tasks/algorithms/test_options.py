@@ -10,8 +10,7 @@ import torch
 
 from configs.errors import ConfigError
 from configs.registry import create, resolve
-from models.maths.schedules import PLANS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
 from tasks.algorithms import ALGORITHMS
 from tasks.algorithms.base import BehaviorDecay, ForwardTimes, Requirements
 from tasks.algorithms.crd import crd_error

@@ -23,9 +23,7 @@ from flows.cli import app
 from flows.cli.track import track_command
 from flows.requests import PipelineRequest
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
-from models.maths.solvers import SOLVERS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
 from tasks.advantages.estimators import ESTIMATORS

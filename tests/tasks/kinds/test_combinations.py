@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.maths import schedules
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, schedules
 from tasks import algorithms
 from tests.support.combinations import (
     ADVANTAGES,

@@ -19,9 +19,10 @@ from configs.errors import ConfigError
 from configs.learning import ReplaySection
 from configs.load import load_config
 from configs.registry import create, resolve
+from models.maths import KERNELS
 from models.maths.conditioning import Conditioning
 from models.maths.sampling import grid_at
-from models.maths.transitions import KERNELS, FlowSDE, rectifiers, step_stds
+from models.maths.transitions import FlowSDE, rectifiers, step_stds
 from storage.files import FolderFiles
 from storage.trajectories import TRAJECTORY_STORES
 from storage.trajectories.base import Sample, TrajectoryShard

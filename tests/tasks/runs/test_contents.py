@@ -18,9 +18,7 @@ from configs.load import load_config
 from configs.registry import Table
 from configs.schema import RunConfig
 from models.engines import ENGINES
-from models.maths.schedules import PLANS
-from models.maths.solvers import SOLVERS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import GIVEN, REWARDS
