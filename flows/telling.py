@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from configs.errors import TrackingError
 from flows.artifacts import (
     EpochTable,
@@ -14,10 +16,10 @@ from flows.artifacts import (
     tracking_link,
 )
 from flows.server import has_lasting_api
+from tasks.figures.alerts import Alert, Watcher
 from tasks.figures.earnings import earned
 from tasks.figures.evaluations import evaluation_figures, evaluation_grids, evaluation_texts
 from tasks.figures.speed import waited_in_words
-from tasks.figures.watch import new_suspicions
 from tasks.review.report import run_report
 from tasks.runs.context import RunContext
 from tasks.tracking.reports import log_report
@@ -32,6 +34,7 @@ class Telling:
         self._context, self._tracker = context, tracker
         self._run, self._epochs = context.run.name, context.config.run.epochs
         self._times = context.ledger.times("optimize")
+        self._watcher = Watcher(context.chain)
         self._progress, self._table = Progress(), EpochTable(context.run.name, context.chain)
 
     def evaluated(self, epoch: int) -> None:
@@ -41,15 +44,22 @@ class Telling:
         evaluation_table(self._run, epoch, evaluation_figures(chain, epoch))
         evaluation_images(self._run, epoch, evaluation_grids(chain, epoch))
         evaluation_texts_table(self._run, epoch, evaluation_texts(chain, epoch))
+        self._warn(self._watcher.evaluated(epoch))
         if epoch == 0:
             tracking_link(self._run, self._context.store.root.uri, self._tracker.url())
 
     def trained(self, epoch: int) -> None:
-        """Log an epoch, and say what monitors show since."""
+        """Log an epoch, and warn of alerts that begin with it."""
         self._tracker.log_epoch(epoch)
-        for found in new_suspicions(self._context.chain, epoch):
-            self._context.reporter.message(f"warning: {found.text()}")
-            announce("suspicion", self._run, monitor=found.monitor, epoch=epoch, text=found.text())
+        self._warn(self._watcher.trained(epoch))
+
+    def _warn(self, alerts: Sequence[Alert]) -> None:
+        """Print alerts where they begin, and emit an event of each for automations."""
+        for alert in alerts:
+            self._context.reporter.message(f"warning: {alert.text}")
+            announce("alert", self._run, rule=alert.rule, subject=alert.subject, epoch=alert.epoch, text=alert.text)
+            if alert.rule == "monitor":
+                announce("suspicion", self._run, monitor=alert.subject, epoch=alert.epoch, text=alert.text)
 
     def ended(self, epoch: int) -> None:
         """Say how far the run is."""

@@ -257,7 +257,7 @@ def a_note(text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     config = config.model_copy(
         update={"rewards": tuple(each.model_copy(update={"label": text}) for each in config.rewards)}
     )
-    monkeypatch.setattr(tracked, "suspicions", lambda chain: [SimpleNamespace(text=lambda: text)])
+    monkeypatch.setattr(tracked, "alerts", lambda chain: [SimpleNamespace(text=text)])
     monkeypatch.setattr(tracked, "figures_of", lambda chain, epoch: {text: {text: {"mean": 1.0}}})
     context: Any = SimpleNamespace(
         run=SimpleNamespace(name=text),

@@ -10,11 +10,11 @@ from storage import layout
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
+from tasks.figures.alerts import alerts
 from tasks.figures.evaluations import split_of
 from tasks.figures.pictures import GRID
 from tasks.figures.speed import epoch_speeds
 from tasks.figures.texts import TEXTS
-from tasks.figures.watch import suspicions
 from tasks.inputs.sources import PIPELINE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def describe_run(context: RunContext) -> dict[str, Any]:
         "evaluations": _evaluations(chain),
         "named_evaluations": _named(chain),
         "rewards": _rewards(chain, entries),
-        "warnings": [found.text() for found in suspicions(chain)],
+        "warnings": [alert.text for alert in alerts(chain)],
         "advantages": _advantages(chain, entries),
         "speed": {"epoch": finished, "stages": epoch_speeds(chain, finished)} if finished else None,
         "artifacts": [
@@ -115,7 +115,7 @@ def describe_result(context: RunContext) -> dict[str, Any]:
     return {
         "run": context.run.name,
         "evaluations": evaluations,
-        "warnings": [found.text() for found in suspicions(chain)],
+        "warnings": [alert.text for alert in alerts(chain)],
         "images": _places(first, context, GRID),
         "texts": _places(first, context, TEXTS),
         "export": next(iter(export.values()), None),

@@ -16,6 +16,7 @@ from configs.schema import RunConfig
 from configs.visible import in_markdown
 from storage.layout import ArtifactRef
 from storage.records import Manifest
+from tasks.figures.alerts import alerts
 from tasks.figures.evaluations import (
     Figures,
     grids,
@@ -30,7 +31,7 @@ from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.speed import ROWS, seconds_of, speed_of
 from tasks.figures.texts import Text
-from tasks.figures.watch import correlations, read_scored, shares, suspicions
+from tasks.figures.watch import correlations, read_scored, shares
 from tasks.identities.nodes import Node, evaluation_nodes, scored_nodes, training_nodes
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
@@ -268,7 +269,7 @@ def description(context: RunContext, link: str, *, done: bool) -> str:
     """Return ``paragraphs`` and what monitors showed in Markdown, and a link behind them."""
     about, *results = map(in_markdown, paragraphs(context, done=done))
     # First: the page shows a few lines, and the rest when asked.
-    warnings = [f"**Warning**: {in_markdown(found.text())}" for found in suspicions(context.chain)]
+    warnings = [f"**Warning**: {in_markdown(alert.text)}" for alert in alerts(context.chain)]
     return "\n\n".join([f"**{in_markdown(context.run.name)}** {about}", *warnings, *results, link])
 
 

@@ -21,7 +21,7 @@ from configs.schema import RunConfig
 from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
 from models.engines import ENGINES
-from models.maths import PLANS
+from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
@@ -92,11 +92,11 @@ def _problems(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str,
 
 def _tables(config: RunConfig) -> dict[str, Mapping[str, str]]:
     """Return the tables of components by setting; of those in lists, by that of the list."""
-    solvers = peek.table("models.maths.solvers:SOLVERS")
+    solvers = SOLVERS
     return {
         "model.policy": POLICIES,
         "model.build": BUILDERS,
-        "rollout.sampler": peek.table("models.maths.transitions:KERNELS"),
+        "rollout.sampler": KERNELS,
         "rollout.plan": PLANS,
         "rollout.solver": solvers,
         "rollout.store": TRAJECTORY_STORES,

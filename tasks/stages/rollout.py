@@ -35,8 +35,10 @@ class RolloutStage(Sampling):
         return self.make(shard, folder, jobs, len(self.groups) * size, about)[0]
 
     def summarize(self, records: Sequence[ShardRecord]) -> Mapping[str, Any]:
-        """Count groups and samples."""
-        return {"groups": len(self.groups), "samples": sum(record.rows for record in records)}
+        """Count groups, samples, and samples that equal another of their group, if any."""
+        repeats = sum(int(record.summary.get("repeats", 0)) for record in records)
+        counts = {"groups": len(self.groups), "samples": sum(record.rows for record in records)}
+        return {**counts, "repeats": repeats} if repeats else counts
 
     @cached_property
     def groups(self) -> list[StoredPrompt]:

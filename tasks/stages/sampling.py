@@ -98,7 +98,8 @@ class Sampling(Stage):
                 done = shard.start + start + len(part)
                 self.context.reporter.progress(self.name, self.epoch, done, total, self.part_of(shard))
             contents = writer.contents
-            made = Output(rows=writer.rows, summary=about, written=writer.end(), content=lambda: str(contents))
+            summary = {**about, **({"repeats": writer.repeats} if writer.repeats else {})}
+            made = Output(rows=writer.rows, summary=summary, written=writer.end(), content=lambda: str(contents))
             return made, first
 
     def part_of(self, shard: Shard) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 import numpy as np
+import xxhash
 
 from storage.contents import Contents
 from storage.roots.base import FileEntry
@@ -22,6 +23,9 @@ class ShardWriter:
         """Samples added so far."""
         self.contents = Contents()
         """What the samples are that are written so far."""
+        self.repeats = 0
+        """Samples whose media or tokens equal those of an earlier sample of their group."""
+        self._seen: set[tuple[str, bytes]] = set()
         self._writer = writer
         self._shown = shown
         self._behind = Behind()
@@ -42,6 +46,7 @@ class ShardWriter:
             Exception: those before could not be written.
         """
         self.rows += len(samples)
+        self._count_repeats(samples)
         self._shown(sample.media for sample in samples if sample.media is not None)
         self._behind.do(lambda: self._write(samples))
 
@@ -54,6 +59,14 @@ class ShardWriter:
         ended = self._behind.do(self._writer.end)
         self._behind.close(wait=False)
         return ended.result
+
+    def _count_repeats(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            made = sample.tokens if sample.media is None else sample.media
+            if made is not None:
+                key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(made)))
+                self.repeats += key in self._seen
+                self._seen.add(key)
 
     def _write(self, samples: Sequence[Sample]) -> None:
         self._writer.add(samples)

@@ -137,9 +137,9 @@ TABLES = {
     "models.policies:POLICIES": POLICIES,
     "models.quickstart:BUILDERS": BUILDERS,
     "models.rewards:REWARDS": REWARDS,
-    "models.maths.schedules:PLANS": PLANS,
-    "models.maths.solvers:SOLVERS": SOLVERS,
-    "models.maths.transitions:KERNELS": KERNELS,
+    "models.maths:PLANS": PLANS,
+    "models.maths:SOLVERS": SOLVERS,
+    "models.maths:KERNELS": KERNELS,
     "storage.trajectories:TRAJECTORY_STORES": TRAJECTORY_STORES,
     "tasks.algorithms:ALGORITHMS": ALGORITHMS,
 }

@@ -15,6 +15,7 @@ from PIL import Image
 from configs.load import asks_for, dump_yaml
 from storage.tables import read_rows
 from storage.trajectories.base import TrajectoryShard
+from tasks.figures.alerts import alerts
 from tasks.figures.evaluations import (
     Figures,
     evaluated_epochs,
@@ -26,7 +27,6 @@ from tasks.figures.pictures import strip
 from tasks.figures.speed import epoch_speeds, in_words, seconds_of
 from tasks.figures.texts import Text
 from tasks.figures.tracked import paragraphs
-from tasks.figures.watch import suspicions
 from tasks.identities.nodes import Node
 from tasks.review.films import film_of
 from tasks.review.reading import curve_points, pictures_of, references_of, rows_of, trained_epochs
@@ -145,7 +145,7 @@ def read_run(context: RunContext) -> RunReport:
         root=context.store.root.uri,
         epochs=(trained[-1] if trained else 0, config.run.epochs),
         words=[f"{context.run.name} {about}", *results],
-        warnings=[suspicion.text() for suspicion in suspicions(chain)],
+        warnings=[alert.text for alert in alerts(chain)],
         curves=_curves(chain),
         results=(last, evaluation_figures(chain, 0), evaluation_figures(chain, last)),
         grids=_grids(chain, last),
