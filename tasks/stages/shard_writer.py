@@ -64,7 +64,7 @@ class ShardWriter:
         for sample in samples:
             made = sample.tokens if sample.media is None else sample.media
             if made is not None:
-                key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(made)))
+                key = (sample.group_id, xxhash.xxh3_128_digest(np.ascontiguousarray(made).data))
                 self.repeats += key in self._seen
                 self._seen.add(key)
 
