@@ -1,6 +1,6 @@
 """Transient optimizer checkpoints of a policy that is being trained.
 
-They live beside the unfinished policy artifact and are committed like shards: files first, maybe of several processes,
+They live in the unfinished policy artifact and are committed like shards: files first, maybe of several processes,
 then a record that names them. The newest two stay, and none once the policy is complete.
 """
 
@@ -46,7 +46,7 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
     """Return (updates done, local folder) of the newest checkpoint, or None.
 
     Raises:
-        CorruptError: its content is not what its record says.
+        CorruptError: its content differs from its record.
     """
     names = _committed(store, ref)
     if not names:
@@ -58,7 +58,7 @@ def latest_checkpoint(store: ArtifactStore, ref: ArtifactRef) -> tuple[int, Path
 
 
 def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -> Iterator[tuple[str, str]]:
-    """Yield (folder, what is wrong with it) of every checkpoint that is not what its record says.
+    """Yield (folder, problem) of every checkpoint that differs from its record.
 
     Args:
         store: the store.
@@ -70,7 +70,7 @@ def damaged_checkpoints(store: ArtifactStore, ref: ArtifactRef, *, deep: bool) -
         try:
             _checked(store, path, deep=deep)
         except CorruptError as error:
-            # Whoever trains removes the oldest meanwhile.
+            # Training removes the oldest meanwhile.
             if store.root.read(f"{path}.json") is not None:
                 yield path, str(error)
 
@@ -79,7 +79,7 @@ def _checked(store: ArtifactStore, path: str, *, deep: bool) -> list[FileEntry]:
     """Return the files of a checkpoint, their sizes or every byte compared.
 
     Raises:
-        CorruptError: they are not what its record says.
+        CorruptError: they differ from its record.
     """
     try:
         files = unseal(store.root.read(f"{path}.json") or b"", f"{path}.json")["files"]

@@ -15,9 +15,9 @@ import xxhash
 from configs.errors import CorruptError
 from storage.roots.base import BLOCK, FileEntry
 
-#: Bytes that are read and hashed at a time: what stays in the cache between the two.
+#: Bytes that are read and hashed at a time: small enough to stay in the processor's cache between both.
 _PIECE = 256 << 10
-REMEDY = "Run 'flowmill store verify' to see what else is affected and 'flowmill store repair' to make it anew."
+REMEDY = "Run 'flowmill store verify' to see what else is affected and 'flowmill store repair' to regenerate it."
 
 
 class Checksum:
@@ -103,7 +103,7 @@ def check_content(pieces: Iterable[bytes | memoryview], entry: FileEntry, *, whe
     """Check the whole content of a file, given in pieces.
 
     Raises:
-        CorruptError: it is not what was committed.
+        CorruptError: it differs from the commit.
     """
     if not entry.by_blocks:
         _check_digest(_hash(pieces), entry, where=where)
@@ -139,7 +139,7 @@ def check_block(data: bytes | memoryview, number: int, entry: FileEntry, *, wher
     """Check one block of a file; of a file of one block, all of it.
 
     Raises:
-        CorruptError: its content is not what was committed.
+        CorruptError: its content differs from the commit.
     """
     if not entry.blocks:
         _check_digest(xxhash.xxh3_128_hexdigest(data), entry, where=where)

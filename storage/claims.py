@@ -1,8 +1,8 @@
 """Who makes an artifact, and in batches of which sizes: kernels differ with the number of rows, so bytes do too.
 
 An unfinished artifact is made by runs of equal sizes alone. Another run makes an attempt of its own, as with
-``--force``, and what is complete is found by all. A claim means nothing any more once the artifact is complete, and
-one that cannot be read, or is another artifact's, is nobody's: what it was of is made in another attempt.
+``--force``, and complete artifacts are found by all. A claim means nothing any more once the artifact is complete, and
+one that cannot be read, or is another artifact's, counts as no claim: its artifact is made in another attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.sealed import seal, unseal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What an artifact is made with."""
+    """The batch sizes an artifact is made with."""
 
     run: str
     """The run that began it, or went on with it last with other sizes."""
@@ -50,7 +50,7 @@ def claimed(store: ArtifactStore, first: ArtifactRef, claim: Claim) -> ArtifactR
     """Return the attempt at some work that is complete already, or that may be made or gone on with as is claimed.
 
     Args:
-        store: the store; the run is locked, so that nobody else is at work for it.
+        store: the store; the run is locked, so that no other process works for it.
         first: the attempt to begin with.
         claim: who would make it, and how.
     """
@@ -78,6 +78,6 @@ def _is_ours(store: ArtifactStore, ref: ArtifactRef, claim: Claim) -> bool:
             return True
         if found.get("run") != claim.run:
             return False
-        # A run goes on with what it began itself, whatever its sizes are now.
+        # A run continues its own attempt, whatever its sizes are now.
         store.root.remove(path)
     return True

@@ -49,7 +49,7 @@ class ArtifactStore:
 
         Args:
             root: a Root, the store section of a config, or the URI of a root.
-            remembers: read each manifest and record once, for what looks at many of them again and again and removes
+            remembers: read each manifest and record once, for readers that visit many of them repeatedly and remove
                 none.
 
         Raises:
@@ -140,7 +140,7 @@ class ArtifactStore:
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
     def state(self, ref: ArtifactRef) -> State:
-        """Return how far an artifact is; of one that nobody has begun, one request says so."""
+        """Return how far an artifact is; one request is enough for an artifact that was never begun."""
         if not self.root.list(ref.path):
             return State(None, ())
         manifest = self.manifest(ref)
@@ -170,7 +170,7 @@ class ArtifactStore:
             producer: who made it, how long it took.
             company: processes that made it together; the others call ``contribute``.
             known: entries of those files whose checksums were taken as they were written; they are not read again.
-            content: what the rows are, however they are cut into shards.
+            content: digest of the rows, independent of shards.
 
         Returns:
             The record that counts: ours, or an equal one that another writer created first.
@@ -267,9 +267,9 @@ class ArtifactStore:
     def _require_files(self, ref: ArtifactRef) -> None:
         if ref not in self._present and self.removed(ref):
             raise NotCommittedError(
-                f"The files of {ref} were removed by 'flowmill store gc' or 'repair'. Make them anew with "
+                f"The files of {ref} were removed by 'flowmill store gc' or 'repair'. Regenerate them with "
                 "'flowmill stage ... --force', or restore them from a copy of the store; where something that needs "
-                "them is damaged, 'flowmill store repair' makes both anew."
+                "them is damaged, 'flowmill store repair' regenerates both."
             )
         self._present.add(ref)
 

@@ -1,4 +1,4 @@
-"""What rows are, however they are cut into shards: a hash of each, summed, so that neither order nor cuts matter."""
+"""Digest of rows that is independent of shards: a hash of each row, summed, so that order does not matter."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Contents:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Return what the rows of several shards are together; empty where that of one is not known."""
+    """Return the digest of the rows of several shards; empty if one shard has none."""
     if not parts or not all(parts):
         return ""
     return f"{sum(int(part, 16) for part in parts) % _SPACE:032x}"
@@ -60,7 +60,7 @@ def joined(parts: Sequence[str]) -> str:
 
 @lru_cache(4096)
 def _about(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return what an array is, of which there are few kinds among many samples."""
+    """Return name, dtype and shape of an array as bytes; few differ among many samples."""
     return json.dumps([name, dtype, shape]).encode()
 
 

@@ -1,4 +1,4 @@
-"""Records of runs are written twice, so that what is lost, damaged, swapped or doubled is seen and can be put back.
+"""Records of runs are written twice, so that lost, damaged, swapped or duplicated ones are detected and restored.
 
 A record is created after its copy, which lies below ``copies/`` of its run; both say where the record belongs. Readers
 read the record alone. Records of earlier versions have no copy and do not say where they belong.
@@ -19,20 +19,20 @@ from storage.sealed import seal, unseal
 
 #: Key that says where a record belongs.
 _AT = "at"
-#: Seconds in which whoever has written a copy writes the record.
+#: Seconds within which the writer of a copy also writes the record.
 _UNDER_WAY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A record of a run that is not what was written, or not there."""
+    """A record of a run that is missing or differs from its written content."""
 
     path: str
     """Where it is or should be: of the record or of its copy."""
     kind: str
     """missing or corrupt."""
     message: str
-    """What was found, and what helps."""
+    """Evidence and remedy."""
 
 
 def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
@@ -49,7 +49,7 @@ def write(root: Root, path: str, data: Mapping[str, Any]) -> bool:
 
 
 def content(data: bytes, path: str) -> dict[str, Any]:
-    """Return what a record says.
+    """Return the content of a record.
 
     Args:
         data: its bytes, or those of its copy.
@@ -62,8 +62,8 @@ def content(data: bytes, path: str) -> dict[str, Any]:
     at = value.pop(_AT, path)
     if at != path:
         raise CorruptError(
-            f"{path} is the record of {at}, which was copied or moved there. 'flowmill store repair' puts back what "
-            "belongs there."
+            f"{path} is the record of {at}, which was copied or moved. 'flowmill store repair' restores the "
+            "record that belongs there."
         )
     return value
 
@@ -75,7 +75,7 @@ def number_of(path: str) -> int:
 
 
 def losses(root: Root, run: str) -> list[Loss]:
-    """Return what of the records of a run is lost, damaged, or not where it belongs, apart from what they say."""
+    """Return records of a run that are lost, damaged or misplaced, whatever their content."""
     # Copies first: a record that is written meanwhile has its copy before.
     copies = _read(root, layout.copies(run))
     records = _read(root, layout.run(run))
@@ -93,7 +93,7 @@ def losses(root: Root, run: str) -> list[Loss]:
 
 
 def put_back(root: Root, path: str) -> dict[str, bytes]:
-    """Return what belongs in the places of a record and its copy, empty where neither is as it was written.
+    """Return the correct content of a record and its copy, empty if both are damaged.
 
     Args:
         root: where the run is.

@@ -1,4 +1,4 @@
-"""What a full or failing disk says, whichever library writes to it."""
+"""Errors of full or failing disks, whichever library writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 @contextmanager
 def named_disk(where: str) -> Iterator[None]:
-    """Say what is wrong with a disk and where; libraries of other languages have errors of their own for that.
+    """Name the disk's fault and the path; libraries of other languages have errors of their own for that.
 
     Args:
         where: the store.
@@ -42,6 +42,6 @@ def _full(where: str, number: int | None) -> StoreError | None:
     if number not in _FULL:
         return None
     return StoreError(
-        f"'{where}': {os.strerror(number)}. What is committed stays: make room ('flowmill store gc' shows what may go) "
+        f"'{where}': {os.strerror(number)}. Committed data stays: free space ('flowmill store gc' shows what may go) "
         "and run the same command again."
     )

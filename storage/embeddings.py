@@ -42,7 +42,7 @@ class Rows:
     arrays: Mapping[str, np.ndarray]
     """(N, ...) by name."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """What the bits of an array mean where NumPy has no such dtype: ``bfloat16``, held as uint16."""
+    """The dtype of an array's bits where NumPy has none: ``bfloat16``, held as uint16."""
 
 
 def embedding_key(text: str) -> str:
@@ -103,7 +103,7 @@ class EmbeddingWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What is known of a committed shard."""
+    """Index of a committed shard."""
 
     record: ShardRecord
     tensors: Mapping[str, Mapping[str, Any]]

@@ -15,13 +15,13 @@ class Files(Protocol):
     """The files of one shard."""
 
     where: str
-    """What to call them in messages."""
+    """Their name in messages."""
 
     def blob(self, name: str) -> Blob:
         """Open one for reading in ranges.
 
         Raises:
-            CorruptError: there is none of this name, or its content is not what was committed.
+            CorruptError: there is none of this name, or its content differs from the commit.
         """
         ...
 
@@ -43,7 +43,7 @@ class ShardFiles:
         """Return a local path of a file.
 
         Raises:
-            CorruptError: there is none of this name, or its content is not what was committed.
+            CorruptError: there is none of this name, or its content differs from the commit.
         """
         return self._root.fetch(self.where, self._entry(name))
 

@@ -1,4 +1,4 @@
-"""Gradients of a reward with respect to final latents: a table per shard, and beside it their bytes, read in ranges."""
+"""Gradients of a reward with respect to final latents: a table per shard, and a file of their bytes, read in ranges."""
 
 from __future__ import annotations
 

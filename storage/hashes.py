@@ -17,7 +17,7 @@ import xxhash
 from configs.places import user_cache
 from storage.checksums import hash_file
 
-#: A file may change again without its time changing within this; what is younger is not kept.
+#: A file may change again without its time changing within this; hashes of younger files are not kept.
 _YOUNG_NS = 2_000_000_000
 
 
@@ -31,7 +31,7 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
     """
     kept, asked = _load(folder), set(names)
     hashes: dict[str, str] = {}
-    # What others asked for of the same folder stays: two files of it are not always asked for together.
+    # Hashes of other files of the folder stay: requests may name single files.
     entries = {name: entry for name, entry in kept.items() if name not in asked and (folder / name).exists()}
     for name in names:
         now = time.time_ns()
@@ -51,7 +51,7 @@ def _load(folder: Path) -> dict[str, list[int | str]]:
         data = json.loads(_place(folder).read_text())
         return {str(name): [int(size), int(mtime), str(xxh3)] for name, (size, mtime, xxh3) in data["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # A cache that is not there or cannot be read costs a look at the files, nothing else.
+        # A cache that is not there or cannot be read costs a pass over the files, nothing else.
         return {}
 
 

@@ -5,8 +5,8 @@
 <root>/<kind>/<id>/manifest.json          written last; the artifact is complete
 <root>/<kind>/<id>/_claim.json            who makes it, and in batches of which sizes
 <root>/runs/<run>/...                     config, lineage and tracking ids of a run
-<root>/runs/<run>/copies/...              the same records once more, to put back what is lost
-<root>/quarantine/<kind>/<id>/...         what was found damaged, kept for a look
+<root>/runs/<run>/copies/...              the same records once more, to restore lost ones
+<root>/quarantine/<kind>/<id>/...         damaged files, kept for inspection
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ArtifactRef:
-    """Names one artifact: what kind it is, and its fingerprint (plus ``-aN`` for the Nth forced attempt)."""
+    """Names one artifact: its kind and fingerprint (plus ``-aN`` for the Nth forced attempt)."""
 
     kind: str
     id: str
@@ -119,7 +119,7 @@ def holds_files(name: str) -> bool:
 
 
 def part_folder(number: int) -> str:
-    """Folder, among a shard's files, of what one of several processes made."""
+    """Folder, among a shard's files, of the part that one of several processes made."""
     return f"{PARTS}/{number:05d}"
 
 

@@ -1,4 +1,4 @@
-"""Runs: what was decided at the start, the configs since, and which artifacts each stage of each epoch made.
+"""Runs: their first record, later configs, and the artifacts that each stage of each epoch made.
 
 Lineage records are small create-once objects, a log: which of them make up the run is derived in ``tasks.runs.chain``.
 """
@@ -80,7 +80,7 @@ class RunFolder:
         return write(self.store.root, layout.run_record(self.name), record)
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Write the run's first record anew if it is lost: as it was where its copy is there, else as it is given."""
+        """Restore the run's first record if it is lost: from its copy, else from the given values."""
         if self.store.root.read(layout.run_record(self.name)) is None:
             self.create(self.describe() or record)
 
@@ -143,7 +143,7 @@ class RunFolder:
         return None if first is None else dict(first["config"])
 
     def refresh(self) -> None:
-        """Forget what was read, so that records of other processes are seen."""
+        """Drop cached records, so that those of other processes are read."""
         self._entries = self._keyed = None
 
     def _series(self, series: str) -> list[str]:
@@ -184,7 +184,7 @@ def _stem(name: str) -> tuple[str, ...]:
 def _unwritten(folder: str) -> StoreError:
     return StoreError(
         f"{folder}: no record can be added, each of {_TRIES} numbers is taken and none can be read. "
-        "'flowmill store verify' says what is there."
+        "'flowmill store verify' lists its content."
     )
 
 
@@ -221,7 +221,7 @@ def readable_entries(store: ArtifactStore, name: str) -> list[LineageEntry]:
 
 
 def damaged_records(store: ArtifactStore) -> list[Loss]:
-    """Return every record of runs that is lost, not what was written, or not where it belongs."""
+    """Return every record of runs that is lost, damaged or misplaced."""
     found = []
     for name in list_runs(store):
         lost = losses(store.root, name)
@@ -230,7 +230,7 @@ def damaged_records(store: ArtifactStore) -> list[Loss]:
 
 
 def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Iterator[Loss]:
-    """Yield what lineage records themselves tell: those that are no such record, and those that say nothing new."""
+    """Yield problems of lineage records: malformed ones, and duplicates."""
     folder = layout.lineage(name)
     paths = [f"{folder}/{file}" for file in store.root.list(folder) if file.endswith(".json")]
     before: dict[tuple[int, str, str], str] = {}
@@ -251,7 +251,7 @@ def _misplaced(store: ArtifactStore, name: str, known: Collection[str]) -> Itera
 
 @contextmanager
 def at_rest(store: ArtifactStore) -> Iterator[None]:
-    """Keep every run of a store from being executed, inside: what one reads or makes must not go meanwhile.
+    """Keep every run of a store from being executed, inside: artifacts that one reads or makes must stay.
 
     Raises:
         RunConflictError: one is being executed.

@@ -21,7 +21,7 @@ _LAYOUTS = {1: "mono", 2: "stereo"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sound:
-    """What is heard with a clip."""
+    """The sound of a clip."""
 
     samples: np.ndarray
     """(N, C) int16 of one channel or two."""
@@ -43,7 +43,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaFormat:
-    """How media are stored. What is stored is what is scored."""
+    """How media are stored. Rewards score the stored form."""
 
     name: str = "auto"
     """png, webp or mp4; auto: png for images, mp4 for clips."""
@@ -52,7 +52,7 @@ class MediaFormat:
     fps: int = 16
     """Frames per second of clips."""
     codec: Literal["flac", "aac"] = "flac"
-    """Of sound: flac keeps every value, aac is what every player takes."""
+    """Of sound: flac keeps every value, every player reads aac."""
 
     def choose(self, media: np.ndarray) -> str:
         """Return the format for an image (H, W, 3) or a clip (F, H, W, 3).
@@ -118,7 +118,7 @@ def decode_sound(data: bytes | memoryview, *, where: str) -> Sound | None:
 
 
 #: Without these x264 looks ahead at frames of half the size, and one clip of a hundred comes out otherwise than before:
-#: what it looks at there depends on what memory held.
+#: its result there depends on the content of memory.
 _STEADY = {"bf": "0", "x264-params": "rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0:scenecut=0"}
 
 

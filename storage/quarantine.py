@@ -1,4 +1,4 @@
-"""Setting damaged shards aside, so that their stage makes them anew; nothing is deleted."""
+"""Setting damaged shards aside, so that their stage regenerates them; nothing is deleted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from storage.verify import Problem
 
 
 def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
-    """Move what a problem is about below ``quarantine/``; return what was moved.
+    """Move the files of a problem below ``quarantine/``; return the paths moved.
 
-    The manifest goes first: from then on the artifact is incomplete and nobody trusts its shards to be all there. The
+    The manifest goes first: from then on the artifact is incomplete and no reader trusts its shards to be complete. The
     record goes last: killed halfway, the same damage is found again.
     """
     ref = problem.ref
@@ -41,7 +41,7 @@ def quarantine(store: ArtifactStore, problem: Problem) -> list[str]:
 
 
 def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
-    """Set aside what is left of an artifact whose files were removed, so that its stage makes it anew.
+    """Set aside the rest of an artifact whose files were removed, so that its stage regenerates it.
 
     The note goes first: killed halfway, the files are found to be missing.
     """
@@ -51,7 +51,7 @@ def revive(store: ArtifactStore, ref: ArtifactRef) -> None:
 
 
 def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
-    """Put manifest and records of an artifact back that nothing makes anew, as of one whose files were removed.
+    """Restore manifest and records of an artifact that no stage regenerates, as for one whose files were removed.
 
     Returns:
         Whether they were found whole, in their places or set aside.
@@ -75,7 +75,7 @@ def leave_trace(store: ArtifactStore, ref: ArtifactRef, reason: str) -> bool:
 
 
 def _versions(store: ArtifactStore, path: str) -> Iterator[bytes]:
-    """Yield what lies in a place, then what was set aside from it, the newest first."""
+    """Yield the path itself, then its quarantined versions, the newest first."""
     parent, _, name = f"{QUARANTINE}/{path}".rpartition("/")
     aside = [each for each in store.root.list(parent) if each == name or each.startswith(f"{name}.")]
     newest_first = sorted(aside, key=lambda each: (len(each), each), reverse=True)

@@ -1,4 +1,4 @@
-"""What a commit writes down: the record of a shard, the manifest of an artifact, and how both are read back."""
+"""Records that a commit writes: the record of a shard, the manifest of an artifact, and how both are read back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from storage.roots.base import FileEntry
 from storage.sealed import seal, unseal
 
 #: 2 added checksums of blocks and the artifact to shard records, 3 a checksum of the record itself;
-#: since 4 the checksum of a file of several blocks is one of theirs; 5 added what the rows are, however they are cut.
+#: since 4 the checksum of a file of several blocks is one of theirs; 5 added a digest of the rows.
 SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """What a commit record says about one shard."""
+    """The commit record of one shard."""
 
     shard: str
     """Name of the shard within the artifact."""
@@ -36,14 +36,14 @@ class ShardRecord:
     artifact: str = ""
     """``kind/id`` of the artifact; absent in version 1."""
     content: str = ""
-    """What its rows are, whichever shards they are in; empty where the shards are what the artifact says."""
+    """Digest of the rows, independent of shards; empty for artifacts that are compared by shard."""
     schema_version: int = SCHEMA_VERSION
     """Version of this record and of the files it names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a complete artifact is and what it was made from."""
+    """Description of a complete artifact: its options, inputs and shards."""
 
     kind: str
     """Artifact kind."""
@@ -68,7 +68,7 @@ class Manifest:
     summary: Mapping[str, Any]
     """Figures about the whole content."""
     content: str = ""
-    """What the rows of all shards are together; empty where it is not known of one, or says nothing."""
+    """Digest of all rows, independent of shards; empty if one shard has none."""
     schema_version: int = SCHEMA_VERSION
     """Version of this manifest."""
 
@@ -113,7 +113,7 @@ def record_from(data: dict[str, Any], where: str, ref: ArtifactRef, shard: str) 
     if record.shard != shard or record.artifact not in ("", str(ref)):
         raise CorruptError(
             f"{where} describes shard {record.shard} of {record.artifact or 'some artifact'}. It was copied from "
-            "elsewhere; run 'flowmill store repair' to make it anew."
+            "elsewhere; run 'flowmill store repair' to regenerate it."
         )
     return record
 

@@ -1,4 +1,4 @@
-"""The images that prompts start from, beside the prompt table: files as they are, each once, by what identifies it."""
+"""The images that prompts start from: unchanged files, each stored once, by key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _TOGETHER = 16
 
 
 def write_references(folder: Path, keys: Sequence[str], read: Callable[[str], bytes]) -> None:
-    """Write the files of images beside a prompt table; nothing where there are none.
+    """Write the files of a prompt table's images; nothing if there are none.
 
     Args:
         folder: of the shard.
-        keys: what identifies each image.
+        keys: key of each image.
         read: gives the file of one.
     """
     if not keys:
@@ -46,10 +46,10 @@ class ReferenceFiles:
         """Bind to an artifact."""
         self._store, self._ref = store, ref
         self.where = str(ref)
-        """What to call it in messages."""
+        """Its name in messages."""
 
     def read(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Return the files of images by what identifies them.
+        """Return the files of images by key.
 
         Raises:
             NotCommittedError: the artifact holds no such image.

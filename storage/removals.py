@@ -25,7 +25,7 @@ def is_removed(data: bytes | None, ref: ArtifactRef) -> bool:
     try:
         return data is not None and _named(data, ref) == str(ref)
     except CorruptError:
-        # Somebody wrote it, and the files are gone or on their way.
+        # A note exists, so the files are gone or being removed.
         return True
 
 

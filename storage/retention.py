@@ -1,4 +1,4 @@
-"""What may go: artifacts no run names, runs that are given up, and files of epochs long past."""
+"""Garbage collection: artifacts no run names, runs that are given up, and files of epochs long past."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ EPOCH_STAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What to keep."""
+    """Rules of what stays."""
 
     forget: Collection[str] = ()
-    """Runs to give up: their lineage, and what only they name."""
+    """Runs to give up: their lineage, and artifacts that only they name."""
     keep_epochs: int | None = None
     """Epochs, counted from each run's last, whose files stay; None: all."""
     stages: Collection[str] = ("rollout",)
@@ -60,10 +60,10 @@ class Removal:
 
 
 def plan_removals(store: ArtifactStore, retention: Retention) -> list[Removal]:
-    """Return what may go under a retention; nothing that a run outside of it needs is among it.
+    """Return the removals of a retention; artifacts that other runs need stay.
 
     Raises:
-        StoreError: a record of a run that stays is damaged or lost, so that nobody knows what the run needs.
+        StoreError: a record of a run that stays is damaged or lost, so that the needs of the run are unknown.
     """
     _check_records(store, retention.forget)
     kept = {name: RunFolder(store, name) for name in list_runs(store) if name not in retention.forget}
@@ -89,7 +89,7 @@ def _check_records(store: ArtifactStore, forgotten: Collection[str]) -> None:
     damaged = [loss for loss in damaged_records(store) if loss.path.split("/")[1] not in forgotten]
     if damaged:
         raise StoreError(
-            f"Nothing is removed from '{store.root.uri}': {damaged[0].message} What its run needs is not known without "
+            f"Nothing is removed from '{store.root.uri}': {damaged[0].message} The run's needs are unknown without "
             "it. Run 'flowmill store repair' first; 'flowmill store verify' lists everything that is damaged."
         )
 
@@ -103,7 +103,7 @@ def remove(store: ArtifactStore, removal: Removal) -> None:
     if removal.trace:
         store.root.create(layout.removed(ref), removal_note(ref, removal.reason))
     else:
-        # Without its manifest nobody takes the rest for whole; its records, which say how old it is, go last.
+        # Without its manifest no reader takes it for complete; its records, which hold its age, go last.
         store.root.remove(layout.manifest(ref))
     for name in _left(store, ref):
         store.root.remove(f"{ref.path}/{name}")

@@ -21,7 +21,7 @@ DESCRIPTION = b"description"
 
 
 def column(name: str, kind: pa.DataType, description: str, *, nullable: bool = False) -> pa.Field:
-    """Return a column that says what it holds."""
+    """Return a column with a description."""
     return pa.field(name, kind, nullable=nullable, metadata={DESCRIPTION: description.encode()})
 
 
@@ -46,12 +46,10 @@ PROMPTS = pa.schema(
     ]
 )
 
-#: Beside the prompts, where they start from images.
+#: Table of the images that prompts start from.
 REFERENCES = pa.schema(
     [
-        column(
-            "image", pa.string(), "What identifies an image: a hash of its file, marked where it is seen otherwise."
-        ),
+        column("image", pa.string(), "Key of an image: a hash of its file, marked if it is read differently."),
         column("file", pa.binary(), "Its file, as it was."),
     ]
 )
@@ -87,7 +85,7 @@ REWARDS = pa.schema(
         _PROMPT,
         _GROUP,
         column("reward", pa.float32(), "The score; null where none was asked for, or it failed.", nullable=True),
-        column("note", pa.string(), "What the reward read or remarked, or why it failed."),
+        column("note", pa.string(), "Remark of the reward, or why it failed."),
     ]
 )
 
@@ -98,7 +96,7 @@ ADVANTAGES = pa.schema(
         _PROMPT,
         _GROUP,
         column("reward", pa.float32(), "Weighted sum of the rewards less the KL penalty.", nullable=True),
-        column("advantage", pa.float32(), "What training weighs it by; null where it is left out.", nullable=True),
+        column("advantage", pa.float32(), "Weight in training; null where it is left out.", nullable=True),
     ]
 )
 
@@ -107,7 +105,7 @@ OF_ARTIFACT = pa.schema([column("artifact", pa.string(), "Artifact of the sample
 OF_REWARD = pa.schema(
     [
         column("reward_name", pa.string(), "Name of the reward in configs, whatever label a run gives it."),
-        column("reward_options", pa.string(), "What else says which reward it is, as JSON."),
+        column("reward_options", pa.string(), "Further identity of the reward, as JSON."),
         *OF_ARTIFACT,
     ]
 )
@@ -115,7 +113,7 @@ OF_REWARD = pa.schema(
 
 #: Of every token the policy chose, in order; null where a run needs none.
 _VALUES = column(
-    "values", pa.list_(pa.float32()), "What the critic expected at each token the policy chose.", nullable=True
+    "values", pa.list_(pa.float32()), "Value the critic predicted at each token the policy chose.", nullable=True
 )
 _REFERENCE = column(
     "reference_log_probs", pa.list_(pa.float32()), "Log-prob of each such token under the base model.", nullable=True
@@ -138,19 +136,19 @@ GRADIENTS = pa.schema(
     ]
 )
 
-#: Beside the advantages of samples, row by row, where every token has its own; null where the sample is left out.
+#: Advantages of tokens, row by row as those of samples; null where the sample is left out.
 TOKEN_ADVANTAGES = pa.schema(
     [
         _SAMPLE,
         column("advantages", pa.list_(pa.float32()), "Advantage of each token the policy chose.", nullable=True),
-        column("returns", pa.list_(pa.float32()), "What a critic learns of each such token.", nullable=True),
+        column("returns", pa.list_(pa.float32()), "Target of the critic at each such token.", nullable=True),
         _VALUES,
         _REFERENCE,
     ]
 )
 
 
-#: Beside the advantages of samples, row by row, where rewards name the modality they judge; null where one is left out.
+#: Advantages of modalities, row by row as those of samples, where rewards name one; null where one is left out.
 MODALITY_ADVANTAGES = pa.schema(
     [
         _SAMPLE,
@@ -178,7 +176,7 @@ def versioned(schema: pa.Schema) -> pa.Schema:
 
 
 def read_table(files: Files, name: str, schema: pa.Schema) -> pa.Table:
-    """Read a table and check that it is what the schema says; columns beyond the schema's are not read.
+    """Read a table and check it against the schema; columns beyond the schema's are not read.
 
     Raises:
         CorruptError: a column is missing or of another type, or the file is newer than this reader.

@@ -1,4 +1,4 @@
-"""Small JSON objects that carry a checksum of themselves, so that any flipped bit of what a store says is seen."""
+"""Small JSON objects that carry a checksum of themselves, so that any flipped bit is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from configs.errors import CorruptError
 #: Keys that sealing adds: either of them without the other says that something was damaged.
 _CHECKSUM, _FORMAT = "checksum", "format"
 _VERSION = 1
-_REMEDY = "'flowmill store repair' sets it aside; the same command as before then writes it anew."
+_REMEDY = "'flowmill store repair' sets it aside; the same command as before then writes it again."
 
 
 def seal(data: Mapping[str, Any], *, finite: bool = False) -> bytes:
@@ -34,7 +34,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     """Return the object that was sealed, or one that was written before there were checksums.
 
     Raises:
-        CorruptError: it is not what was written.
+        CorruptError: it differs from its checksum.
     """
     try:
         value = json.loads(data)
@@ -53,7 +53,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     # Damage to one of the two keys leaves the other. As it was written, it needs not be written again to be compared.
     line = f' "{_CHECKSUM}": "{checksum}",\n'.encode()
     if checksum != _hash(data.replace(line, b"", 1)) and checksum != _hash(_written(value)):
-        raise CorruptError(f"{where} is not what its own checksum says: the file was damaged. {_REMEDY}")
+        raise CorruptError(f"{where} does not match its own checksum: the file was damaged. {_REMEDY}")
     del value[_FORMAT]
     return value
 

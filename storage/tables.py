@@ -22,20 +22,20 @@ TABLES: Mapping[str, str] = {
     "token_advantages": "TOKEN_ADVANTAGES",
     "modality_advantages": "MODALITY_ADVANTAGES",
 }
-#: Of the columns that are written beside them, for other tools.
+#: Additional columns for other tools, by kind.
 LABELS: Mapping[str, str] = {"rewards": "OF_REWARD", "gradients": "OF_REWARD", "advantages": "OF_ARTIFACT"}
 
 
 def write_rows(
     kind: str, folder: Path, columns: Mapping[str, Sequence[Any]], labels: Mapping[str, str] | None = None
 ) -> None:
-    """Write one table of ``TABLES`` of a shard: that of its artifact's kind, or another beside it.
+    """Write one table of ``TABLES`` of a shard: that of its artifact's kind, or an additional one.
 
     Args:
         kind: the kind.
         folder: of the shard.
         columns: the kind's columns.
-        labels: the values, the same in all rows, of the columns that other tools read beside them.
+        labels: the values, the same in all rows, of the additional columns for other tools.
 
     Raises:
         pyarrow.ArrowInvalid: a column does not fit the kind's.

@@ -1,6 +1,6 @@
 """Publishing one folder of files that several processes made, each its part of them.
 
-Every process has a private folder. The first one's holds what is common; what belongs to one process lies in
+Every process has a private folder. The first one's holds common files; those of one process lie in
 ``part_folder`` of its number. The first publishes its folder, then the others theirs below it, and only then does the
 first write the one record that names all files: until it does, none of them counts.
 """
@@ -76,7 +76,7 @@ def describe(folder: Path, known: Sequence[FileEntry] = ()) -> list[FileEntry]:
     """Return the entries of all files below a folder, sorted by name; files that are known are not read.
 
     Raises:
-        StoreError: a known file has another size than what was written to it.
+        StoreError: a known file has another size than the bytes written to it.
     """
     given = {entry.name: entry for entry in known}
     entries = []

@@ -18,7 +18,7 @@ _PIECE = 4 * PART
 def copy_run(
     source: ArtifactStore, target: ArtifactStore, run: str, *, progress: Callable[[str, int, int], None]
 ) -> dict[str, int]:
-    """Copy a run's artifacts, checked byte by byte, then its records. What is there already is not copied again.
+    """Copy a run's artifacts, checked byte by byte, then its records. Existing files are not copied again.
 
     Of a run that is being executed the copy is the run as it was at the beginning: what is committed meanwhile, is not
     part of it.
@@ -45,7 +45,7 @@ def copy_run(
     for number, ref in enumerate(refs, 1):
         # Before the shards: one that is written later names shards that are not copied.
         manifest = source.root.read(layout.manifest(ref))
-        # What no manifest names is nobody's; a cache, which has none, is all that is committed.
+        # Files without a manifest belong to no artifact; a cache has no manifest and is copied whole.
         for record in source.records(ref) if manifest is None else source.shards(ref):
             copied = 0 if source.removed(ref) else _copy_shard(source, target, ref, record)
             counts["shards"] += copied > 0

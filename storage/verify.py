@@ -1,4 +1,4 @@
-"""What is in a store, and whether it is what was committed."""
+"""Lists the content of a store and checks it against the commits."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Problem:
     kind: str
     """missing, corrupt or orphaned."""
     message: str
-    """What was found and what was expected."""
+    """The content found and the content expected."""
     path: str = ""
-    """What alone is set aside: the record of a run, or what an artifact can do without."""
+    """The only path to quarantine: a run's record, or an optional part of an artifact."""
 
     @property
     def lacks(self) -> bool:
-        """Whether the artifact lacks something of its own, which its stage makes anew."""
+        """Whether the artifact lacks a required part, which its stage regenerates."""
         return self.ref is not None and self.kind != "orphaned" and not self.path
 
 
@@ -99,7 +99,7 @@ def _of_runs(store: ArtifactStore) -> list[Problem]:
 
 
 def _unmade(store: ArtifactStore) -> Iterator[Problem]:
-    """Yield what the lineage of a run names, and is not complete: it was, when it was named."""
+    """Yield artifacts that a run's lineage names and that are incomplete now."""
     for name, runs in sorted(users_of(store).items()):
         ref, run = ArtifactRef.parse(name), min(runs)
         if ref.kind == "embeddings":
@@ -165,7 +165,7 @@ def _check_manifest(ref: ArtifactRef, manifest: Manifest | None, records: list[S
 
 
 def _check_removal(store: ArtifactStore, ref: ArtifactRef) -> Iterator[Problem]:
-    """Yield what is wrong with the note that an artifact's files were removed."""
+    """Yield problems of the note that an artifact's files were removed."""
     path = layout.removed(ref)
     data = store.root.read(path)
     try:

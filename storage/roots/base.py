@@ -18,10 +18,10 @@ from storage.layout import STAGING
 from storage.names import digest, inside
 from storage.roots.processes import is_gone, tag
 
-#: Seconds after which nobody is at work on a staging folder any more, wherever its process was.
+#: Seconds after which a staging folder counts as abandoned, on whatever machine its process ran.
 _STALE_S = 7 * 86400.0
 BLOCK = 1 << 20
-"""Bytes of the blocks that are checked on their own: what a processor still has in its cache when it is used then."""
+"""Bytes of the blocks that are checked on their own: small enough to be in the processor's cache when they are used."""
 PART = 4 << 20
 """Bytes that are read at a time on remote roots; blocks of records up to version 3."""
 
@@ -81,17 +81,17 @@ class Blob(Protocol):
         """Return the bytes of a range; read-only, a view of the file where that is possible.
 
         Raises:
-            CorruptError: the range lies outside the file, or its content is not what was committed.
+            CorruptError: the range lies outside the file, or its content differs from the commit.
         """
         ...
 
 
 class Root(Protocol):
-    """What a store needs from a file system."""
+    """The operations a store needs from a file system."""
 
     uri: str
     disk: str
-    """Folder of this machine that what is made is written to first."""
+    """Local folder that new files are written to first."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a small object exclusively and durably; False when it exists already."""
@@ -126,7 +126,7 @@ class Root(Protocol):
         ...
 
     def check(self, path: str, entry: FileEntry) -> None:
-        """Read the committed file ``path``/``entry.name`` anew and compare every byte.
+        """Read the committed file ``path``/``entry.name`` again and compare every byte.
 
         Raises:
             CorruptError: it is missing, truncated or changed.
@@ -142,7 +142,7 @@ class Root(Protocol):
         ...
 
     def move(self, path: str, target: str) -> None:
-        """Move an object or folder, which nobody else writes to, within the root."""
+        """Move an object or folder, which has no other writer, within the root."""
         ...
 
     def remove(self, path: str) -> None:
@@ -154,11 +154,11 @@ class Root(Protocol):
         ...
 
     def sweep(self) -> int:
-        """Remove what killed processes of this host left half-written; return how many entries."""
+        """Remove half-written files of killed processes of this host; return how many entries."""
         ...
 
-    def lock(self, path: str, what: str) -> contextlib.AbstractContextManager[None]:
-        """Hold an advisory lock, or raise RunConflictError naming ``what`` when another process holds it."""
+    def lock(self, path: str, label: str) -> contextlib.AbstractContextManager[None]:
+        """Hold an advisory lock, or raise RunConflictError naming ``label`` when another process holds it."""
         ...
 
     def locked(self, path: str) -> bool:
@@ -185,7 +185,7 @@ class Staging:
             shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Remove what killed processes left, and what is older than anything at work; return how many entries."""
+        """Remove files of killed processes, and files too old to be in use; return how many entries."""
         swept = 0
         for entry in self.folder.iterdir():
             if is_gone(entry.name.removesuffix(".tmp")) or _age_s(entry) > _STALE_S:

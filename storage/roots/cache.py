@@ -120,7 +120,7 @@ class Cache:
         self.added(len(data))
 
     def drop_part(self, key: str) -> None:
-        """Forget a part that is not what it should be."""
+        """Drop a damaged part."""
         self._recent.forget(key)
         with contextlib.suppress(OSError):
             self._part_path(key).unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class Cache:
         return self.folder / "blocks" / key[:2] / key
 
     def _trim(self) -> int:
-        """Remove what was not used for longest until a tenth of the limit is free; return the bytes that stay."""
+        """Remove the least recently used files until a tenth of the limit is free; return the bytes that stay."""
         found = []
         for path in self.folder.rglob("*"):
             try:

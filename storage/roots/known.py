@@ -1,4 +1,4 @@
-"""Bytes a process has read or written: what is created once and never changed need not be asked for again."""
+"""Bytes a process has read or written: files that are created once and never change are not requested again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class Known:
-    """Bytes by path, those used last; what does not exist is never remembered, as another process may create it."""
+    """Bytes by path, the last used ones; a missing path is never cached, as another process may create it."""
 
     def __init__(self, *, limit: int, largest: int) -> None:
         """Start with none.

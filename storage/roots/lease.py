@@ -15,12 +15,12 @@ LEASE_S = 60.0
 
 
 def holder_of(bucket: Bucket, path: str, found: About | None) -> str | None:
-    """Return the process that holds a lease; None when it is nobody's, or of one that is gone.
+    """Return the process that holds a lease; None if nothing holds it, or a process that is gone.
 
     Args:
         bucket: where it is.
         path: its object.
-        found: what the server says of it.
+        found: the server's answer.
     """
     data = bucket.get(path)
     if found is None or data is None:
@@ -32,16 +32,16 @@ def holder_of(bucket: Bucket, path: str, found: About | None) -> str | None:
 class Lease:
     """One lease of this process."""
 
-    def __init__(self, bucket: Bucket, path: str, what: str, create: Callable[[str, bytes], bool]) -> None:
+    def __init__(self, bucket: Bucket, path: str, label: str, create: Callable[[str, bytes], bool]) -> None:
         """Bind to a lease; it is not held yet.
 
         Args:
             bucket: where it is.
             path: its object.
-            what: what it is on, for messages.
+            label: the leased object, for messages.
             create: puts an object if there is none.
         """
-        self._bucket, self._path, self._what, self._create = bucket, path, what, create
+        self._bucket, self._path, self._label, self._create = bucket, path, label, create
         self._holder = tag()
         self._body = json.dumps({"holder": self._holder}).encode()
         self._version = ""
@@ -71,7 +71,7 @@ class Lease:
         """
         if self._lost:
             raise RunConflictError(
-                f"{self._what} was taken over by another process while this one could not renew its lease. What is "
+                f"{self._label} was taken over by another process while this one could not renew its lease. What is "
                 "committed stays, and the other goes on with it."
             )
 
@@ -84,7 +84,7 @@ class Lease:
             self._bucket.delete(self._path)
 
     def _taken(self) -> str | None:
-        """Take it if nobody alive has it; return the version of its object, None where another was faster."""
+        """Take it unless a live process holds it; return its object's version, None if another process was faster."""
         if self._create(self._path, self._body):
             found = self._bucket.about(self._path)
             return None if found is None else found.version
@@ -92,7 +92,7 @@ class Lease:
         holder = holder_of(self._bucket, self._path, found)
         if holder is not None:
             raise RunConflictError(
-                f"{self._what} is being executed by another process ({told(holder)}). "
+                f"{self._label} is being executed by another process ({told(holder)}). "
                 "Wait for it, stop it, or choose another name with --name."
             )
         return None if found is None else self._bucket.replace(self._path, self._body, found.version)

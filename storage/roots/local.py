@@ -31,7 +31,7 @@ class LocalRoot:
     """Objects are files; a link is exclusive, a rename is atomic."""
 
     def __init__(self, path: str, section: StoreSection | None = None) -> None:
-        """Create the folder if needed; in one that is there nothing is written, whoever reads may have no right to.
+        """Create the folder if needed; nothing is written to an existing one, as readers may lack the permission.
 
         Raises:
             StoreError: it cannot be created.
@@ -83,13 +83,13 @@ class LocalRoot:
         return Path(found)
 
     def _is_inside(self, folder: str) -> bool:
-        """Return whether no link leads to a folder of the store, so that it is below the root without a look at it."""
+        """Return whether no link leads to a folder of the store, so that paths need no check."""
         if not folder or folder in self._inside:
             return True
         try:
             mode = os.lstat(os.path.join(self.uri, folder)).st_mode
         except OSError:
-            # What is not there yet may become a link.
+            # A missing path may become a link.
             mode = 0
         if stat.S_ISLNK(mode) or not self._is_inside(folder.rpartition("/")[0]):
             return False
@@ -119,7 +119,7 @@ class LocalRoot:
     def publish(self, folder: Path, path: str) -> None:
         """Sync every file and rename the folder into place.
 
-        What is there already should be the same, as the name carries the digest; it stays if it is, else it makes room.
+        An existing target should be equal, as its name carries the digest: it stays if it is, and is replaced if not.
         """
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ class LocalRoot:
         return self._at(where)
 
     def check(self, path: str, entry: FileEntry) -> None:
-        """Read a committed file anew and compare every byte."""
+        """Read a committed file again and compare every byte."""
         check_file(self._at(f"{path}/{entry.name}"), entry, where=f"{path}/{entry.name}")
 
     def blob(self, path: str, entry: FileEntry) -> Blob:
@@ -205,7 +205,7 @@ class LocalRoot:
         return self._staging.make()
 
     def sweep(self) -> int:
-        """Remove what killed processes of this host left in the staging folder; return how many entries."""
+        """Remove staging files of killed processes of this host; return how many entries."""
         return self._staging.sweep()
 
     def _make_room(self, target: Path) -> None:
@@ -216,7 +216,7 @@ class LocalRoot:
         shutil.rmtree(aside, ignore_errors=True)
 
     @contextlib.contextmanager
-    def lock(self, path: str, what: str) -> Iterator[None]:
+    def lock(self, path: str, label: str) -> Iterator[None]:
         """Hold an flock that the kernel releases when the process dies, however it dies."""
         target = self._at(path)
         try:
@@ -228,7 +228,7 @@ class LocalRoot:
             if not _locks(file, fcntl.LOCK_EX):
                 file.seek(0)
                 raise RunConflictError(
-                    f"{what} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
+                    f"{label} is being executed by another process (pid {file.read().strip() or 'unknown'}). "
                     "Wait for it, stop it, or choose another name with --name."
                 )
             file.truncate(0)

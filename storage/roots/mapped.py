@@ -25,8 +25,8 @@ class MappedFile:
 
         Args:
             path: the file.
-            where: what to call it in messages.
-            entry: what it must hold.
+            where: its name in messages.
+            entry: its size and checksums.
             on_checked: hears when all of it has been checked.
         """
         self._entry = entry
@@ -44,7 +44,7 @@ class MappedFile:
         """Return a view of a range.
 
         Raises:
-            CorruptError: the range lies outside the file, or its content is not what was committed.
+            CorruptError: the range lies outside the file, or its content differs from the commit.
         """
         check_range(offset, size, self.size, where=self._where)
         if self._entry is not None and size:

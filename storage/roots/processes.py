@@ -1,6 +1,6 @@
-"""Names that tell which process they are of, so that what a dead one left can be told from what a live one holds.
+"""Names that identify the process that made a file, so that files of dead processes are known.
 
-A process id alone tells nothing: another container on the same folder counts its own, and a machine counts anew after
+A process id alone is not enough: another container on the same folder has its own ids, and ids are reused after
 it was started again.
 """
 
@@ -42,7 +42,7 @@ def told(name: str) -> str:
 
 @cache
 def _machine() -> str:
-    """Return what differs from start to start of a machine, and from one namespace of processes to another."""
+    """Return an id that differs between boots of a machine and between process namespaces."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         space = os.readlink("/proc/self/ns/pid")
@@ -60,7 +60,7 @@ def _own_start(pid: int) -> str:
 def _start(pid: int) -> str | None:
     """Return when a process began, in the kernel's own count; None if there is none."""
     try:
-        # Its name, in parentheses, may hold anything; the 20th of what follows is the start.
+        # Its name, in parentheses, may hold anything; the 20th of the fields after it is the start.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         if Path("/proc/self/stat").exists():

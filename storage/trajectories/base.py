@@ -1,4 +1,4 @@
-"""What every trajectory store writes and reads.
+"""The interface of trajectory stores: samples, readers and writers.
 
 A sample is a chain of S >= 0 trained transitions: ``states`` lists the denoising steps whose latents are stored,
 ``steps`` the S trained ones; step i leads from the state i to the state i + 1. An evaluation image is a chain of 0, a
@@ -26,7 +26,7 @@ from storage.files import Files
 from storage.media import MediaFormat, Sound, decode, decode_sound
 from storage.roots.base import Blob, FileEntry
 
-#: Fields of a sample that are stored as raw arrays where present, in this order, and what they are.
+#: Fields of a sample that are stored as raw arrays where present, in this order, with their kinds.
 ARRAYS = {
     "latents": "Latents of the stored states (N, ...), float32 or float16.",
     "means": "Means of the trained steps under the policy that sampled (S, ...), float32.",
@@ -66,7 +66,7 @@ class Sample:
     media: np.ndarray | None = None
     """(H, W, 3) uint8 image or (F, H, W, 3) uint8 clip; None for text, and where nothing is decoded."""
     sound: Sound | None = None
-    """What is heard with a clip, stored in the same file; None of those without."""
+    """Sound of a clip, stored in the same file; None if it has none."""
     steps: Sequence[int] = ()
     """Trained steps, [S]."""
     states: Sequence[int] = ()
@@ -121,7 +121,7 @@ class TrajectoryShard:
     """A shard opened for reading: its table in memory, its payloads read in ranges once one is asked for."""
 
     def __init__(self, table: pa.Table, payloads: Callable[[], Blob], where: str) -> None:
-        """Bind a table of schema ``storage.schema.SAMPLES`` to what opens the file its offsets count in."""
+        """Bind a table of schema ``storage.schema.SAMPLES`` to the function that opens the file of its offsets."""
         self.table = table
         self._payloads = payloads
         self._blob: Blob | None = None
@@ -184,7 +184,7 @@ class TrajectoryShard:
         return decode(self.media_file(row), self.media_format(row), where=f"{self._where}: media of row {row}")
 
     def sound(self, row: int) -> Sound:
-        """Return what is heard with the clip of a row.
+        """Return the sound of a row's clip.
 
         Raises:
             CorruptError: nothing is, or it cannot be decoded.
@@ -195,7 +195,7 @@ class TrajectoryShard:
         return found
 
     def sound_of(self, row: int) -> Sound | None:
-        """Return what is heard with the clip of a row, None of what has no sound.
+        """Return the sound of a row's clip, None if it has none.
 
         Raises:
             CorruptError: it cannot be decoded.
@@ -225,7 +225,7 @@ class TrajectoryShard:
 
 
 class _Kind(NamedTuple):
-    """What many stored arrays have in common."""
+    """Name, dtype and shape that many stored arrays share."""
 
     name: str
     dtype: np.dtype[Any]
@@ -235,14 +235,14 @@ class _Kind(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, dtype: str, shape: tuple[int, ...], where: str) -> _Kind:
-        """Return what a table says of an array.
+        """Return the description of an array in a table.
 
         Raises:
             CorruptError: no array is like that.
         """
         try:
             kind = np.dtype(dtype)
-            # Takes no memory, and refuses what NumPy cannot hold.
+            # Takes no memory, and refuses shapes NumPy cannot hold.
             np.broadcast_to(np.zeros((), kind), shape)
         except (TypeError, ValueError):
             kind = np.dtype(object)
@@ -303,7 +303,7 @@ class TrajectoryWriter(Protocol):
         ...
 
     def end(self) -> Sequence[FileEntry]:
-        """Write what is left; return the entries of those files whose checksums were taken as they were written.
+        """Write the rest; return the entries of those files whose checksums were taken as they were written.
 
         Raises:
             StoreError: the format cannot hold these samples in one shard.
@@ -322,13 +322,13 @@ class TrajectoryStore(Protocol):
         """Open a shard.
 
         Raises:
-            CorruptError: the table is not what the schema says.
+            CorruptError: the table does not match the schema.
         """
         ...
 
 
 def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
-    """Return what ``schema.SAMPLES`` says about one stored array."""
+    """Return the entry of ``schema.SAMPLES`` for one stored array."""
     return {
         "name": name,
         "dtype": _named(array.dtype),
@@ -340,5 +340,5 @@ def array_entry(name: str, array: np.ndarray, offset: int) -> dict[str, Any]:
 
 @lru_cache
 def _named(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's name, which NumPy makes anew each time."""
+    """Return a dtype's name, cached, as NumPy computes it each time."""
     return str(dtype)

@@ -1,4 +1,4 @@
-"""The default store: one Parquet table beside one WebDataset tar.
+"""The default store: one Parquet table and one WebDataset tar per shard.
 
 The tar holds for every sample its arrays (``<sample>.latents.npy`` and, where present, ``.means.npy``,
 ``.unconditional.npy``, ``.tokens.npy``, ``.token_mask.npy``), its media (``<sample>.png``, ``.webp`` or ``.mp4``) and
@@ -32,7 +32,7 @@ TABLE = "samples.parquet"
 TAR = "samples.tar"
 #: Headers and descriptions that are remembered: those of samples of one kind repeat.
 _KNOWN = 256
-#: Bytes and parts that are written at once: what a processor's cache holds after the checksums, and what calls take.
+#: Bytes and parts that are written at once: limits of the processor's cache after checksums, and of system calls.
 _GATHERED, _PARTS = 1 << 20, 512
 #: Bytes of a member whose parts are copied into one.
 _SMALL = 1 << 14
@@ -104,7 +104,7 @@ class _TarWriter:
         return start
 
     def flush(self) -> None:
-        """Write what was appended."""
+        """Write the appended bytes."""
         with self._path.open("ab", buffering=0) as file:
             self._write(file)
 
@@ -144,7 +144,7 @@ def _header(name: str, size: int) -> bytes:
         info.size, info.mode = size, 0o644
         return info.tobuf(tarfile.USTAR_FORMAT)
     octal = b"%011o" % size
-    # The sum of all bytes, its own field counted as spaces, is that of the empty member and what differs from it.
+    # The sum of all bytes, its own field counted as spaces, is that of the empty member plus the differences.
     total = _EMPTY_SUM + sum(encoded) + sum(octal) - 11 * ord("0")
     return b"".join((encoded.ljust(100, b"\0"), _EMPTY[100:124], octal, _EMPTY[135:148], b"%06o" % total, _EMPTY[154:]))
 
@@ -185,7 +185,7 @@ def _write_sample(tar: _TarWriter, sample: Sample, media: MediaFormat) -> dict[s
 
 @lru_cache(_KNOWN)
 def _described(prompt: str, prompt_id: str, metadata: str) -> bytes:
-    """Return what the tar says of a sample; those of a group are alike."""
+    """Return the JSON of a sample in the tar; samples of a group have similar ones."""
     return canonical_json({"prompt": prompt, "prompt_id": prompt_id, "metadata": json.loads(metadata)}).encode()
 
 
@@ -197,7 +197,7 @@ def _add_array(tar: _TarWriter, name: str, array: np.ndarray) -> int:
 
 @lru_cache(_KNOWN)
 def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return what stands before the data of an array in row-major order."""
+    """Return the header before the data of a row-major array."""
     header = io.BytesIO()
     about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)

@@ -38,7 +38,7 @@ def run(config: Path, root: Path, environment: dict[str, str]) -> subprocess.Com
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("short", ""), ("eio", "Input/output error"), ("enospc", "No space left on device. What is committed stays")],
+    [("short", ""), ("eio", "Input/output error"), ("enospc", "No space left on device. Committed data stays")],
 )
 def test_a_failing_disk_loses_nothing(
     config_file: Path, library: Path, prefect_server: str, tmp_path: Path, kind: str, said: str
@@ -74,7 +74,7 @@ def test_a_full_disk_is_named_and_room_is_enough_to_go_on(
     try:
         done = run(config_file, small / "store", environment)
         assert done.returncode == 1
-        assert f"'{small / 'store'}': No space left on device. What is committed stays: make room" in done.stderr
+        assert f"'{small / 'store'}': No space left on device. Committed data stays: free space" in done.stderr
         subprocess.run(["mount", "-o", "remount,size=500m", str(small)], check=True)
         assert run(config_file, small / "store", environment).returncode == 0
         assert run(config_file, tmp_path / "whole", environment).returncode == 0

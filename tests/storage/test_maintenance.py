@@ -167,7 +167,7 @@ def test_what_was_removed_is_made_anew_where_something_damaged_needs_it(context:
     for problem in find_problems(store, deep=False):
         quarantine(store, problem)
     again = open_run(store.root.uri, "small")
-    with pytest.raises(NotCommittedError, match="'flowmill store repair' makes both anew"):
+    with pytest.raises(NotCommittedError, match="'flowmill store repair' regenerates both"):
         StageRun(make_stage(again, "optimize", 1)).execute()
     due = makers(store, {policy: "small"})
     assert due == [("small", stage, 1) for stage in ("rollout", "optimize")], "training reads advantages, not scores"
