@@ -50,7 +50,7 @@ _PATCHED = frozenset(
 )
 #: Components that encode prompts and what comes with them begin so.
 _ENCODERS = ("text_encoder", "image_encoder", "connectors")
-#: Pipelines in which the image a prompt starts from stands beside the generated tokens.
+#: Pipelines in which the image a prompt starts from is appended to the generated tokens.
 _IMAGE_TOKENS = ("FluxKontextPipeline", "QwenImageEditPipeline")
 
 
@@ -118,7 +118,7 @@ def _text_encoder(configs: Sequence[Mapping[str, Any]]) -> TextEncoder:
     for config in configs:
         about = config.get("text_config") or config
         sizes = {name: next((about[key] for key in keys if key in about), 0) for name, keys in _TEXT_SIZES.items()}
-        # T5 computes scores as such; what speaks keeps the outputs of all layers.
+        # T5 computes scores as such; language models keep the outputs of all layers.
         more = {"heads": about["num_heads"]} if "d_model" in about else {"kept": about.get("num_hidden_layers", 0)}
         found.append(TextEncoder(**sizes, **more))
     return max(found, key=lambda encoder: encoder.width * encoder.inner, default=TextEncoder(width=0, inner=0))

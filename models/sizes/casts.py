@@ -1,4 +1,4 @@
-"""What autocast computes in float32 on CUDA and leaves in half precision on the CPU, for what is traced here."""
+"""Operations that autocast computes in float32 on CUDA and in half precision on the CPU, for traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SINGLE = frozenset(f"{_ELEMENTWISE} {_NORMS} {_LOSSES} {_UPSAMPLING}".split())
 #: ``AT_FORALL_FP32_SET_OPT_DTYPE``: the result is float32 where no other dtype is asked for.
 _RESULTS = "prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum"
 SINGLE_RESULT = frozenset(_RESULTS.split())
-#: What stands before some of these in Python.
+#: Prefixes of some of these names in Python.
 _BEFORE = frozenset({"__pow__", "__rpow__", "norm", "interpolate", "cross_entropy"})
 #: The CPU first makes all they are given as wide as the widest; CUDA's kernels read each as it is.
 _MIXED = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "index_copy"})
@@ -38,16 +38,16 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class CudaCasts(TorchFunctionMode):
-    """Inside, what autocast does on the CPU is what it does on CUDA.
+    """Apply CUDA's autocast rules on the CPU, inside.
 
-    Both cast the inputs of matrix products to half precision. CUDA computes what is listed here in float32 and keeps
+    Both cast the inputs of matrix products to half precision. CUDA computes these operations in float32 and keeps
     it so for the backward pass, where the CPU stays with the dtype it is given.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry out a function, on float32 where CUDA would."""
+        """Run a function, in float32 where CUDA would."""
         name, given = func.__name__, dict(kwargs or {})
         if func in (torch.Tensor.backward, torch.autograd.backward):
             return self._backward(*args)

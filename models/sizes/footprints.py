@@ -1,6 +1,6 @@
 """How much memory forwards and backwards take, without any: the real layers on tensors that have shapes only.
 
-Every operation is carried out on fake tensors (``torch._subclasses.FakeTensorMode``), while the storages that come and
+Every operation runs on fake tensors (``torch._subclasses.FakeTensorMode``), while the storages that come and
 go are counted. Of a denoiser two blocks of a kind are built, and then three: what a further block keeps is the same for
 all of a kind, so the whole is told from a few.
 """
@@ -32,9 +32,9 @@ from models.sizes.widths import as_wide
 from models.weights.lora import LoraSpec, targeted
 from models.weights.stored_weights import empty_model
 
-#: Any; what conditions a row has its size whatever the prompt says.
+#: Any prompt; the shapes of conditioning do not depend on it.
 _PROMPT = "a photo"
-#: Blocks of a kind that show what one takes; with one more, what each of them keeps.
+#: Blocks of a kind in the first measurement; one more gives the memory each keeps.
 _FEW = 2
 _CPU = torch.device("cpu")
 #: Tiles overlap by a quarter on either side.
@@ -46,7 +46,7 @@ Kept = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a denoiser of the wanted size is called with, one row of each."""
+    """Inputs of a denoiser of the requested size, one row of each."""
 
     latents: Tensor
     """(1, ...) noise."""
@@ -55,7 +55,7 @@ class Rows:
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, from when they are made until nobody holds them.
+    """Counts the bytes of the storages that operations make, from their allocation until their release.
 
     ``torch.distributed._tools.mem_tracker.MemTracker`` does so too, and cannot be used where some weights are frozen.
     """
@@ -72,7 +72,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry out an operation and note what it made."""
+        """Run an operation and record its outputs."""
         given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -82,7 +82,7 @@ class PeakMemory(TorchDispatchMode):
 
     def _note(self, tensor: Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
-        # What an operation was given was not made by it: a view of a weight, say.
+        # Inputs are not outputs: a view of a weight, say.
         if id(storage) in given or storage in self._known:
             return
         self._known.add(storage)
@@ -97,11 +97,11 @@ class PeakMemory(TorchDispatchMode):
 
 @contextmanager
 def traced(fakes: FakeTensorMode, *, layouts: bool = False) -> Iterator[PeakMemory]:
-    """Count what is made inside, on tensors without content, with autocast as it is on CUDA.
+    """Count allocations inside, on tensors without content, with CUDA's autocast rules.
 
     Args:
         fakes: the mode of the tensors without content.
-        layouts: what follows from sizes alone has its content all the same.
+        layouts: tensors that follow from sizes alone keep their content.
     """
     with fakes, CudaCasts(), WholeMasks(), KnownLayouts() if layouts else nullcontext(), PeakMemory() as memory:
         yield memory
@@ -142,11 +142,11 @@ class Footprints:
         self._rows = Rows(policy.initial_latents([torch.Generator().manual_seed(0)]), wider)
 
     def sampling(self) -> int:
-        """Return the bytes that a forward of one row without gradient takes beside the weights."""
+        """Return the bytes of a forward of one row without gradient, without weights."""
         return self._of_blocks(self._sample)
 
     def training(self) -> int:
-        """Return the bytes of a forward and backward of one row, beside weights and their gradients."""
+        """Return the bytes of a forward and backward of one row, without weights and their gradients."""
         return self._of_blocks(self._train)
 
     def keeping(self) -> int:
@@ -154,7 +154,7 @@ class Footprints:
         return self._of_blocks(self._keep)
 
     def decoding(self) -> int:
-        """Return the bytes that decoding the final latents of one row takes, beside the autoencoder's weights."""
+        """Return the bytes of decoding the final latents of one row, without the autoencoder's weights."""
         vae, fakes = self._decoder()
         if self._policy.settings.vae_tiling:
             vae.enable_tiling()
@@ -164,9 +164,9 @@ class Footprints:
         return int(memory.peak)
 
     def following(self) -> int:
-        """Return the bytes of decoding the final latents of one row and going back to them, beside the weights.
+        """Return the bytes of decoding the final latents of one row and of the backward pass to them, without weights.
 
-        What all tiles keep is held at once, so with tiles it is that of the whole image, as often as they overlap.
+        All tiles keep their activations at once, so tiles need the memory of the whole image, times their overlap.
         """
         vae, fakes = self._decoder()
         if self._policy.settings.gradient_checkpointing:
@@ -191,7 +191,7 @@ class Footprints:
         return (1, channels, *frames, settings.height // pixels, settings.width // pixels)
 
     def stored(self) -> int:
-        """Return the bytes of what a row is trained on: latents before and after a step, and what conditions it."""
+        """Return the bytes of a training row: latents before and after a step, and conditioning."""
         halves = 2 if self._guided else 1
         conditioning = sum(row.numel() * row.element_size() for row in self._rows.conditioning.values())
         return 2 * self._rows.latents.numel() * self._rows.latents.element_size() + halves * conditioning
@@ -199,7 +199,7 @@ class Footprints:
     def _of_blocks(self, measure: Callable[[Kept], int]) -> int:
         """Return a measure of the whole model, from models with a few blocks of one kind.
 
-        The most is held while the last block of some kind works: what it takes, and what all blocks before it keep.
+        The most is held while the last block of some kind works: its own memory, and that kept by all blocks before it.
         """
         found = kinds(meta_denoiser(self._architecture), self._policy.blocks)
         if all(len(places) <= _FEW for _, places in found):
@@ -237,7 +237,7 @@ class Footprints:
         return self._trained(kept)[1]
 
     def _trained(self, kept: Kept) -> tuple[int, int]:
-        """Return the most that a forward and backward hold, and what is held between the two."""
+        """Return the peak of a forward and backward, and the memory held between the two."""
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for parameter in self._take(kept, fakes):
             parameter.register_post_accumulate_grad_hook(forget_gradient)
@@ -250,8 +250,8 @@ class Footprints:
         return int(memory.peak), between
 
     def _take(self, kept: Kept, fakes: FakeTensorMode) -> list[nn.Parameter]:
-        """Give the policy denoisers with some of the blocks, and return what of them would be trained."""
-        # What another measure made has no place among what this one makes.
+        """Give the policy denoisers with some of the blocks, and return the trained parameters."""
+        # Allocations of another measurement must not count here.
         self._policy.forget_tables()
         for name in self._policy.denoisers:
             setattr(self._policy.pipeline, name, self._shortened(kept))
@@ -322,5 +322,5 @@ def _fake(row: Tensor, fakes: FakeTensorMode) -> Tensor:
 
 
 def forget_gradient(parameter: Tensor) -> None:
-    """Drop a gradient as soon as it is whole: what trains a model counts them apart."""
+    """Drop a gradient as soon as it is whole: training counts gradients separately."""
     parameter.grad = None

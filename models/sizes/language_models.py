@@ -1,7 +1,7 @@
-"""How large causal language models are, and what rows of them take, without their weights: from their configs alone.
+"""Sizes and activation memory of causal language models, from their configs alone.
 
-As for denoisers the real layers are carried out on tensors that have shapes only, see ``models.sizes.footprints``; two
-layers are built, and then three, which tells what all of them take.
+As for denoisers the real layers run on tensors without content, see ``models.sizes.footprints``; two
+layers are built, and then three, and the difference gives the memory of each further layer.
 
 Legend: B rows, W positions, V vocabulary.
 """
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from models.policies.trainable import Trainable
     from models.weights.lora import LoraSpec
 
-#: Layers that show what one takes; with one more, what each of them adds.
+#: Layers of the first measurement; one more layer gives the memory each adds.
 _FEW = 2
 
 
 def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
-    """Return what of a Qwen2.5 differs from the class's defaults; widths as its config.json has them."""
+    """Return the settings of a Qwen2.5 that differ from the class's defaults, as in its config.json."""
     shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
     known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
     attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
@@ -77,7 +77,7 @@ def language_config(path: str) -> Any:
         try:
             return AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError):
-            return None  # loading it says what is wrong
+            return None  # loading it reports the error
     if path not in PUBLISHED:
         return None
     about = dict(PUBLISHED[path])
@@ -102,16 +102,16 @@ def meta_critic(config: Any, *, own: bool) -> ValueModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Bytes of the generation loop beside the weights."""
+    """Bytes of the generation loop without weights."""
 
     cache: int
     """Keys and values of all tokens but the last."""
     work: int
-    """What the first forward or the last takes beside them."""
+    """Further bytes of the first or last forward."""
 
 
 class TextFootprints:
-    """Measures a language model, and the critic beside it."""
+    """Measures a language model, and its critic."""
 
     def __init__(
         self, config: Any, settings: PolicySettings, lora: LoraSpec | None, *, critic: PolicySettings | None, own: bool
@@ -129,7 +129,7 @@ class TextFootprints:
         self._critic_settings, self._own = critic, own
 
     def sampling(self, rows: int, *, prompt: int, new: int) -> Sampled:
-        """Return what sampling takes.
+        """Return the memory of sampling.
 
         Args:
             rows: B.
@@ -143,7 +143,7 @@ class TextFootprints:
         return Sampled(cache=cache, work=max(0, max(first, last) - cache))
 
     def scoring(self, rows: int, width: int) -> int:
-        """Return what log-probs of whole rows take, without gradient."""
+        """Return the memory of log-probs of whole rows, without gradient."""
 
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
@@ -154,7 +154,7 @@ class TextFootprints:
         return self._of_layers(measure)
 
     def valuing(self, rows: int, width: int, *, reference: bool) -> int:
-        """Return what values of whole rows take, and log-probs of the base model where they are asked for."""
+        """Return the memory of values of whole rows, and of the base model's log-probs if needed."""
 
         def measure(layers: int) -> int:
             policy, fakes = self._policy(layers)
@@ -171,7 +171,7 @@ class TextFootprints:
         return self._of_layers(measure)
 
     def training(self, rows: int, width: int, *, reference: bool) -> int:
-        """Return what a forward and backward of whole rows take, beside weights and their gradients.
+        """Return the memory of a forward and backward of whole rows, without weights and their gradients.
 
         Args:
             rows: B.
@@ -201,7 +201,7 @@ class TextFootprints:
         return self._of_layers(measure)
 
     def training_of_critic(self, rows: int, width: int) -> int:
-        """Return what a forward and backward of whole rows take of a critic with a backbone of its own, alone."""
+        """Return the memory of a forward and backward of a critic with its own backbone."""
 
         def measure(layers: int) -> int:
             fakes = self._policy(layers)[1]

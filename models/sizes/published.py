@@ -1,4 +1,4 @@
-"""What is published of the sizes of pipelines: configs of denoisers and autoencoders, sizes of text encoders."""
+"""Published sizes of pipelines: configs of denoisers and autoencoders, sizes of text encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a pipeline decides its memory."""
+"""Architecture facts that decide the memory of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEncoder:
-    """What of a text encoder decides what it computes with."""
+    """Architecture facts that decide the memory of a text encoder."""
 
     width: int
     """Of its layers."""
@@ -22,7 +22,7 @@ class TextEncoder:
 
     def row(self, tokens: int, number: int) -> int:
         """Return the bytes that encoding a text of so many tokens takes at most, of numbers of so many bytes."""
-        # As of any transformer's feed-forward: what was given, residual, norm and copies; activation, gate and product.
+        # As in any transformer's feed-forward: input, residual, norm and copies; activation, gate and product.
         layer = tokens * (5 * self.width + 3 * self.inner) * number
         # Scores, and their softmax in float32 and back.
         return layer + self.kept * tokens * self.width * number + self.heads * tokens**2 * (2 * number + 4)
@@ -34,7 +34,7 @@ T5 = TextEncoder(width=4096, inner=10240, heads=64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What of a pipeline decides its memory."""
+    """Architecture facts that decide the memory of a pipeline."""
 
     denoiser: str
     """diffusers class of the denoiser."""
@@ -48,13 +48,13 @@ class Architecture:
     """Of autoencoders that encode clips in parts: frames of one, latents it keeps, latents of what is beyond the last;
     None: the first latent is one frame, and all others as many."""
     text_tokens: int = 512
-    """Text tokens beside the latents' own, of models that attend to both."""
+    """Text tokens, for models that attend to text and latents together."""
     further_text: int = 0
     """Of these the ones that no setting changes: CLIP's, before T5's."""
     patch: int = 2
     """Latents a token is wide."""
     image_tokens: bool = False
-    """The image a prompt starts from stands beside the generated tokens, as many again."""
+    """The image a prompt starts from is appended to the generated tokens, as many again."""
     text_parameters: int = 0
     """Of all text encoders, and of image encoders where prompts come with images."""
     text: TextEncoder = T5
@@ -70,7 +70,7 @@ class Architecture:
         return frames // length * kept + beyond
 
     def tokens(self, *, height: int, width: int, frames: int, references: int = 0) -> int:
-        """Return the tokens of one row, text aside; ``references``: pixels of the images that stand beside it."""
+        """Return the tokens of one row, text aside; ``references``: pixels of its reference images."""
         unit = self.latents[1] * self.patch
         made = self.latent_frames(frames) * (height // unit) * (width // unit)
         return made * (2 if self.image_tokens else 1) + references // unit**2

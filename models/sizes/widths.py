@@ -1,4 +1,4 @@
-"""What conditions a row of a small model, as wide as a large one of the family wants it."""
+"""Conditioning of a small model's row, widened to the shapes of a large model of the family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What denoisers' configs call the widths of sequences they are conditioned on.
+#: Names of conditioning widths in denoisers' configs.
 _SEQUENCES = (
     *("joint_attention_dim", "text_dim", "cap_feat_dim", "caption_channels", "cross_attention_dim", "image_dim"),
     *("text_embed_dim", "text_embed_2_dim", "context_in_dim"),
@@ -53,6 +53,6 @@ def _sequences(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def _vectors(config: Mapping[str, Any]) -> list[int | None]:
-    # SDXL's pooled text stands beside the embeddings of six numbers.
+    # SDXL appends the embeddings of six numbers to its pooled text.
     joined, each = config.get("projection_class_embeddings_input_dim"), config.get("addition_time_embed_dim")
     return [config.get("pooled_projection_dim"), joined - 6 * each if joined and each else None]

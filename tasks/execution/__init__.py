@@ -1,1 +1,1 @@
-"""What carries stages out: ranks and what starts them, orders for other processes, runners. Models are in hosting."""
+"""Execution of stages: ranks and their launchers, jobs for other processes, runners. Models are in hosting."""

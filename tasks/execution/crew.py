@@ -22,19 +22,19 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who hears what the ranks say while they carry out an order."""
+    """Receives messages of the ranks while they run a job."""
 
     on_commit: Callable[[str], None]
     """Hears the name of each shard as soon as it is committed."""
     on_look: Callable[[], None]
-    """Called about twice a second; what it raises ends the ranks."""
+    """Called about twice a second; an exception ends the ranks."""
 
 
 class Crew:
-    """Several processes that keep their models and carry out stages together."""
+    """Processes that keep their models and run stages together."""
 
     def __init__(self, execution: ExecutionSection, reporter: Reporter) -> None:
-        """Bind to how the run is carried out, and to who hears what ranks print; nothing is started yet."""
+        """Bind to execution settings and to the listener of ranks; nothing is started yet."""
         self._execution, self._reporter = execution, reporter
         self._launched: Launched | None = None
         self._given = 0
@@ -64,7 +64,7 @@ class Crew:
                 raise
 
     def begin_epoch(self) -> None:
-        """Let ranks go that have stayed for ``execution.resident_epochs``; the next order starts them anew."""
+        """Let ranks go that have stayed for ``execution.resident_epochs``; the next job starts new ones."""
         limit = self._execution.resident_epochs
         if limit is not None and self._epochs >= limit:
             self.close()
@@ -133,7 +133,7 @@ class Crew:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Return what a rank says to us; None for whatever else it prints, which may have torn one of our lines."""
+    """Return a rank's message; None for other output, which may have torn one of our lines."""
     if not line.startswith(PREFIX):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A run that is carried out: its context, the models of this process, and the ranks that work together."""
+"""The execution of a run: its context, the models of this process, and its ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.stages.stage import Stage, make_stage
 
 
 class Execution:
-    """What the stages of one run work with in one process."""
+    """Context, models and ranks for the stages of one run in one process."""
 
     def __init__(self, context: RunContext) -> None:
         """Bind to a run; no model is loaded and no rank started yet."""
@@ -30,7 +30,7 @@ class Execution:
         return Crew(execution, reporter)
 
     def stage(self, name: str, epoch: int, slot: str = "") -> Stage:
-        """Return a stage, with what it works with.
+        """Return a stage, bound to context and models.
 
         Raises:
             ConfigError: there is no such stage, or it does not exist for this epoch or slot.
@@ -38,12 +38,12 @@ class Execution:
         return make_stage(self.context, self.host, Node(epoch, name, slot))
 
     def begin_epoch(self) -> None:
-        """Start the ranks anew if they have stayed long enough."""
+        """Restart the ranks if they have stayed long enough."""
         if "crew" in vars(self):
             self.crew.begin_epoch()
 
     def close(self) -> None:
-        """Release models and ranks; what is asked for later is loaded and started again."""
+        """Release models and ranks; later requests load and start them again."""
         self.host.release()
         if "crew" in vars(self):
             self.crew.close()

@@ -31,7 +31,7 @@ _TAIL, _SHOWN = 300, 20
 
 
 class Launched:
-    """Started agents and their ranks: what they print, what they are told, and how they end."""
+    """Started agents and their ranks: their output, input and end."""
 
     def __init__(self, program: Program, launcher: Launcher) -> None:
         """Start a program in several processes.
@@ -57,7 +57,7 @@ class Launched:
             agent.tell(line)
 
     def lines(self, patience: float) -> Iterator[str | None]:
-        """Yield what the ranks print, and None whenever they say nothing for ``patience`` seconds, until they end.
+        """Yield the ranks' output, and None after every ``patience`` seconds of silence, until they end.
 
         Raises:
             WorkerError: a rank failed; the message is that of the first one to fail.
@@ -80,12 +80,12 @@ class Launched:
                 running -= 1
 
     def stop(self, grace: float = _GRACE_S) -> None:
-        """End all processes: ask first, kill what is left after the grace period; then forget their files."""
+        """End all processes: ask first, kill the rest after the grace period; then remove their files."""
         self._end(grace)
         self._folder.cleanup()
 
     def leave(self, patience: float = _GRACE_S) -> None:
-        """Let the ranks end by themselves, as they do when they are told nothing more, and stop those that do not."""
+        """Let the ranks end by themselves, as they do when their input ends, and stop those that do not."""
         for agent in self._agents:
             agent.hang_up()
         for agent in self._agents:
@@ -118,7 +118,7 @@ class Launched:
 
 
 class _Agent:
-    """One started command; what it prints, and in the end its exit code, go into a queue."""
+    """One started command; its output, and in the end its exit code, go into a queue."""
 
     def __init__(self, command: Sequence[str], lines: queue.Queue[str | int]) -> None:
         read, self._write = os.pipe()
@@ -138,7 +138,7 @@ class _Agent:
             os.write(self._write, f"{line}\n".encode())
 
     def hang_up(self) -> None:
-        """Say that nothing more will be told."""
+        """Close its input."""
         if self._write >= 0:
             os.close(self._write)
             self._write = -1
@@ -158,7 +158,7 @@ class _Agent:
 
 
 def start_agent(command: Sequence[str], stdin: int) -> subprocess.Popen[str]:
-    """Start an agent that dies with the calling thread; what it and its ranks print comes through its ``stdout``.
+    """Start an agent that dies with the calling thread; its ``stdout`` carries the output of all its ranks.
 
     Raises:
         OSError: the command cannot be started.
@@ -176,7 +176,7 @@ def start_agent(command: Sequence[str], stdin: int) -> subprocess.Popen[str]:
 
 
 def stop_trees(processes: Sequence[subprocess.Popen[str]], grace: float) -> None:
-    """Terminate processes and all their descendants; kill what is left after the grace period."""
+    """Terminate processes and all their descendants; kill the rest after the grace period."""
     family: list[psutil.Process] = []
     for process in processes:
         if process.poll() is None:

@@ -24,14 +24,14 @@ LAUNCHERS = Table(
     },
     like="tasks.execution.launchers:Launcher",
 )
-#: Words that start what follows on other machines.
+#: Commands that start the rest of a line on other machines.
 _AWAY = ("ssh", "srun", "kubectl")
 _AGENT, _RANK = (Path(__file__).with_name(name) for name in ("agent.py", "rank.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What every rank runs."""
+    """The program of every rank."""
 
     module: str
     """Module whose ``__main__`` is decorated with torch's ``record``."""
@@ -50,7 +50,7 @@ class Launcher(Protocol):
         """Return the command of every process to start here; together they become all nodes' agents.
 
         Args:
-            program: what the ranks run.
+            program: the program of the ranks.
             logs: folder for the errors of ranks, where they are on this machine.
 
         Raises:
@@ -60,7 +60,7 @@ class Launcher(Protocol):
 
 
 def make_launcher(section: ExecutionSection) -> Launcher:
-    """Return what starts the agents.
+    """Return the launcher of agents.
 
     Raises:
         ConfigError: there is no launcher of this name, or an option cannot work.
@@ -98,7 +98,7 @@ class Agents:
     endpoint: str
     """``host:port`` of the rendezvous: one of the nodes, a free port."""
     prefixes: tuple[tuple[str, ...], ...]
-    """What comes before torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
+    """Prefix of torchrun's command, once per process started here: ``[[ssh, node1], [ssh, node2]]``, or
     ``[[srun, --nodes=2, --ntasks-per-node=1]]``, which starts all; ``[[], []]`` starts two on this machine."""
     python: str | None = None
     """The interpreter on the nodes, the one of this process where none is given; flowmill is installed in the same
@@ -136,7 +136,7 @@ def _agent(program: Program, endpoint: str, logs: Path, start: str = "start", py
     """Return the command of one torchrun agent."""
     settings = {
         "PYTHONUNBUFFERED": "1",
-        # The working directory is the user's: what lies there must not hide libraries. See rank.py.
+        # The working directory is the user's: its files must not shadow libraries. See rank.py.
         "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

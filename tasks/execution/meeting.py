@@ -1,7 +1,7 @@
 """Where torchrun's agents meet: one store, on one address.
 
-torchrun's own rendezvous listen on every interface, and c10d's unpickles what anyone sends there. This one listens on
-the address it is given alone, and agents tell each other nothing but numbers; docs/security.md says who is trusted.
+torchrun's own rendezvous listen on every interface, and c10d's unpickles any data sent there. This one listens on
+the address it is given alone, and agents exchange only numbers; docs/security.md names trusted parties.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Meeting(RendezvousHandler):
         """Open the store and return it, this agent's number and how many there are.
 
         Raises:
-            RendezvousConnectionError: the address cannot be listened at and nobody else does, or there are more agents
+            RendezvousConnectionError: no process can listen at the address, or there are more agents
                 than nodes.
         """
         first = listening(self._host, self._port)
@@ -93,7 +93,7 @@ class Meeting(RendezvousHandler):
             )
         except RuntimeError as error:
             raise RendezvousConnectionError(
-                f"Nobody can be met at {self._host}:{self._port}: {str(error).splitlines()[0]} The endpoint must be an "
+                f"No rendezvous at {self._host}:{self._port}: {str(error).splitlines()[0]} The endpoint must be an "
                 "address of one of the nodes, with a free port."
             ) from error
 
@@ -105,7 +105,7 @@ class Meeting(RendezvousHandler):
         """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: nobody joins later."""
+        """Return 0: no agent joins later."""
         return 0
 
     def get_run_id(self) -> str:
@@ -128,7 +128,7 @@ def make_meeting(parameters: RendezvousParameters) -> Meeting:
 def reachable(host: str, nodes: int) -> str:
     """Return the address of a host that other machines reach too, where agents of several meet.
 
-    Debian writes a machine's own name into /etc/hosts as 127.0.1.1, where nobody else comes: this machine's address is
+    Debian writes a machine's own name into /etc/hosts as 127.0.1.1, which others cannot reach: its address is
     taken in its place, if it has a single one. Loopback that is named as such is meant: all agents are on one machine.
 
     Raises:
@@ -144,10 +144,10 @@ def reachable(host: str, nodes: int) -> str:
     own = own_addresses()
     if len(own) == 1:
         return own[0]
-    told = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
+    known = f"has {', '.join(own)}: use the one that the others reach" if own else "has no other address"
     raise ConfigError(
         f"execution.launcher: the endpoint's host '{host}' is {' and '.join(found)} on this machine (a line of "
-        f"/etc/hosts), which no other machine reaches. This machine {told}."
+        f"/etc/hosts), which no other machine reaches. This machine {known}."
     )
 
 

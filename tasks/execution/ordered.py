@@ -1,4 +1,4 @@
-"""What a process that is given orders works with."""
+"""Context of a process that runs jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.stages.stage import Stage
 
 
 class OrderedExecution:
-    """What the order a process works on needs: it stays, with its models, from order to order of one run."""
+    """Execution of the current job; it stays, with its models, for all jobs of one run."""
 
     def __init__(self) -> None:
         """Know of no run."""
@@ -23,7 +23,7 @@ class OrderedExecution:
         self._execution: Execution | None = None
 
     def of(self, order: Order, reporter: Callable[[], Reporter], on_open: Callable[[Execution], None]) -> Execution:
-        """Return what an order's run works with; one of another run or config lets its models go.
+        """Return the execution of a job's run; a job of another run or config releases the models.
 
         Args:
             order: the order.

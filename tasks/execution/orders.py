@@ -1,4 +1,4 @@
-"""What other processes are told to do: one stage of one epoch of a run, named completely, as plain data."""
+"""Jobs for other processes: one stage of one epoch of a run, fully named, as plain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_code() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One stage to carry out."""
+    """One stage to run."""
 
     config: Mapping[str, Any]
     """The run's config, or another that this stage is run with."""
@@ -41,9 +41,9 @@ class Order:
     node: tuple[int, str, str]
     """The stage."""
     artifact: str
-    """What it makes."""
+    """The artifact it makes."""
     inputs: tuple[str, ...]
-    """What it reads."""
+    """The artifacts it reads."""
     code: str
     """The program that gives it, see ``own_code``."""
     number: int = 0
@@ -51,7 +51,7 @@ class Order:
 
     @classmethod
     def of(cls, run: StageRun, *, number: int = 0) -> Order:
-        """Return the order to carry out a stage."""
+        """Return the job of a stage."""
         stage, context = run.stage, run.stage.context
         config = context.config.model_dump(mode="json")
         config["store"]["root"] = run.store.root.uri
@@ -68,7 +68,7 @@ class Order:
 
     @classmethod
     def parse(cls, line: str) -> Order:
-        """Return what ``line`` gave as text."""
+        """Parse the text of ``line``."""
         data = json.loads(line)
         return cls(**{**data, "node": tuple(data["node"]), "inputs": tuple(data["inputs"])})
 
@@ -83,7 +83,7 @@ class Order:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What orders with one context have in common."""
+        """The key that jobs of one context share."""
         return (self.config, self.run, self.epoch)
 
     def parsed_config(self) -> RunConfig:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-#: What torchrun's agents run.
+#: Module that torchrun's agents run.
 _AGENT = b"tasks/execution/agent.py"
 
 

@@ -1,4 +1,4 @@
-"""What torchrun starts: runs a module with flowmill's own packages before, and the user's folder after all others.
+"""Entry point of torchrun: runs a module with flowmill's own packages before, and the user's folder after all others.
 
 It dies with the agent that started it, which can have been killed by then.
 ``torchrun ... tasks/execution/rank.py MODULE ARGUMENTS``; torchrun's own ``-m`` would put the working directory first.

@@ -1,6 +1,6 @@
 """Who takes shards that need no other: threads of this process, or the workers of a Dask or Ray cluster.
 
-A runner says which of Prefect's task runners it is and what that is built with; only ``flows`` imports it.
+A runner names one of Prefect's task runners and its arguments; only ``flows`` imports that.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Runner(Protocol):
         ...
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
-        """Return what the task runner is built with."""
+        """Return the arguments of the task runner."""
         ...
 
     def connect(self, task_runner: Any) -> None:
-        """Reach the workers of a task runner that was started; what fails is said before any shard is handed out."""
+        """Reach the workers of a task runner that was started; a failure is reported before any shard is handed out."""
         ...
 
 
@@ -90,7 +90,7 @@ class Dask:
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
-        """Return the address, or what is to be started: all on loopback."""
+        """Return the address, or the arguments of a local cluster on loopback."""
         require_extra("dask", "prefect_dask", what="execution.runner 'dask'")
         if self.address is not None:
             return {"address": self.address}
@@ -107,7 +107,7 @@ class Dask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
-    """A Ray cluster that runs. None is started here: it would listen on every interface, and do what it is told."""
+    """A running Ray cluster. None is started here: it would listen on every interface, and run any code it is sent."""
 
     elsewhere = True
     task_runner = "prefect_ray:RayTaskRunner"
@@ -130,7 +130,7 @@ def score_workers(section: ExecutionSection, *, on_rank: bool = False) -> int:
     """Return how many shards a process scores at a time: as asked for, or one for every core that is left.
 
     Args:
-        section: how the run is carried out.
+        section: execution settings of the run.
         on_rank: the process is a rank, which shares the cores with others; else it has those that the ranks leave.
     """
     if section.score_workers is not None:

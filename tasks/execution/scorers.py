@@ -1,4 +1,4 @@
-"""Processes that score beside this one: a reward that takes no accelerator then holds no thread of who samples.
+"""A pool of scoring processes, so that rewards without an accelerator do not block sampling.
 
 The pool is loky's, which joblib ships: unlike the standard library's it does not run a person's own script again in
 every process, and says when one is killed.
@@ -34,7 +34,7 @@ _WORTH_S, _SLOW_S = 8.0, 0.2
 _IDLE_S = 60.0
 _LOOK_S = 0.5
 
-#: What a scoring process has heard, to be said by who gave it the work.
+#: Messages of a scoring process, reported by its parent.
 _Said = list[tuple[str, int, int, int, str]]
 
 
@@ -45,7 +45,7 @@ class Scorers:
         """Bind to a run; nothing is started.
 
         Args:
-            context: how it is carried out, how long scoring takes in it, and who hears of that.
+            context: execution settings, ledger of scoring time, and reporter.
             on_rank: this process is one of several that score.
         """
         config = context.config
@@ -139,7 +139,7 @@ class Scorers:
                     raise LostRankError(
                         f"{run.stage.node}: processes that score were ended from outside again and again, as the "
                         "system does when memory runs out. Lower execution.score_workers, which is "
-                        f"{self.count} here; what is committed stays."
+                        f"{self.count} here; committed shards stay."
                     ) from None
                 continue
             for each in said:
@@ -149,7 +149,7 @@ class Scorers:
     def _started(self) -> Any:
         with self._lock:
             if self._closed:
-                raise WorkerError("The processes that score were ended with the run; what is committed stays.")
+                raise WorkerError("The processes that score were ended with the run; committed shards stay.")
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(
                     self.count, timeout=_IDLE_S, initializer=_begin, initargs=(os.getpid(),)
@@ -163,7 +163,7 @@ class Scorers:
 
 
 class _Kept:
-    """Keeps what a stage says."""
+    """Keeps the messages of a stage."""
 
     def __init__(self) -> None:
         self.said: _Said = []
@@ -172,7 +172,7 @@ class _Kept:
         self.said.append((stage, epoch, done, total, detail))
 
     def message(self, text: str) -> None:
-        """Say nothing: what concerns a person is raised."""
+        """Report nothing: errors are raised."""
 
 
 _execution, _kept = OrderedExecution(), _Kept()
@@ -191,7 +191,7 @@ def _end_with(parent: int) -> None:
 
 
 def _scored(line: str, shard: tuple[str, int, int]) -> _Said:
-    """Score and commit a shard of the stage that an order names; return what was said meanwhile."""
+    """Score and commit a shard of a job's stage; return its messages."""
     order = Order.parse(line)
     execution = _execution.of(order, lambda: _kept, lambda made: None)
     _kept.said = []

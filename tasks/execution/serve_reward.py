@@ -1,4 +1,4 @@
-"""A reward behind HTTP: what is served, and who may ask. Needs neither torch nor Prefect unless the reward does."""
+"""A reward behind HTTP, with its access rules. Needs neither torch nor Prefect unless the reward does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = ("fastapi", "uvicorn", "msgpack", "prometheus_client")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What to serve, and how."""
+    """The reward to serve, and its server settings."""
 
     name: str
     """Reward."""
@@ -66,5 +66,5 @@ def reward_app(request: ServeRequest) -> App:
         limits=Limits(batch_size=request.batch_size, waiting=request.waiting),
     )
     app = make_app(served)
-    # Who has no token is on this machine, and may be a page that somebody looks at.
+    # A caller without a token is on this machine, and may be a web page in a browser.
     return app if token else OwnPagesOnly(app)

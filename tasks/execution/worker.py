@@ -35,7 +35,7 @@ with starting():
     from tasks.stages.stage import Shard, Stage
     from tasks.stages.stage_run import StageRun
 
-#: Collectives give up only after whoever watches has noticed that a rank hangs.
+#: Collectives give up only after the watcher has noticed that a rank hangs.
 _COLLECTIVE_PATIENCE, _LEAST_S = 3.0, 300.0
 #: Seconds a rank has to end by itself when no more orders can come.
 _LEAVING_S = 5.0
@@ -54,7 +54,7 @@ class RankReporter:
         send({"progress": [stage, epoch, done, total, detail]})
 
     def message(self, text: str) -> None:
-        """Send a message; what all ranks say is said once."""
+        """Send a message; a message of all ranks is sent once."""
         if self._ranks.first:
             send({"message": text})
 
@@ -63,14 +63,14 @@ class Worker:
     """One rank: its models stay loaded from order to order."""
 
     def __init__(self, ranks: Ranks, board: Board) -> None:
-        """Bind to this process's rank and to what the ranks tell each other."""
+        """Bind to this process's rank and to the key-value store of the ranks."""
         self._ranks = ranks
         self._board = board
         self._kept = OrderedExecution()
         self._scorers: Scorers | None = None
 
     def carry_out(self, order: Order) -> None:
-        """Take this rank's share of a stage, and tell when all ranks are done."""
+        """Take this rank's share of a stage, and report when all ranks are done."""
         board = self._board.below(f"order{order.number}")
         self._ranks.pulse.at(f"{order.node[1]} of epoch {order.node[0]}")
         execution = self._kept.of(order, lambda: RankReporter(self._ranks), self._prepare)
@@ -83,7 +83,7 @@ class Worker:
             send({"done": order.number, "loads": loads})
 
     def close(self) -> None:
-        """End what scores beside this rank."""
+        """End the scoring processes of this rank."""
         if self._scorers is not None:
             self._scorers.close()
 
@@ -95,18 +95,18 @@ class Worker:
 
 
 class Share(NamedTuple):
-    """A stage that ranks carry out together, or each its shards."""
+    """A stage that ranks run collectively, or each its own shards."""
 
     stage: Stage
     """The stage."""
     order: Order
-    """What told of it."""
+    """The job that requested it."""
     scorers: Scorers | None
-    """Processes of this rank that score beside it, if there are any."""
+    """Scoring processes of this rank, if there are any."""
 
 
 def run_share(share: Share, ranks: Ranks, board: Board) -> None:
-    """Run this rank's share of a stage's pending shards; rank 0 commits what all ranks made together."""
+    """Run this rank's share of a stage's pending shards; rank 0 commits collective results."""
     stage = share.stage
     run = StageRun(stage, ordered=True)
     stage.meet()
@@ -133,7 +133,7 @@ def run_share(share: Share, ranks: Ranks, board: Board) -> None:
 
 
 def deal(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> Iterator[Shard]:
-    """Yield the shards this rank takes: whoever is free takes the next, so a slow rank idles nobody."""
+    """Yield the shards this rank takes: a free rank takes the next, so a slow rank delays no other."""
     shards = listed(ranks, board, pending)
     while (number := board.take("next")) < len(shards):
         yield shards[number]
@@ -142,7 +142,7 @@ def deal(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> 
 def listed(ranks: Ranks, board: Board, pending: Callable[[], Sequence[Shard]]) -> list[Shard]:
     """Return rank 0's list of pending shards on every rank.
 
-    A rank that lists later would miss what others have committed by then, and the ranks would work on different lists.
+    A rank that lists later would miss shards committed by then, and the ranks would work on different lists.
     """
     if ranks.first:
         board.post("shards", json.dumps([astuple(shard) for shard in pending()]))
@@ -154,7 +154,7 @@ def orders(ranks: Ranks, board: Board) -> Iterator[Order]:
     """Yield the orders the first rank reads from its standard input, on every rank, until there are no more."""
     lines: queue.Queue[str] = queue.Queue()
     if local_rank() == 0:
-        # On every machine: what nobody reads would fill the pipe, and its end says that the parent is gone.
+        # On every machine: unread input would fill the pipe, and its end means that the parent is gone.
         threading.Thread(target=_read, args=(lines,), daemon=True, name="orders").start()
     number = 0
     while True:
@@ -181,7 +181,7 @@ def same_code(ranks: Ranks, board: Board) -> None:
     """Check that all ranks run the same program.
 
     Raises:
-        WorkerError: one runs another; what they compute together would not be what either would.
+        WorkerError: one runs another version; a collective result would match neither.
     """
     own = own_code()
     board.post(f"code{ranks.rank}", own)
@@ -196,7 +196,7 @@ def same_code(ranks: Ranks, board: Board) -> None:
 
 @record
 def main() -> None:
-    """Join the other ranks and carry out orders until there are no more."""
+    """Join the other ranks and run jobs until there are no more."""
     name, stall = sys.argv[1], float(sys.argv[2])
     patience = max(_LEAST_S, stall * _COLLECTIVE_PATIENCE)
     with torchrun_ranks(chosen_device(name, local_rank()), patience, _send_beats) as ranks:
@@ -216,7 +216,7 @@ def _send_beats(beats: Mapping[int, Beat]) -> None:
 
 
 def send(data: dict[str, object]) -> None:
-    """Tell the parent something, as one line."""
+    """Send a message to the parent, as one line."""
     sys.stdout.write(PREFIX + json.dumps(data) + "\n")
     sys.stdout.flush()
 

@@ -1,1 +1,1 @@
-"""What a process works with: models on a device, and its place among the ranks. Who starts ranks is in execution."""
+"""The runtime of one process: models on a device, and its place among the ranks. Starting ranks is in execution."""

@@ -1,4 +1,4 @@
-"""What ranks tell each other besides tensors: short texts by key, on the store through which they have met."""
+"""Short texts by key that ranks exchange besides tensors, on the store of their rendezvous."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REQUEST = timedelta(seconds=30)
 
 
 class Board:
-    """Texts by key. Whoever hangs is found by the pulse, so nothing here gives up waiting."""
+    """Texts by key. The heartbeat finds ranks that hang, so nothing here times out."""
 
     def __init__(self, store: Any = None, prefix: str = "flowmill") -> None:
         """Bind to the store of the process group, or to another."""

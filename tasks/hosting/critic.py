@@ -26,14 +26,14 @@ class HeldCritic:
     """Made when first asked for, and kept until it is forgotten."""
 
     def __init__(self, store: ArtifactStore, make: Callable[[], Trainable]) -> None:
-        """Bind to where critics are stored, and to what makes a fresh one."""
+        """Bind to the store of critics, and to the function that makes a fresh one."""
         self._store, self._make = store, make
         self._holds: str | None = None
         self.held: Trainable | None = None
         """The critic, once there is one."""
 
     def of(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic that was trained beside a policy artifact; beside one that has none, a fresh one.
+        """Return the critic that was trained with a policy artifact; a fresh one if it has none.
 
         Raises:
             ConfigError: the family has no critics.
@@ -49,14 +49,14 @@ class HeldCritic:
         return self.held
 
     def borrow(self, ref: ArtifactRef) -> Trainable:
-        """Return the critic beside a policy artifact, to be changed: it then is that of none."""
+        """Return the critic of a policy artifact to be trained; it then belongs to no artifact."""
         found = self.of(ref)
         found.scatter()
         self._holds = None
         return found
 
     def keep(self, ref: ArtifactRef) -> None:
-        """Hear that what became of the borrowed critic is that beside a policy artifact."""
+        """Note that the borrowed critic now is that of a policy artifact."""
         if self.held is not None:
             self._holds = str(ref)
 

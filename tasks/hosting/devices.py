@@ -29,7 +29,7 @@ def use_deterministic_kernels() -> None:
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return the most bytes that tensors took on an accelerator since this was asked last, as 'peak'.
 
-    'reserved' is what its allocator took for them; where it is far more, memory is in pieces too small to use. On the
+    'reserved' counts the memory its allocator holds; if that is far more, memory is fragmented. On the
     CPU the peak is that of the process, and nothing is reserved.
     """
     if device.type == "cpu":
@@ -42,7 +42,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def allocator_advice(device: torch.device) -> str:
-    """Return what helps where a tenth of an accelerator's memory is in pieces too small to use, as a sentence; else ''.
+    """Return a remedy as a sentence if a tenth of an accelerator's memory is fragmented; else ''.
 
     With segments that can grow most of that can be had (torch's notes on CUDA, "Optimizing memory usage with
     PYTORCH_ALLOC_CONF").

@@ -1,4 +1,4 @@
-"""What decides which bits a model gives, besides its inputs: device, driver, builds and precision of this process."""
+"""Facts besides inputs that decide a model's bits: device, driver, builds and precision of this process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LIBRARIES = ("diffusers", "transformers", "peft")
 
 
 def computing_facts(device: torch.device) -> dict[str, str]:
-    """Return what a commit record says of how this process computes, by name; plain text all, for people to compare."""
-    # What a user's code may set at any time is asked each time.
+    """Return the facts of this process for commit records, by name, as plain text that people can compare."""
+    # User code may change these settings at any time.
     return {**_fixed(device), "float32_matmul": torch.get_float32_matmul_precision(), **_kernels(device)}
 
 
 @cache
 def _fixed(device: torch.device) -> dict[str, str]:
-    """Return what stays as it is while the process runs."""
+    """Return the facts that are constant while the process runs."""
     builds = {name: version(name) for name in _LIBRARIES}
     return {"device": _name(device), **_driver(device), "torch": torch.__version__, **_build(device), **builds}
 
@@ -49,7 +49,7 @@ def _build(device: torch.device) -> dict[str, str]:
 
 
 def _kernels(device: torch.device) -> dict[str, str]:
-    """Return what chooses among kernels that round differently."""
+    """Return the settings that choose among kernels that round differently."""
     chosen = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if device.type == "cuda":
         cudnn = torch.backends.cudnn

@@ -1,4 +1,4 @@
-"""The model host: the one place of a process that holds models, and knows on what device, in what dtype, how large."""
+"""The model host: the only holder of models in a process, with their device, dtype and size."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tasks.runs.seeds import derive
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
-#: What the policy holds before weights of an artifact were loaded into it: the base model, and fresh adapters if any.
+#: Key of the policy before weights of an artifact were loaded: the base model, and fresh adapters if any.
 _BASE = ("base", "")
 
 
 class ModelHost:
-    """Loads parts of the run's models when a stage asks for them, keeps them, and releases what no stage needs now."""
+    """Loads parts of the run's models when a stage needs them, keeps them, and releases parts that no stage needs."""
 
     def __init__(self, context: RunContext) -> None:
         """Bind to a run; nothing is loaded yet."""
@@ -54,12 +54,12 @@ class ModelHost:
         self._trainable: Trainable | None = None
         self._holds: tuple[str, str] | None = None
         self.critic = HeldCritic(context.store, self._fresh_critic)
-        """The critic that is trained beside the policy, where there is one."""
+        """The critic that is trained with the policy, if there is one."""
         self._named: dict[tuple[ArtifactRef, Weights], tuple[str, str]] = {}
         self.renderer = None if context.config.render is None else Renderer(context)
-        """The frozen model that draws what the policy writes, where there is one."""
+        """The frozen model that renders the policy's texts, if there is one."""
         self.trainer: Any = None
-        """What training left beside the policy, for the epoch that follows; see ``tasks.optimize.state.Kept``."""
+        """State that training keeps for the next epoch; see ``tasks.optimize.state.Kept``."""
         self._prepared: frozenset[Part] | None = None
         self._work = ""
         self.rewards = MadeRewards()
@@ -112,7 +112,7 @@ class ModelHost:
         return {**self.held(), **peak_memory(self.device)}
 
     def facts(self) -> dict[str, str]:
-        """Return what decides which bits are computed here, besides inputs; see ``computing_facts``."""
+        """Return the facts besides inputs that decide the computed bits; see ``computing_facts``."""
         return computing_facts(self.device)
 
     def computed(self) -> dict[str, float]:
@@ -127,7 +127,7 @@ class ModelHost:
     # Together with the other ranks
 
     def meet(self, parts: frozenset[Part], load: Callable[[], None]) -> None:
-        """Load what all shards of a stage need while every rank does, where the ranks hold the weights together."""
+        """Load the models of a stage on every rank at once, if ranks shard the weights."""
         if self.sharding is not None and parts:
             self.prepare(parts)
             load()
@@ -166,8 +166,8 @@ class ModelHost:
         """Make room for a stage: encoders it does not need are forgotten, a critic leaves an accelerator, as others.
 
         Args:
-            parts: what of the policy it works with.
-            work: what is made, which tells where one stage ends and the next begins; models of rewards leave then.
+            parts: the parts of the policy it uses.
+            work: the artifact; when it changes, the previous stage has ended and reward models are released.
         """
         with self._lock:
             if self._work != work:
@@ -221,14 +221,14 @@ class ModelHost:
         return found
 
     def encoder(self) -> Any:
-        """Return the base model's text encoders, and what else encodes prompts: a policy of the run's kind."""
+        """Return a policy of the run's kind with the base model's prompt encoders."""
         with self._lock:
             if self._encoder is None:
                 self._encoder = self.load(self._family.parts_to_encode(self.config.model.options))
             return self._encoder
 
     def decoding(self) -> Policy:
-        """Return what decodes samples: the policy where that is loaded with its autoencoder, else that one alone."""
+        """Return the decoder of samples: the policy if loaded with its autoencoder, else the autoencoder."""
         with self._lock:
             if self._trainable is not None and self.config.rollout.media.decodes:
                 held: Policy = self._trainable.policy
@@ -242,7 +242,7 @@ class ModelHost:
         with self._lock:
             held, wanted = self._loaded(), self._names(ref, weights)
             if self._holds != wanted:
-                # What is whole for sampling is a copy: the ranks take it apart, and whole again, together.
+                # Gathered weights are a copy: ranks gather and shard collectively.
                 gathered = held.gathered
                 held.scatter()
                 held.read(weight_files(self.context.store, ref, weights))
@@ -259,7 +259,7 @@ class ModelHost:
         return held
 
     def keep(self, ref: ArtifactRef) -> None:
-        """Hear that what became of the borrowed policy are the trained weights of an artifact."""
+        """Note that the borrowed policy now holds the trained weights of an artifact."""
         self._holds = (str(ref), Weights.TRAINED.value)
         self.critic.keep(ref)
 
@@ -268,11 +268,11 @@ class ModelHost:
         return fresh_critic(self.context, self._family, self.device, self.sharding)
 
     def starting_weights(self, ref: ArtifactRef) -> list[torch.Tensor]:
-        """Return the trained parameters of a policy artifact in parameter order, beside those being trained."""
+        """Return the trained parameters of a policy artifact in parameter order, as copies."""
         return self.stored_weights(weight_files(self.context.store, ref, Weights.TRAINED))
 
     def stored_weights(self, files: Sequence[Path] | None) -> list[torch.Tensor]:
-        """Return stored parameters in parameter order, beside those being trained; None: the base model's own."""
+        """Return stored parameters in parameter order, as copies; None: the base model's own."""
         assert self._trainable is not None
         values = {name: torch.empty_like(p.detach()) for name, p in self._trainable.named_parameters()}
         self._trainable.fill(values, files)
@@ -295,11 +295,11 @@ class ModelHost:
             trainable.set_teacher(self._beside(local_model(folder, None)), name)
 
     def _beside(self, folder: Path | None = None) -> Policy:
-        """Return denoisers that stand beside the policy's, spread as they are."""
+        """Return further denoisers, sharded as the policy's are."""
         return self.load(frozenset({Part.DENOISER}), folder, empty=self.sharding is not None)
 
     def _names(self, ref: ArtifactRef, weights: Weights) -> tuple[str, str]:
-        """Return what weights are called here; artifacts never change, so the store is asked once."""
+        """Return the key of weights here; artifacts never change, so the store is asked once."""
         if (ref, weights) not in self._named:
             chosen = chosen_weights(self.context.store, ref, weights)
             self._named[ref, weights] = _BASE if chosen is None else (str(ref), chosen.value)
@@ -325,7 +325,7 @@ class ModelHost:
         return made
 
     def _place_decoder(self, policy: Policy) -> None:
-        """Keep what only decodes in host memory while nothing does; where that is the device's, this moves nothing."""
+        """Keep an idle decoder in host memory; on a CPU this moves nothing."""
         decodes = self._prepared is None or Part.VAE in self._prepared
         policy.move_decoder(self.device if decodes else torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""Who hangs: every rank says where it is, and whoever listens notices who falls silent or stands still."""
+"""Heartbeats: every rank reports its work, and the listener detects ranks that are silent or stuck."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What one rank says of itself."""
+    """The report of one rank."""
 
     number: int
     """How many it has sent."""
     place: str
-    """What it works on."""
+    """The work in progress."""
     still: float
     """Seconds since that changed."""
     waiting: bool
@@ -38,7 +38,7 @@ class Pulse:
         self._waiting = self._idle = False
 
     def at(self, place: str) -> None:
-        """Say what is worked on now."""
+        """Set the work in progress."""
         self._place, self._changed = place, time.monotonic()
 
     @contextmanager
@@ -61,12 +61,12 @@ class Pulse:
             self._idle = False
 
     def beat(self, number: int) -> Beat:
-        """Return what to say now."""
+        """Return the current report."""
         still = 0.0 if self._idle else time.monotonic() - self._changed
         return Beat(number=number, place=self._place, still=still, waiting=self._waiting)
 
     def start(self, board: Board, rank: int, world: int, send: Callable[[dict[int, Beat]], None]) -> None:
-        """Tell the others from now on; the first rank hands on what all of them say."""
+        """Start sending reports; the first rank forwards those of all ranks."""
 
         def run() -> None:
             number = 0
@@ -101,7 +101,7 @@ class Watch:
         self._beats: dict[int, tuple[Beat, float]] = {}
 
     def heard(self, beats: Mapping[int, Beat]) -> None:
-        """Take what ranks say."""
+        """Receive reports of ranks."""
         self._heard = self._clock()
         for rank, beat in beats.items():
             if rank not in self._beats or beat.number != self._beats[rank][0].number:

@@ -111,7 +111,7 @@ class Ranks:
         return list(dict.fromkeys(name for each in self.gather(list(names)) for name in each))
 
     def beside(self) -> Ranks:
-        """Return the same processes on a channel of its own, for what goes on while they train; all ask together."""
+        """Return the same processes on another channel, for work during training; a collective call."""
         group = dist.new_group(backend="gloo") if self.world > 1 else None
         return Ranks(self.rank, self.world, group=group)
 
@@ -124,8 +124,8 @@ def torchrun_ranks(
 
     Args:
         device: this process's device.
-        timeout_s: seconds after which a collective gives up; whoever watches the ranks should notice earlier.
-        on_beats: called on the first rank with what all ranks say of themselves, again and again.
+        timeout_s: seconds after which a collective gives up; the watcher of the ranks should notice earlier.
+        on_beats: called repeatedly on the first rank with the reports of all ranks.
     """
     timeout = timedelta(seconds=timeout_s)
     store, rank, world = next(rendezvous("env://", timeout=timeout))

@@ -26,7 +26,7 @@ class AdamW(torch.optim.AdamW):
         Args:
             parameters: float32.
             section: the settings.
-            fused: carry out a step as one kernel.
+            fused: run a step as one kernel.
         """
         super().__init__(parameters, **adamw_settings(section), fused=fused or None)
 
@@ -47,5 +47,5 @@ class AdamW(torch.optim.AdamW):
         }
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
         return dict(self.state.get(parameter, {}))

@@ -66,7 +66,7 @@ class AdamW8bit(TorchaoAdamW8bit):  # type: ignore[misc]
         }
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step.
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step.
 
         Of moments in 8 bits: ``codes`` (uint8, of the parameter's shape) and ``scale`` (float32, (rows, blocks)).
         """

@@ -35,9 +35,9 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what is being written; where training failed, what it says comes first.
+        """Wait for pending writes; an error of training takes precedence.
 
-        Then other ranks may have failed too, and what waits for them would keep this one from saying so.
+        Then other ranks may have failed too, and waiting for them would delay this rank's error.
         """
         if error is None:
             self._behind.wait()

@@ -1,4 +1,4 @@
-"""What an epoch is trained on, and in which updates: told from what is stored, without a model."""
+"""The training data of an epoch and its updates, from stored artifacts, without a model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TrainingData:
     """The stored samples of an epoch, and of those it replays, with their advantages."""
 
     def __init__(self, context: RunContext, kind: Kind, epoch: int, inputs: Sequence[ArtifactRef]) -> None:
-        """Bind to what is trained on.
+        """Bind to the artifacts of an epoch.
 
         Args:
             context: the run.
-            kind: what its policy is.
+            kind: the policy's kind.
             epoch: the epoch.
             inputs: the policy before, then trajectories, advantages and, where there are such, gradients of this
                 epoch and of those replayed.
@@ -51,7 +51,7 @@ class TrainingData:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """What is optimized."""
+        """The algorithm."""
         return make_algorithm(self.config)
 
     def samples(self, host: ModelHost | None = None) -> SampleSet:
@@ -72,7 +72,7 @@ class TrainingData:
         return found
 
     def _earned(self, advantages: ArtifactRef) -> pa.Table:
-        """Return the advantages of samples, with those of tokens or modalities beside them where there are such."""
+        """Return the advantages of samples, with those of tokens or modalities if there are any."""
         store = self.context.store
         table = read_rows(store, advantages)
         beside = ["token_advantages"] * make_estimator(self.config).per_token
@@ -113,7 +113,7 @@ class TrainingData:
 
     @property
     def _predicted(self) -> bool:
-        """Whether the policy that is trained made all samples, so that what it predicted then it predicts now."""
+        """Whether the trained policy made all samples, so that its stored predictions still hold."""
         made_by_it = self.config.optimize.replay is None and not self.config.execution.ahead
         return made_by_it and self._stored_predictions
 

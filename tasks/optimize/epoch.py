@@ -41,10 +41,10 @@ class TrainingEpoch:
     """Trains a policy on the data of an epoch."""
 
     def __init__(self, data: TrainingData, host: ModelHost, ref: ArtifactRef) -> None:
-        """Bind to what is trained.
+        """Bind to data and models.
 
         Args:
-            data: what it is trained on.
+            data: the training data.
             host: holds the models.
             ref: the policy that training makes; checkpoints are its.
         """
@@ -113,7 +113,7 @@ class TrainingEpoch:
         return state
 
     def _holds_beside(self, kept: Kept) -> bool:
-        """Return whether what was trained beside the policy still is what the host holds; then it is borrowed."""
+        """Return whether the host still holds the further trained models; they are borrowed then."""
         return all(part.trainable is self._host.critic.borrow(self._data.policy) for part in kept.beside.values())
 
     def _critic(self, trainable: Trainable) -> TrainedPart:
@@ -127,7 +127,7 @@ class TrainingEpoch:
         )
 
     def _models(self, state: TrainerState, requires: Requirements) -> Models:
-        """Return what the algorithm may ask for: behavior weights, base model and teachers only if it does."""
+        """Return the models the algorithm may call; behavior weights, base model and teachers only if it needs them."""
         if requires.reference:
             self._host.give_reference(state.trainable)
         for name, folder in requires.teachers:
@@ -139,7 +139,7 @@ class TrainingEpoch:
         models.held = requires.critic and self._epoch <= self._config.critic.alone_epochs
         models.average, models.meter = average, trainable.policy.meter
         if self._config.optimize.inner_epochs > 1 and not trainable.sharded:
-            # Ranks that compute in step cannot leave out what one of them happens to know.
+            # Ranks in lockstep cannot skip a forward that only one of them has cached.
             models.remembered = {}
         if requires.rewards:
             self._data.kind.give_rewards(models, self._host)
@@ -182,7 +182,7 @@ class TrainingEpoch:
             yield
 
     def _own_stale(self, stale: Units, plan: Sequence[Units], models: Models) -> tuple[Units, list[Units]]:
-        """Return the stale rows this rank trains, and micro-batches to take beside them to stay in step."""
+        """Return the stale rows this rank trains, and extra micro-batches that keep ranks in lockstep."""
         ranks, size = self._ranks, self._config.execution.micro_batch_size
         if ranks.shares == 1 or not len(plan):
             return stale, []

@@ -36,7 +36,7 @@ _AHEAD = 2
 
 @dataclass(slots=True)
 class TrainedPart:
-    """What is trained beside the policy, by an optimizer of its own."""
+    """A further trained model, such as a critic, with its own optimizer."""
 
     trainable: Trainable
     """Its parameters change in place."""
@@ -65,7 +65,7 @@ class TrainerState:
     scale: LossScale | None = None
     """Scale of the loss, with a float16 forward."""
     beside: dict[str, TrainedPart] = field(default_factory=dict)
-    """What is trained beside the policy, by name."""
+    """Further trained models, by name."""
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -100,12 +100,12 @@ def run_updates(
     ranks: Ranks,
     after_update: Callable[[int], None],
 ) -> None:
-    """Carry out the updates of an epoch that are not done yet (``len(state.metrics)`` are).
+    """Run the updates of an epoch that are not done yet (``len(state.metrics)`` are).
 
     Args:
         state: changed in place.
         algorithm: gives the loss of each row.
-        models: what the algorithm may call.
+        models: the models the algorithm may call.
         plan: units of every update.
         reading: gives micro-batches.
         micro_batch_size: rows per micro-batch at most.
@@ -145,7 +145,7 @@ def run_updates(
 
 @torch.no_grad()
 def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, counts: bool) -> dict[str, float]:
-    """Return means of what an algorithm tells of rows once an update is done, over all ranks' batches that count."""
+    """Return means of an algorithm's metrics of rows after an update, over all ranks' batches that count."""
     found = algorithm.after(batch, models)
     rows = batch.count if counts and ranks.counts else 0
     sums = [float(values[:rows].double().sum()) for values in found.values()]
@@ -154,7 +154,7 @@ def _measured(algorithm: Any, models: Models, batch: Batch, ranks: Ranks, *, cou
 
 
 def _step_beside(state: TrainerState, means: dict[str, float], number: int) -> None:
-    """Clip and step what is trained beside the policy, each part by itself; note its gradient norm and rate."""
+    """Clip and step the further trained models, each by itself; record gradient norm and rate."""
     for name, part in state.beside.items():
         parameters = part.trainable.parameters()
         norm = number_of(torch.nn.utils.clip_grad_norm_(parameters, part.max_grad_norm))

@@ -48,7 +48,7 @@ class RowFigures:
             self._importance.append(batch.importance[: batch.count])
 
     def totals(self) -> dict[str, float]:
-        """Return this rank's part of the means over all rows, beside the shares of rows that some of them are of."""
+        """Return this rank's part of the means over all rows, and the shares of rows that some of them cover."""
         if not sum(len(ages) for ages in self._ages):
             return {}
         table = torch.cat(self._figures, dim=1).cpu().double()
@@ -90,7 +90,7 @@ def _gaps(gap: Tensor, fresh: Tensor, steps: Tensor) -> dict[str, tuple[Tensor, 
 
 
 def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, float]) -> dict[str, float]:
-    """Return what is reported of an update, from totals that were added up over ranks."""
+    """Return the reported figures of an update, from totals summed over ranks."""
     found = {"update": update, "rows": rows, "grad_norm": gradient_norm, **means}
     for name in [name for name in found if name.startswith("share_")]:
         share = found.pop(name)

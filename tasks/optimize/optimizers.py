@@ -1,4 +1,4 @@
-"""Optimizers: which there are, and what of each is written and read again.
+"""Optimizers, and which of their state is stored.
 
 A new optimizer is a class of ``torch.optim.Optimizer`` with the methods of ``tasks.optimize.adamw:AdamW``, in a file of
 its own, and one line in the table.
@@ -29,7 +29,7 @@ OPTIMIZERS = Table(
 
 
 class MomentOptimizer(Protocol):
-    """What training asks of an optimizer."""
+    """The interface of optimizers."""
 
     def step(self) -> object:
         """Change the parameters."""
@@ -44,7 +44,7 @@ class MomentOptimizer(Protocol):
         """Give a parameter the moments it has before its first step."""
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
 
 
 class OptimizerClass(MomentOptimizer, Protocol):
@@ -78,7 +78,7 @@ def make_optimizer(
     Args:
         parameters: float32.
         section: the settings.
-        execution: how a step is carried out, and where what it needs lies; as by default when absent.
+        execution: placement and kernel of a step; the defaults when absent.
         device: where models compute; where the parameters are when absent.
     """
     execution = execution or ExecutionSection()
@@ -96,13 +96,13 @@ def make_optimizer(
 
 
 def critic_settings(section: OptimizeSection, critic: CriticSection) -> OptimizeSection:
-    """Return how a critic is trained: as the policy, but for what its own section says."""
+    """Return the optimizer settings of a critic: the policy's, overridden by its own section."""
     own = {"learning_rate": critic.learning_rate, "schedule": critic.schedule, "max_grad_norm": critic.max_grad_norm}
     return section.model_copy(update={name: value for name, value in own.items() if value is not None})
 
 
 def check_optimizer(config: RunConfig) -> None:
-    """Check that there is such an optimizer, and that it heeds what is set.
+    """Check that the optimizer exists and supports the settings.
 
     Raises:
         ConfigError: it cannot be imported, or a setting would do nothing.

@@ -1,4 +1,4 @@
-"""Parameters and moments that lie apart: an optimizer that brings together what a step needs, some numbers at a time.
+"""Parameters and moments on different devices: an optimizer that moves them together for a step, in chunks.
 
 Moments may rest in host memory while models compute on a device (``offload: optimizer``), or parameters and gradients
 lie there while moments stay on the device (``offload: parameters``). A step is elementwise, so that results are equal.
@@ -76,7 +76,7 @@ class PlacedOptimizer:
         self._rest(optimizer, [twin])
 
     def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by kind, as it is held; nothing before its first step."""
+        """Return the moments of a parameter, by kind, as stored; nothing before its first step."""
         twin, optimizer = self._of[parameter]
         found: dict[str, Tensor] = optimizer.moments(twin)
         return found
@@ -113,7 +113,7 @@ def _twin(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 @contextmanager
 def _together(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], device: torch.device) -> Iterator[None]:
-    """Have parameters and gradients on the device inside, and what became of the parameters where they lie after it."""
+    """Hold parameters and gradients on the device inside, and write the new parameters back after it."""
     apart = [(own, twin) for own, twin in pairs if own is not twin]
     for own, twin in apart:
         part = local(own.detach())

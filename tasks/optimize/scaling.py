@@ -35,7 +35,7 @@ class LossScale:
     """Updates since the last overflow or growth."""
 
     def factor(self, rows: int) -> float:
-        """Return what the mean loss of an update is multiplied by.
+        """Return the factor of an update's mean loss.
 
         The number of rows, rounded up to a power of two, is part of it: the backward of each row then works in the same
         range however many rows share the update.

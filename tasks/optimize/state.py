@@ -35,12 +35,12 @@ METRICS = "metrics.json"
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """The files of what is trained beside the policy."""
+    """The files of a further trained model."""
 
     weights: str
     """Its weights."""
     optimizer: str
-    """What its optimizer keeps."""
+    """Its optimizer's moments."""
 
 
 #: By the name of the part.
@@ -94,7 +94,7 @@ class StateCopy:
                 self._files[file] = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def finish(self) -> None:
-        """Write what is not written yet, in whatever thread this is called."""
+        """Write the rest, in the calling thread."""
         if self._started is not None:
             self._started.result()
             finish_parts(self._files, self._part)
@@ -106,7 +106,7 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What ``read_state`` would read of a policy, as training left it in memory."""
+    """The trainer's state in memory, equal to the result of ``read_state``."""
 
     policy: str
     """``kind/id`` of the policy."""
@@ -119,11 +119,11 @@ class Kept:
     scale: LossScale | None
     """Scale of the loss, with a float16 forward."""
     beside: Mapping[str, TrainedPart]
-    """What was trained beside the policy, with weights that are of the same artifact."""
+    """Further trained models, with weights of the same artifact."""
 
     @classmethod
     def of(cls, state: TrainerState, policy: str) -> Kept:
-        """Return what a state is but for the weights."""
+        """Return a state without its weights."""
         return cls(
             policy=policy,
             optimizer=state.optimizer,
@@ -141,7 +141,7 @@ class Kept:
 
 
 def read_state(state: TrainerState, folder: Path) -> None:
-    """Read what ``write_state`` wrote, whoever held it.
+    """Read the files of ``write_state``, on any ranks.
 
     Raises:
         CorruptError: the optimizer state belongs to other parameters.
@@ -211,7 +211,7 @@ def _all_moments(optimizer: MomentOptimizer, trainable: Trainable) -> dict[str, 
 
 
 def _moments(optimizer: MomentOptimizer, parameter: torch.nn.Parameter, name: str) -> dict[str, Tensor]:
-    """Return what the optimizer keeps of a parameter, by its key in the file; what is filled changes the optimizer."""
+    """Return the optimizer's moments of a parameter, by key in the file; filling them changes the optimizer."""
     kept = optimizer.moments(parameter).items()
     return {f"{kind}/{name}": tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor for kind, tensor in kept}
 

@@ -104,7 +104,7 @@ def test_agents_are_numbered_and_strangers_refused() -> None:
 
 def test_an_endpoint_of_nobody_is_named() -> None:
     # An address of no machine (RFC 5737): nobody can listen there.
-    with pytest.raises(RendezvousConnectionError, match=r"Nobody can be met at 192\.0\.2\.1:.*one of the nodes"):
+    with pytest.raises(RendezvousConnectionError, match=r"No rendezvous at 192\.0\.2\.1:.*one of the nodes"):
         Meeting("192.0.2.1", 29500, 2, "start", 1).next_rendezvous()
 
 
