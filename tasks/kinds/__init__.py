@@ -1,4 +1,4 @@
-"""What differs between the policies that stages make, train and show: one kind each.
+"""The kinds of policies that stages sample, train and show: one room each.
 
 Stages, the training loop, stores and reports ask a kind and never which one it is. What a kind adds to the identity of
 artifacts is ``tasks.identities.kinds``'s. A new kind is a folder here, an identity there, and a line in both tables;

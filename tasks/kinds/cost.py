@@ -1,4 +1,4 @@
-"""What an epoch and a run take, counted from the config."""
+"""The cost of an epoch and of a run, counted from the config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one epoch and the whole run take, counted from the config."""
+    """The cost of one epoch and of the whole run, counted from the config."""
 
     prompts: Mapping[str, int]
     """Prompts by split."""

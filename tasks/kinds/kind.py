@@ -1,4 +1,4 @@
-"""What a kind of policy must provide."""
+"""The interface of policy kinds."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Job:
     replica: int
     """Which of the prompt's samples."""
     name: str
-    """Its id; of several that one job gives, what their ids begin with."""
+    """Its id; the prefix of their ids if one job gives several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """What samples are made with."""
+    """Context, models and policy for sampling."""
 
     context: RunContext
     """The run."""
@@ -72,21 +72,21 @@ class Making:
 
 
 class Maker(Protocol):
-    """Makes samples, batch by batch: what comes out of a job does not depend on the others of its batch."""
+    """Makes samples, batch by batch: a job's sample does not depend on the other jobs of its batch."""
 
     def load(self) -> None:
-        """Load what all batches need; ranks that hold weights together do it at once."""
+        """Load models for all batches; ranks that shard weights do it collectively."""
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:
         """Return the samples of at most ``execution.rollout_batch_size`` jobs, computed at one fixed size."""
 
     def rest(self) -> None:
-        """Take part, with nothing left to make, in what other ranks can only do together with this one."""
+        """Take part in collective calls of other ranks, with no job left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Valuing:
-    """What values of stored samples are computed with."""
+    """Context and models for critic values of stored samples."""
 
     context: RunContext
     """The run."""
@@ -108,7 +108,7 @@ class Valuing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the samples of an epoch are trained with."""
+    """Context and models for training on an epoch's samples."""
 
     context: RunContext
     """The run."""
@@ -129,7 +129,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporting:
-    """What an export is written from."""
+    """Context and artifacts for an export."""
 
     context: RunContext
     """The run."""
@@ -164,7 +164,7 @@ class Kind(ABC):
     exporting_parts: ClassVar[frozenset[Part]]
     """Parts of the model that an export needs."""
     saves_memory: ClassVar[tuple[str, ...]] = ()
-    """What to change when there is too little memory to make samples, a sentence each."""
+    """Remedies for too little memory while sampling, a sentence each."""
 
     def longest(self, config: RunConfig) -> int | None:
         """Return how many choices a sample may have that ends by itself; None where all have equally many."""
@@ -172,7 +172,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check(self, config: RunConfig, requires: Requirements) -> None:
-        """Check what of the config only this kind has; ``requires`` is what its algorithm needs.
+        """Check the settings of this kind; ``requires`` are its algorithm's needs.
 
         Raises:
             ConfigError: something cannot work.
@@ -180,23 +180,23 @@ class Kind(ABC):
 
     @abstractmethod
     def cost(self, config: RunConfig, requires: Requirements, prompts: Mapping[str, int]) -> Cost:
-        """Return what a run takes whose config was checked; ``prompts`` is their number by split."""
+        """Return the cost of a run whose config was checked; ``prompts`` is their number by split."""
 
     def memory(
         self, config: RunConfig, requires: Requirements, optimizer: OptimizerSizes, *, reference: bool
     ) -> Memory | None:
-        """Return what a rank needs, from the model's architecture alone; None where that is not known.
+        """Return the memory of a rank, from the model's architecture alone; None where that is not known.
 
         Args:
             config: a config that was checked.
-            requires: what its algorithm needs.
-            optimizer: what of its optimizer decides memory.
+            requires: its algorithm's needs.
+            optimizer: sizes of its optimizer's state.
             reference: the base model is compared with.
         """
         return None
 
     def drawing_memory(self, config: RunConfig) -> DrawingMemory | None:
-        """Return what drawing texts needs under a config of its own; None where the model is not known."""
+        """Return the memory of rendering texts with the renderer's config; None where the model is not known."""
         return None
 
     @abstractmethod
@@ -204,16 +204,16 @@ class Kind(ABC):
         """Return one row of every conditioning tensor per prompt; asked only where ``encodes``."""
 
     def cut_notes(self, host: ModelHost, prompts: Sequence[Prompt]) -> list[str]:
-        """Return what a person should know of prompts that are longer than what is read of them, a sentence each."""
+        """Return notes on prompts that are longer than the encoders read, a sentence each."""
         return []
 
     @abstractmethod
     def rollout(self, making: Making) -> Maker:
-        """Return what makes the samples that are trained on, with the log-probs that made them."""
+        """Return the sampler of rollouts, with log-probs."""
 
     @abstractmethod
     def evaluation(self, making: Making) -> Maker:
-        """Return what makes samples of fixed draws, for comparison."""
+        """Return the sampler of evaluations, with fixed draws."""
 
     def add_examples(  # noqa: B027
         self, config: RunConfig, folder: Path, samples: Sequence[Sample], *, before: int
@@ -229,7 +229,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        """Check that samples hold what a reward scores.
+        """Check that samples hold the media a reward scores.
 
         Raises:
             ConfigError: they do not.
@@ -241,23 +241,23 @@ class Kind(ABC):
 
     @abstractmethod
     def scored(self, shard: TrajectoryShard, needs: Needs, recent: Sequence[np.ndarray] | None) -> np.ndarray:
-        """Return what a reward gets of the samples of a shard, (B, ...).
+        """Return a reward's inputs from the samples of a shard, (B, ...).
 
         Args:
             shard: the shard.
-            needs: what the reward needs.
+            needs: the reward's needs.
             recent: the media of all rows, where this process has just made them.
         """
 
     @abstractmethod
     def show(self, folder: Path, batch: Scored, verdicts: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Write what a person looks at of the first samples of an evaluation, one verdict each, if there is something.
+        """Write a preview of the first samples of an evaluation, one verdict each, if the kind has one.
 
         Args:
             folder: where files go.
-            batch: what a reward was given.
-            verdicts: what it read and gave, of as many samples as are shown.
-            texts: what was drawn, where it is another than the prompts.
+            batch: the reward's inputs.
+            verdicts: its remark and score for each shown sample.
+            texts: the rendered texts, if they differ from the prompts.
         """
 
     def texts(self, shard: TrajectoryShard) -> list[str]:
@@ -279,7 +279,7 @@ class Kind(ABC):
         raise NotImplementedError
 
     def decoder(self, config: RunConfig, host: ModelHost) -> Callable[[np.ndarray], np.ndarray]:
-        """Return what makes pictures, (N, H, W, 3) or (N, F, H, W, 3) uint8, of the stored states (N, ...) of a sample.
+        """Return a function from stored states (N, ...) of a sample to (N, H, W, 3) or (N, F, H, W, 3) uint8.
 
         Raises:
             StoreError: samples of this kind have no states that can be seen.
@@ -293,7 +293,7 @@ class Kind(ABC):
         """Return stored samples as rows to train on."""
 
     def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
-        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None for what is not asked for.
+        """Return ``values`` and ``reference_log_probs`` of samples, a float32 row each, None if not needed.
 
         Raises:
             ConfigError: samples of this kind have none.
@@ -304,11 +304,11 @@ class Kind(ABC):
         )
 
     def follow(self, following: Following, batch: Scored) -> Followed:
-        """Return gradients of a reward with respect to what samples ended in.
+        """Return gradients of a reward with respect to final samples.
 
         Args:
-            following: the reward, and what holds the models.
-            batch: the samples; media are what their sampling ended in, (B, ...).
+            following: the reward, and the holder of models.
+            batch: the samples; media are their final latents, (B, ...).
 
         Raises:
             ConfigError: samples of this kind have no such end.
@@ -316,7 +316,7 @@ class Kind(ABC):
         raise no_slopes(following.config)
 
     def asked_parts(self, config: RunConfig) -> frozenset[Part]:
-        """Return what of the model it takes to ask rewards while training."""
+        """Return the model parts that calling rewards while training needs."""
         return frozenset()
 
     def give_rewards(self, models: Models, host: ModelHost) -> None:
@@ -328,8 +328,8 @@ class Kind(ABC):
         raise no_slopes(host.config)
 
     @abstractmethod
-    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> Models:
-        """Return what an algorithm may ask of the policy, and of what is trained beside it, by part."""
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> Models:
+        """Return the models an algorithm may call: the policy, and further trained models by name."""
 
     @abstractmethod
     def export(self, exporting: Exporting, folder: Path) -> None:

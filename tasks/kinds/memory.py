@@ -1,4 +1,4 @@
-"""What a run needs of a device's memory, whatever its policy makes: what every kind's estimate says, and shares."""
+"""Device memory of a run for any kind of policy: the interface of estimates, and their shared parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4
 #: Blocks that ``fully_shard`` has whole at a time: the one that computes, and the next.
 WHOLE_BLOCKS = 2
-#: What models of rewards are called in accounts.
+#: Name of reward models in accounts.
 REWARD_MODELS = "models of rewards"
 #: Micro-batches in host memory while training: the one at work, and those that are read before they are needed.
 READ_AHEAD = 3
@@ -25,7 +25,7 @@ AT_A_TIME = 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSizes:
-    """What of an optimizer decides how much memory training takes."""
+    """Sizes of an optimizer's state."""
 
     moment_bytes: float
     """Bytes of one moment of one number."""
@@ -35,12 +35,12 @@ class OptimizerSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingMemory:
-    """What a frozen model needs that draws texts, in bytes."""
+    """Memory of a frozen model that renders texts, in bytes."""
 
     weights: int
     """Text encoders, denoisers and autoencoder."""
     work: int
-    """Of a forward, or of decoding what it made."""
+    """Activations of a forward or of decoding."""
 
 
 class Memory(Protocol):
@@ -52,7 +52,7 @@ class Memory(Protocol):
 
     @property
     def trained(self) -> int:
-        """Of what of it is trained: adapters, or all."""
+        """Trained parameters: adapters, or all."""
 
     @property
     def tokens(self) -> int:
@@ -64,33 +64,33 @@ class Memory(Protocol):
 
     @property
     def lines(self) -> Mapping[str, Mapping[str, int]]:
-        """What it consists of, in words, by phase; phases that hold nothing of it are left out."""
+        """Its parts in words, by phase; empty phases are left out."""
 
     @property
     def between(self) -> int:
-        """Of the device, what stays while samples are scored."""
+        """Device memory that stays in use while samples are scored."""
 
     @property
     def host(self) -> Mapping[str, int]:
-        """Host memory, by what is in it, of one rank at most."""
+        """Host memory by content, the most of one rank."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the estimate cannot know, a sentence each."""
+        """Omissions of the estimate, a sentence each."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
 
     def advice(self, config: RunConfig, limit: int) -> list[str]:
-        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        """Return changes that make a run fit ``limit`` bytes per GPU; empty when it does."""
 
     def less_between(self, config: RunConfig) -> str:
-        """Return what to change so that less of it stays while samples are scored; '' where nothing does."""
+        """Return changes that free memory while samples are scored; '' if none of it stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a rank's part of what is trained lies, in bytes."""
+    """Placement of a rank's trained state, in bytes."""
 
     weights: int
     """On the device."""
@@ -99,7 +99,7 @@ class Placed:
     host: int
     """In host memory."""
     pinned: int
-    """Of that, what is pinned: parameters and gradients, and moments that are brought to the device for a step."""
+    """The pinned part of it: parameters and gradients, and moments that are brought to the device for a step."""
     saved: int
     """Gradients, moments and averages, wherever they lie."""
 
@@ -129,7 +129,7 @@ class Placed:
 
     @property
     def lines(self) -> Mapping[str, int]:
-        """What of it is in host memory, in words."""
+        """Its host memory in words."""
         return {"offloaded, pinned": self.pinned, "offloaded": self.host - self.pinned}
 
 
@@ -155,7 +155,7 @@ def step_bytes(config: RunConfig, trained: int, parts: int, optimizer: Optimizer
 
 
 def less_to_sample(config: RunConfig) -> str:
-    """Return what to change where the weights alone do not fit while samples are made."""
+    """Return changes if the weights alone do not fit while sampling."""
     execution = config.execution
     if execution.sampling == "spread":
         return "take more or larger GPUs"

@@ -1,4 +1,4 @@
-"""What rows of earlier epochs need: log-probs and means under the policy the epoch starts from, importance weights.
+"""Data of rows of earlier epochs: log-probs and means under the policy the epoch starts from, importance weights.
 
 Legend: B rows of a micro-batch, D latent dims.
 """

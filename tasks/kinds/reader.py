@@ -82,7 +82,7 @@ class SampleReader:
         """Return a stored array of a sample, read-only.
 
         Raises:
-            CorruptError: it is not stored, or not what was committed.
+            CorruptError: it is not stored, or differs from the commit.
         """
         number = bisect_right(self._starts, sample) - 1
         if number != self._last:

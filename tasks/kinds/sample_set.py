@@ -58,7 +58,7 @@ class SampleSet(ABC):
             raise CorruptError(f"{len(missing)} samples have no advantage, the first is {missing[0]}.")
         order = found.to_numpy()
         self.earned = advantages.take(pa.array(order))
-        """What each sample earned, (N,) rows."""
+        """Rewards and advantages of samples, (N,) rows."""
         self.advantages: np.ndarray = advantages.column("advantage").to_numpy()[order]
         """(N,) float32; NaN for samples that are left out."""
         self.rewards: np.ndarray = advantages.column("reward").to_numpy()[order]
@@ -97,7 +97,7 @@ class SampleSet(ABC):
         """Return the batch of rows (B, 2); ``common`` are the fields every batch has."""
 
     def units(self, requires: Requirements) -> Units:
-        """Return what must stay together; samples of advantage 0 only if the algorithm wants them."""
+        """Return units of rows that must stay together; samples of advantage 0 only if the algorithm wants them."""
         if requires.unit == "row":
             return self._early(single_rows(np.flatnonzero(self.live(requires)), self.positions()))
         chosen = [self._pair(members) if requires.unit == "pair" else members for members in self._groups()]
@@ -193,7 +193,7 @@ class Correctable(SampleSet):
     def recompute(
         self, stale: Units, models: Any, *, size: int, file: IO[bytes] | None, idle: Sequence[Units]
     ) -> Proximal:
-        """Return what the policy has for rows.
+        """Return the policy's log-probs and means of rows.
 
         Args:
             stale: the rows.
@@ -205,7 +205,7 @@ class Correctable(SampleSet):
 
     @abstractmethod
     def correct(self, proximal: Proximal, section: ReplaySection) -> None:
-        """Make what ``recompute`` returned the old values of stale rows, and weigh those against their behavior."""
+        """Set the result of ``recompute`` as old values of stale rows, and weigh those against their behavior."""
 
 
 def lists_of(table: pa.Table, name: str) -> np.ndarray | None:

@@ -1,1 +1,1 @@
-"""What a run is: what counts of it, what is stale and why, how it is opened, and which epochs a schedule means."""
+"""Runs: their current artifacts, staleness with causes, opening, and the epochs of schedules."""

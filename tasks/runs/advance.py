@@ -18,7 +18,7 @@ def chosen_epoch(context: RunContext, stage: str, asked: int | Literal["next", "
     """Return the epoch a person means by a number, by 'next' or by 'latest'.
 
     ``next`` is the first epoch that lacks the stage, maybe one more than the run has; ``latest`` the newest epoch that
-    was rolled out. Of stages that look at a policy both are the newest epoch that was trained.
+    was rolled out. For stages that read a policy both are the newest trained epoch.
     """
     if isinstance(asked, int):
         return asked

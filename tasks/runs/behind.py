@@ -1,4 +1,4 @@
-"""Work that goes on behind the caller's: what is made is written and committed while the next is made."""
+"""Background commits: a result is written and committed while the next one is computed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Behind:
-    """One thread that does what may wait, in order, while its caller goes on; it is never more than one thing behind.
+    """One thread that runs deferred work in order while its caller goes on; at most one item is pending.
 
-    Each failure is told once, by the next call; leaving waits for what was begun.
+    Each failure is raised once, by the next call; leaving waits for pending work.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Behind:
         self.close(wait=True)
 
     def wait(self) -> None:
-        """Wait for what was begun.
+        """Wait for pending work.
 
         Raises:
             Exception: it failed.
@@ -40,7 +40,7 @@ class Behind:
             last.result()
 
     def do(self, work: Callable[[], T]) -> Future[T]:
-        """Begin something once what was begun before is done.
+        """Begin work once the pending work is done.
 
         Raises:
             Exception: what was begun before failed; this is not begun.

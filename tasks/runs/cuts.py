@@ -31,7 +31,7 @@ def rollout_cuts(config: RunConfig) -> tuple[int, ...]:
     """
     rollout, execution = config.rollout, config.execution
     size, batch = rollout.group_size, execution.rollout_batch_size
-    # A batch is computed as a whole, so a shard that nobody limits holds one at least.
+    # A batch is computed as a whole, so a shard without a limit holds at least one.
     largest = (rollout.groups_per_shard or max(_LARGEST, math.ceil(batch / size))) * size
     units = (size,) if execution.ranks == 1 or _compares(config) else (size, batch)
     total = rollout.prompts_per_epoch * size
@@ -46,7 +46,7 @@ def evaluation_cuts(config: RunConfig) -> tuple[int, ...]:
 
 
 def encoding_cuts(count: int) -> tuple[int, ...]:
-    """Return where each shard of some prompts that are to be encoded ends; whoever takes one loads the encoders."""
+    """Return the end of each shard of prompts to encode; every process that takes one loads the encoders."""
     return _even(count, _PROMPTS) if count else ()
 
 
@@ -106,7 +106,7 @@ def idle_share(ends: Sequence[int], *, batch: int, ranks: int, times: int = 1) -
 def cover(ends: Sequence[int], committed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges that cover all up to the last of ``ends``: committed ones as they are, gaps cut at ``ends``.
 
-    Cuts are not part of a fingerprint, so what was begun with some may be finished with others.
+    Cuts are not part of a fingerprint, so an artifact begun with some may be finished with others.
     """
     ranges, position, total = list[tuple[int, int]](), 0, ends[-1]
     for start, stop in [*sorted(committed), (total, total)]:
@@ -138,7 +138,7 @@ def _shrinking(total: int, ranks: int, *, smallest: int, largest: int, unit: int
 
 
 def _compares(config: RunConfig) -> bool:
-    """Return whether a reward may compare the samples of a group; what a server's does is not known here."""
+    """Return whether a reward may compare the samples of a group; this is not known of a server's reward."""
     return any(
         section.server is not None or needs_of(section.name, section.options).groupwise for section in config.scored
     )

@@ -1,4 +1,4 @@
-"""How many epochs a run has: what a config asks for, but never fewer than a person was shown, unless they say so."""
+"""The number of epochs of a run: that of the config, but never fewer than a person saw, unless they say so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from configs.schema import RunConfig
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
 
-#: Series of records of lengths that were asked for beside the config: by ``--advance``, or a stage of a next epoch.
+#: Series of records of lengths requested outside the config: by ``--advance``, or by a stage of a next epoch.
 _SERIES = "lengths"
 
 
@@ -15,7 +15,7 @@ def kept_length(config: RunConfig, *, rewind: bool = False) -> RunConfig:
     """Return a config with as many epochs as the run that it describes has by now, where it asks for fewer.
 
     Args:
-        config: what is asked for; of a run that does not exist it stays as it is.
+        config: the request; returned unchanged for a new run.
         rewind: it stays as it is whatever the run has.
     """
     run = None if rewind or not config.run.name else RunFolder(ArtifactStore(config.store), config.run.name)
@@ -41,11 +41,11 @@ def remember_length(run: RunFolder, epochs: int) -> None:
 
 
 def length_note(asked: RunConfig, kept: RunConfig) -> str | None:
-    """Return what there is to say where a run keeps its length, else None."""
+    """Return a note if a run keeps its length, else None."""
     if asked.run.epochs == kept.run.epochs:
         return None
     return (
-        f"Run '{kept.run.name}' has {kept.run.epochs} epochs and the config asks for {asked.run.epochs}: it keeps what "
-        f"it has. With --rewind it would end after epoch {asked.run.epochs}: later epochs would stand beside the run, "
+        f"Run '{kept.run.name}' has {kept.run.epochs} epochs and the config asks for {asked.run.epochs}: it keeps "
+        f"them. With --rewind it would end after epoch {asked.run.epochs}: later epochs would become side results, "
         "and MLflow's curves and the alias 'champion' would go back."
     )

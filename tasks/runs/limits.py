@@ -1,4 +1,4 @@
-"""What a machine has too little of, said with what to change."""
+"""Out-of-memory errors, with remedies."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NO_MEMORY = ("OutOfMemoryError", "MemoryError")
 
 
 @contextmanager
-def enough_memory(what: str, remedies: Sequence[str], advice: Callable[[], str] = str) -> Iterator[None]:
-    """Say what to change where a device has too little memory.
+def enough_memory(task: str, remedies: Sequence[str], advice: Callable[[], str] = str) -> Iterator[None]:
+    """Raise an error with remedies where a device has too little memory.
 
     Args:
-        what: what is worked on inside.
-        remedies: what to change, a sentence each.
-        advice: returns what else may help, told by what of the memory is in use then.
+        task: the work inside.
+        remedies: possible changes, a sentence each.
+        advice: returns a further remedy, from the memory in use at that time.
 
     Raises:
         OutOfMemoryError: inside, there was too little.
@@ -30,5 +30,5 @@ def enough_memory(what: str, remedies: Sequence[str], advice: Callable[[], str] 
             raise
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OutOfMemoryError(
-            f"{what}: {said} {' '.join([*remedies, *filter(None, [advice()])])} 'flowmill check' estimates what fits."
+            f"{task}: {said} {' '.join([*remedies, *filter(None, [advice()])])} 'flowmill check' estimates memory."
         ) from error

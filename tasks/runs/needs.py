@@ -1,4 +1,4 @@
-"""What a run writes down of an algorithm of the user's own, so that whoever reads the run need not import it."""
+"""Recorded needs of a user's own algorithm, so that readers of the run need not import it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SERIES = "needs"
 
 
 def note_needs(run: RunFolder, config: RunConfig) -> None:
-    """Write down what an algorithm of the user's own needs; what those of the table need is known everywhere.
+    """Record the needs of a user's own algorithm; those of the table's algorithms are known everywhere.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -24,7 +24,7 @@ def note_needs(run: RunFolder, config: RunConfig) -> None:
 
 
 def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunConfig:
-    """Return the config of a run that is read, with what the run wrote down of an algorithm of the user's own.
+    """Return the config of a run to read, with the recorded needs of a user's own algorithm.
 
     Args:
         config: the config.
@@ -42,8 +42,8 @@ def knowing_needs(config: RunConfig, run: RunFolder, *, trusted: bool) -> RunCon
         if trusted:
             return config
         raise TrustError(
-            f"Run '{run.name}' trains with '{algorithm.name}', and its record does not say what that needs, as earlier "
+            f"Run '{run.name}' trains with '{algorithm.name}', and its record lacks the needs of that, as earlier "
             "versions wrote none of it down; it is not imported to find out. Start the run once more with its "
-            "config file ('flowmill run CONFIG'): what is made is kept, and what is needed is written down."
+            "config file ('flowmill run CONFIG'): artifacts are kept, and the needs are recorded."
         )
     return config.knowing(algorithm, AlgorithmNeeds(*(note[name] for name in AlgorithmNeeds._fields)))

@@ -8,7 +8,7 @@ from tasks.identities.nodes import Node, evaluation_nodes, first_nodes, nodes_of
 from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 
-#: Stages of evaluations, which may stand beside the run's own under a name.
+#: Stages of evaluations, which may have a name besides the run's own.
 _EVALUATING = ("evaluate", "depict", "judge")
 #: Settings of another model: with them a stage would belong to another run.
 _OF_THE_RUN = (
@@ -18,7 +18,7 @@ _OF_THE_RUN = (
 
 
 def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> list[Node]:
-    """Return what is run for a stage a person names, in order.
+    """Return the nodes to run for a stage a person names, in order.
 
     ``score`` and ``gradient`` without a slot mean every reward. ``evaluate`` is followed by its judges. With settings
     that are not the run's, an evaluation gets a name of its own, and prompts that the run does not have are encoded
@@ -27,7 +27,7 @@ def named_stages(context: RunContext, node: Node, *, evaluation: str = "") -> li
     Args:
         context: the run, with the settings asked for.
         node: the stage.
-        evaluation: a name for an evaluation beside the run's own.
+        evaluation: a name for an additional evaluation.
 
     Raises:
         ConfigError: the settings are those of another run, or only an evaluation can have a name.
@@ -63,7 +63,7 @@ def _prompts_first(context: RunContext, node: Node) -> list[Node]:
         section, name = key.split(".")
         if ours[section][name] != theirs[section][name]:
             raise ConfigError(
-                f"--set {key}: this is what makes the run '{context.run.name}' this one, so no stage of it can have "
+                f"--set {key}: this setting identifies the run '{context.run.name}', so no stage of it can have "
                 "another. Start a run of another name: flowmill run CONFIG --name NAME --set ..."
             )
     known = context.chain.find(0, "preprocess") is not None

@@ -1,4 +1,4 @@
-"""What a stage says while it works, and where time went."""
+"""Progress messages of stages, and the time of each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Ledger:
 
     @contextmanager
     def work(self, stage: str) -> Iterator[None]:
-        """Count the time inside as work of a stage, but for imports of what is used first: those are start-up."""
+        """Count the time inside as work of a stage, except imports at first use: those are start-up."""
         start, imports = time.monotonic(), seconds_of_imports()
         try:
             yield

@@ -25,12 +25,12 @@ class Recent:
         self._lock = threading.Lock()
 
     def begin(self, ref: ArtifactRef, shard: str, *, exact: bool) -> Callable[[Iterable[np.ndarray]], None]:
-        """Return what keeps the (H, W, 3) images or (F, H, W, 3) clips, uint8, of a shard's next rows.
+        """Return the cache of the (H, W, 3) images or (F, H, W, 3) clips, uint8, of a shard's next rows.
 
         Args:
             ref: the artifact; nothing is kept any more of others of its kind.
             shard: the shard, of which nothing of an attempt before is kept.
-            exact: what is stored is what is added; otherwise nothing is kept.
+            exact: storage is lossless; otherwise nothing is kept.
         """
         key = (ref, shard)
         with self._lock:
@@ -54,7 +54,7 @@ class Recent:
         return add
 
     def forget(self, ref: ArtifactRef, shard: str) -> None:
-        """Keep nothing any more of a shard that somebody else has committed."""
+        """Drop a shard that another process has committed."""
         with self._lock:
             if (ref, shard) in self._shards:
                 self._drop((ref, shard))

@@ -1,4 +1,4 @@
-"""What has to be made anew where artifacts are damaged: their stages, and those of inputs whose files were removed."""
+"""Stages to run again where artifacts are damaged: their own, and those of inputs whose files were removed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tasks.runs.opening import open_run
 
 
 def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tuple[str, str, int]]:
-    """Return the (run, stage, epoch) that make artifacts anew, in the order of each run.
+    """Return the (run, stage, epoch) that regenerate artifacts, in the order of each run.
 
-    What they read and was removed is made anew too: what is left of it is set aside.
+    Removed inputs are regenerated too: their remains are set aside.
 
     Args:
         store: the store.
@@ -34,7 +34,7 @@ def makers(store: ArtifactStore, damaged: Mapping[ArtifactRef, str]) -> list[tup
 
 
 def _revived(chain: Chain, nodes: Collection[Node]) -> Iterator[Node]:
-    """Yield what some stages read, directly or not, whose files were removed, once it is due again."""
+    """Yield removed inputs of some stages, direct or not, once they are due again."""
     waiting, seen = [*nodes], set(nodes)
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Every random draw of a run, derived from what it is for: results do not depend on shards, workers or restarts."""
+"""Every random draw of a run, derived from its purpose: results do not depend on shards, workers or restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def derive(*parts: int | str) -> int:
-    """Return a 63-bit seed for what ``parts`` name: (run seed, purpose, epoch, prompt, replica, step, ...)."""
+    """Return a 63-bit seed for ``parts``: (run seed, purpose, epoch, prompt, replica, step, ...)."""
     digest = hashlib.blake2b(_as_json(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -33,7 +33,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def permutation(count: int, *parts: int | str) -> np.ndarray:
-    """Return a (count,) permutation for what ``parts`` name."""
+    """Return a (count,) permutation for ``parts``."""
     return np.random.Generator(np.random.PCG64(derive(*parts))).permutation(count)
 
 

@@ -1,4 +1,4 @@
-"""What of a run is fresh, stale or missing, and why: root cause first. Reads records and manifests only."""
+"""Fresh, stale and missing stages of a run, with causes: root cause first. Reads records and manifests only."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class State(Enum):
     FRESH = "fresh"
     """Committed, of the current settings and inputs."""
     STALE = "stale"
-    """What is committed was made with other settings or of other inputs."""
+    """The committed artifact was made with other settings or inputs."""
     MISSING = "missing"
     """Nothing was made yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One reason why what was made does not count."""
+    """One reason why an artifact does not count."""
 
     text: str
-    """What changed, such as ``rollout.steps 8 -> 10``."""
+    """The change, such as ``rollout.steps 8 -> 10``."""
     upstream: Node | None = None
     """The stage that has the reason, when it is an input that changed."""
 
@@ -68,7 +68,7 @@ class Side:
     entry: LineageEntry
     """Its record."""
     label: str
-    """Why it is beside the run."""
+    """Why it is a side result."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -102,7 +102,7 @@ def standing(chain: Chain, node: Node) -> Standing:
 
 
 def due(chain: Chain, node: Node) -> list[Standing]:
-    """Return what depends on a stage, directly or not, and is not fresh."""
+    """Return stale dependents of a stage, direct or not."""
     behind, found = {node}, []
     for each in chain.nodes():
         if each != node and behind.intersection(chain.identity(each).upstream()):
@@ -117,7 +117,7 @@ def explain(chain: Chain, node: Node) -> list[str]:
     """Return why a stage stands as it does, one line each, root causes first."""
     current = standing(chain, node)
     if current.state is State.FRESH:
-        return [f"{node} is fresh: {current.artifact} was made with the run's settings from what it names as inputs."]
+        return [f"{node} is fresh: {current.artifact} was made with the run's settings from its recorded inputs."]
     if current.state is State.MISSING:
         source = "; another run made it, so nothing is to be computed" if current.reusable else ""
         return [f"{node} is missing: the run has not made it yet{source}."]
@@ -126,7 +126,7 @@ def explain(chain: Chain, node: Node) -> list[str]:
 
 
 def side_results(chain: Chain) -> list[Side]:
-    """Return what the run's lineage names beside the run itself, each with its label."""
+    """Return side results of the run's lineage, each with its label."""
     nodes, found = set(chain.nodes()), []
     run = chain.run
     for entry in run.entries():
@@ -167,7 +167,7 @@ def _remade(chain: Chain, above: Standing) -> str:
 
 
 def _causes(chain: Chain, identity: Identity, entry: LineageEntry) -> Iterator[Cause]:
-    """Yield what differs between a committed artifact and what the stage would make now."""
+    """Yield differences between a committed artifact and the one the stage would make now."""
     if identity.grows:
         # A cache has no manifest that could say more.
         above = [node for node in identity.upstream() if standing(chain, node).state is State.STALE]
@@ -205,11 +205,11 @@ def _other_contents(identity: Identity, old: Mapping[str, Any], new: Mapping[str
     before, now = old.get(CONTENTS, {}), new.get(CONTENTS, {})
     places = [place for place in identity.places() if place.path in now]
     if unknown:
-        told = [f"{place} changed since, and what it held was not recorded" for place in places]
+        causes = [f"{place} changed since, and its contents were not recorded" for place in places]
     else:
         other = (place for place in places if before.get(place.path, now[place.path]) != now[place.path])
-        told = [f"{place} has other contents" for place in other]
-    return list(dict.fromkeys(told))
+        causes = [f"{place} has other contents" for place in other]
+    return list(dict.fromkeys(causes))
 
 
 def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[Node]:
@@ -217,7 +217,7 @@ def _other_inputs(chain: Chain, identity: Identity, manifest: Manifest) -> list[
 
 
 def _label(chain: Chain, node: Node, entry: LineageEntry, *, scheduled: bool) -> str | None:
-    """Return why an entry is beside the run, None if it is part of it."""
+    """Return why an entry is a side result, None if it is part of the run."""
     _, _, name = node.slot.partition(OF)
     name = node.slot if node.stage == "evaluate" else name
     if name and node.stage in ("evaluate", "judge"):

@@ -9,7 +9,7 @@ from configs.errors import FlowmillError
 from tasks.runs.context import RunContext
 
 _SERIES = "states"
-#: Of an error, what a table shows.
+#: Length of an error in tables.
 _MOST = 120
 
 
@@ -33,7 +33,7 @@ def state_of(context: RunContext, *, complete: bool) -> str:
         with contextlib.suppress(FlowmillError, OSError):
             if context.store.root.locked(context.run.lock_path):
                 return "running"
-        # Whoever wrote it is gone without a word.
+        # Its writer ended without a final record.
         state = "stopped"
     if complete:
         return "done"

@@ -127,7 +127,7 @@ class AdvantageStage(Stage):
         return advantages.mean(1), torch.stack([kept for _, kept in found]).all(0)
 
     def _per_token(self, estimator: TokenEstimator, everything: Earnings, counted: Tensor, folder: Path) -> Output:
-        """Write an advantage per sample, the mean of its tokens', and beside it those of tokens."""
+        """Write an advantage per sample, the mean of its tokens', and those of tokens."""
         now = everything.take(counted)
         groups, _ = group_numbers(now.samples)
         tokens = TokenTables.read(self.context.store, self.inputs(), everything.samples, self.config.rollout.store)
@@ -140,7 +140,7 @@ class AdvantageStage(Stage):
         return Output(rows=len(counted), summary={**summary, **found.summary})
 
     def _kl_coef(self, estimator: TokenEstimator) -> float:
-        """Return the weight of the KL in this epoch: of an estimator that adapts, what follows the epoch before."""
+        """Return the weight of the KL in this epoch: adapted from the epoch before if the estimator adapts it."""
         *_, before = self.inputs()
         if not estimator.adapts or before.kind != self.identity.kind:
             return estimator.kl_coef
@@ -158,7 +158,7 @@ class AdvantageStage(Stage):
 
     @property
     def _rolled_out(self) -> str:
-        """The artifact of the samples: what their rewards are of."""
+        """The artifact of the samples."""
         scored = next(ref for ref in self.inputs() if ref.kind == "rewards")
         return str(origin_of(self.context.store, ArtifactRef.parse(self.context.store.require(scored).inputs[0])))
 
@@ -243,7 +243,7 @@ class AdvantageStage(Stage):
         return gdpo_advantages(now.parts, now.weights, groups, normalizer, penalty=now.penalty)
 
     def _epochs(self) -> list[Earnings]:
-        """Return what the samples of each epoch earned, this one first."""
+        """Return the rewards of each epoch's samples, this one first."""
         count, refs = len(self.identity.sections), self.inputs()
         scored = [ref for ref in refs if ref.kind == "rewards"]
         section = self.config.advantage

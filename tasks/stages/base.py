@@ -60,5 +60,5 @@ class BaseStage(Stage):
         family.write_single_files(section.single_files, source, target)
         self._report("single file", 1, 1)
 
-    def _report(self, what: str, done: int, total: int) -> None:
-        self.context.reporter.progress(self.name, 0, done, total, what)
+    def _report(self, item: str, done: int, total: int) -> None:
+        self.context.reporter.progress(self.name, 0, done, total, item)

@@ -1,4 +1,4 @@
-"""What the samples of an epoch earned, and what of it one modality did."""
+"""Rewards of an epoch's samples, also by modality."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earnings:
-    """The samples of one epoch with what they earned."""
+    """The samples of one epoch with their rewards."""
 
     samples: pa.Table
     """Any of its reward tables, for sample_id, prompt_id and group_id."""
@@ -28,7 +28,7 @@ class Earnings:
     weights: Sequence[float]
     """Of these."""
     penalty: Tensor
-    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and what length costs."""
+    """(N,) float64: kl_coef times the KL to the base model, mean over its trained steps; and the penalty of length."""
     total: Tensor
     """(N,) float64: the weighted sum of rewards less the penalty; NaN where one failed."""
     cut: Tensor
@@ -49,7 +49,7 @@ class Earnings:
         )
 
     def of(self, rewards: Sequence[RewardSection], modality: str) -> Earnings:
-        """Return what a modality earned: by the rewards that judge it, and by those that judge the whole sample.
+        """Return the rewards of a modality: from those that judge it, and by those that judge the whole sample.
 
         Args:
             rewards: those of ``parts``.

@@ -32,7 +32,7 @@ class EncodeStage(Stage):
         return [self._shard(missing[start:stop]) for start, stop in pairwise((0, *ends))]
 
     def run(self, shard: Shard, folder: Path) -> Output:
-        """Encode what is missing of one range, in batches of one fixed size: rows do not depend on their neighbors."""
+        """Encode missing prompts of one range, in batches of one fixed size: rows do not depend on their neighbors."""
         self.host.use_threads()
         wanted = self._cache.missing(list(islice(self._prompts, shard.start, shard.stop)))
         size, prompts = self.config.execution.encode_batch_size, self._prompts
@@ -50,13 +50,13 @@ class EncodeStage(Stage):
 
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
-        """What is to be encoded, by what is encoded of it; nothing of a kind that takes prompts as they are."""
+        """Prompts to encode, by their key; none for a kind that needs no encoding."""
         splits = self.context.source_prompts.values() if self.policy_kind.encodes else ()
         return {prompt.condition: prompt for split in splits for prompt in split}
 
     @cached_property
     def _missing(self) -> list[tuple[int, str]]:
-        """What is to be encoded, with its position among all: a range means the same whatever is committed since."""
+        """Prompts to encode, with their position among all: ranges do not depend on later commits."""
         missing = set(self._cache.missing(list(self._prompts)))
         return [(place, condition) for place, condition in enumerate(self._prompts) if condition in missing]
 
@@ -70,6 +70,6 @@ class EncodeStage(Stage):
         for name, rows in encoded.items():
             finite(rows[: len(prompts)], f"embeddings '{name}'")
         kept = {name: rows[: len(prompts)].cpu().contiguous() for name, rows in encoded.items()}
-        # NumPy has no bfloat16: its bits are stored, half the size of a wider float and exactly what was computed.
+        # NumPy has no bfloat16: its bits are stored, half the size of a wider float, and exact.
         bits = {name: "bfloat16" for name, rows in kept.items() if rows.dtype == torch.bfloat16}
         return Rows({k: (v.view(torch.uint16) if k in bits else v).numpy() for k, v in kept.items()}, bits)

@@ -22,7 +22,7 @@ class ExportStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What is written, and what its pictures need."""
+        """Models of the export, and of its images."""
         return self.policy_kind.exporting_parts
 
     def shards(self) -> list[Shard]:

@@ -1,4 +1,4 @@
-"""Scores an evaluation, and shows what it scores."""
+"""Scores an evaluation, and writes previews."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = "-shown"
 
 
 class JudgeStage(Scoring):
-    """A reward or judge over the samples of an evaluation; of each prompt list some are there to look at."""
+    """A reward or judge over the samples of an evaluation; some samples of each prompt list are shown."""
 
     def whole(self, names: Sequence[str]) -> dict[str, list[str]]:
         """Each prompt list as one: its prompts take turns, so groups end where it does."""
@@ -33,7 +33,7 @@ class JudgeStage(Scoring):
         return found
 
     def closing(self) -> list[Shard]:
-        """Return what shows each split of several shards; one that has a single shard is shown there."""
+        """Return the preview shard of each split with several shards; a single shard holds its own preview."""
         shown = self.config.evaluate.images
         splits = dict.fromkeys(split_of(shard.name) for shard in self.shards() if shard.name != split_of(shard.name))
         return [Shard(f"{split}{_SHOWN}") for split in splits if shown]
@@ -54,7 +54,7 @@ class JudgeStage(Scoring):
             self._show(folder, batch, self._written(shard, count), _verdicts(scores.values[:count], notes))
 
     def _show(self, folder: Path, batch: Batch, written: Sequence[str], verdicts: Sequence[str]) -> None:
-        """Show samples with prompt, what was written of it where images were drawn of texts, and verdict."""
+        """Show samples with prompt, rendered text if there is one, and verdict."""
         if not self.reads_images:
             self.policy_kind.show(folder, batch, verdicts)
             return
@@ -77,7 +77,7 @@ class JudgeStage(Scoring):
         return {split: mean_figures(parts) for split, parts in splits.items()}
 
     def _first(self, split: str) -> tuple[Batch, list[str], list[str]]:
-        """Return the first samples of a split, what they were drawn of, and what the reward said of each."""
+        """Return the first samples of a split, their rendered texts, and the reward's verdicts."""
         batches, written, verdicts, left = list[Batch](), list[str](), list[str](), self.config.evaluate.images
         for shard in self.shards():
             if split_of(shard.name) == split and left:
@@ -96,6 +96,6 @@ class JudgeStage(Scoring):
 
 
 def _verdicts(values: np.ndarray, notes: Sequence[str]) -> list[str]:
-    """Return what is said of samples: what the reward read, and the score where there is one."""
+    """Return verdicts of samples: the reward's remark, and the score if there is one."""
     given = ["" if np.isnan(value) else f"{value:.2f}" for value in values]
     return [f"{note} {value}".strip() for note, value in zip(notes, given, strict=False)]

@@ -30,7 +30,7 @@ class OptimizeStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What is trained, and what rewards that are asked meanwhile look through."""
+        """Trained parts, and parts that rewards called while training need."""
         requires = make_algorithm(self.config).requires
         critic = frozenset({Part.CRITIC} if requires.critic else ())
         asked = self.policy_kind.asked_parts(self.config) if requires.rewards else frozenset()
@@ -38,7 +38,7 @@ class OptimizeStage(Stage):
 
     @property
     def sizes(self) -> Mapping[str, int | None]:
-        """Of training, and of what is decoded and followed back meanwhile."""
+        """Batch sizes of training, decoding and reward gradients."""
         size = {"micro_batch_size": self.config.execution.micro_batch_size}
         if not make_algorithm(self.config).requires.rewards:
             return size

@@ -1,4 +1,4 @@
-"""Draws what a language model wrote, with an image model that is never trained: the images are what rewards look at."""
+"""Renders a language model's texts with a frozen image model; rewards score the images."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Drawing(Stage):
 
     @abstractmethod
     def seed(self, prompt_id: str, replica: int, image: int) -> int:
-        """Return what the initial noise of an image of a text is drawn with."""
+        """Return the seed of the initial noise of a text's image."""
 
     @cached_property
     def _drawer(self) -> Kind:

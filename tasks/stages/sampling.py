@@ -1,4 +1,4 @@
-"""What stages have in common that sample a policy: which jobs there are, cut into shards, each made batch by batch."""
+"""Base of stages that sample a policy: jobs in shards, made batch by batch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Sampling(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What makes samples."""
+        """Model parts that sampling needs."""
         return self.policy_kind.sampling_parts
 
     @property
     def saves_memory(self) -> tuple[str, ...]:
-        """What to change when there is too little memory."""
+        """Remedies for too little memory."""
         return self.policy_kind.saves_memory
 
     @property
@@ -41,15 +41,15 @@ class Sampling(Stage):
         return sampling_sizes(self.config)
 
     def load(self) -> None:
-        """What makes samples."""
+        """Load the sampler's models."""
         self.maker.load()
 
     def rest(self) -> None:
-        """Take part in what other ranks still sample."""
+        """Take part in collective calls of ranks that still sample."""
         self.maker.rest()
 
     def shards(self) -> list[Shard]:
-        """Ranges of samples: those of committed shards, and what is missing between them, which stays the plan."""
+        """Ranges of samples: those of committed shards, and the gaps between them; the plan is kept."""
         if self._planned is None or self._planned[0] != self.ref:
             self._planned = (self.ref, self.plan())
         return self._planned[1]
@@ -61,11 +61,11 @@ class Sampling(Stage):
     @property
     @abstractmethod
     def maker(self) -> Maker:
-        """What makes the samples."""
+        """The sampler."""
 
     @cached_property
     def making(self) -> Making:
-        """What samples are made with."""
+        """The sampling context."""
         return Making(context=self.context, host=self.host, policy=self.inputs()[0], epoch=self.epoch)
 
     @cached_property
@@ -84,7 +84,7 @@ class Sampling(Stage):
             jobs: its jobs.
             total: jobs of all shards that are counted together.
             about: figures about the content.
-            kept: how many samples to return beside what was written.
+            kept: how many samples to return.
         """
         self.host.use_threads()
         batch, form, first = self.config.execution.rollout_batch_size, media_format(self.config), list[Sample]()

@@ -26,7 +26,7 @@ class ScoreStage(Scoring):
         self._followed = rollout
 
     def sampled(self) -> list[str]:
-        """The shards of the trajectories, or of what was drawn of them; of unfinished rollouts as they are planned."""
+        """The shards of the trajectories, or of their renders; unfinished rollouts use planned shards."""
         if self._followed is not None:
             return [shard.name for shard in self._followed.shards()]
         (trajectories,) = self.inputs()
@@ -45,7 +45,7 @@ class ScoreStage(Scoring):
         return found
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
-        """Say how good the rollouts are, by what is optimized."""
+        """Report the mean optimized reward of the rollouts."""
         found = figures_of(scores.values, None)
         if "mean" in found and self.section in self.config.rewards:
             self.context.reporter.progress(self.name, self.epoch, 1, 1, f"{self.slot} {found['mean']:.3f}")

@@ -76,7 +76,7 @@ class Scoring(Stage):
         return {name: [name] for name in names}
 
     def needs(self) -> Needs:
-        """Return what the reward is given, without loading it; of a server's, what that says."""
+        """Return the reward's needs without loading it; a server reports its own."""
         section = self.section
         if section.server is None:
             return needs_of(section.name, section.options)
@@ -131,7 +131,7 @@ class Scoring(Stage):
         return Output(rows=len(scores.values), summary=about, content=lambda: _content(rows))
 
     def write(self, folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Write the scores of samples, with what says which reward gave them, to what."""
+        """Write the scores of samples, with columns that identify reward and artifact."""
         write_rows("rewards", folder, columns, {**self.identity.labels(), "artifact": str(self.inputs()[0])})
 
     def _score(self, reward: Reward, batch: Batch) -> Scores:
@@ -153,22 +153,22 @@ class Scoring(Stage):
         return [row for row, about in enumerate(batch.metadata) if not wanted or about[SOURCE] in wanted]
 
     def scored(self, shard: Shard, batch: Batch, scores: Scores, folder: Path) -> None:
-        """Do what else is to be done with scored samples."""
+        """Hook for further work on scored samples."""
 
     @property
     def reads_images(self) -> bool:
-        """Whether what is scored was drawn of the samples, which are texts."""
+        """Whether the reward scores renders of sampled texts."""
         return reads_images(self.config, self.section)
 
     @cached_property
     def scored_kind(self) -> Kind:
-        """What knows what is scored: the run's kind, or that of the model that drew it."""
+        """The kind of scored media: the run's, or the renderer's."""
         return make_kind(renderer_config(self.config)) if self.reads_images else self.policy_kind
 
     def _of_samples(
         self, shard: Shard, batch: Batch, scores: Scores, table: pa.Table
     ) -> tuple[Batch, Scores, pa.Table]:
-        """Return what was scored, scores and ids of one row per sample: of several images of a text the mean."""
+        """Return one row of score and ids per sample; several images of a text give their mean."""
         count = render_of(self.config).images if self.reads_images else 1
         if count == 1:
             return batch, scores, table
@@ -176,8 +176,8 @@ class Scoring(Stage):
         rows = range(0, len(batch), count)
         # A sample one of whose images has no score has none.
         values = scores.values.reshape(-1, count).mean(1)
-        told = scores.notes or [""] * len(batch)
-        notes = [", ".join(dict.fromkeys(told[row : row + count])) for row in rows]
+        remarks = scores.notes or [""] * len(batch)
+        notes = [", ".join(dict.fromkeys(remarks[row : row + count])) for row in rows]
         return batch.take(rows), Scores(values, notes), pa.concat_tables([each.table for each in texts])
 
     def opened(self, shard: Shard, ref: ArtifactRef) -> list[TrajectoryShard]:
@@ -219,7 +219,7 @@ class Scoring(Stage):
 
 
 def _content(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Return what the rows are: how many share a shard is a matter of choice."""
+    """Return the digest of the rows, which is independent of shards."""
     contents = Contents()
     contents.add_table(columns)
     return str(contents)

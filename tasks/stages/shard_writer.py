@@ -22,7 +22,7 @@ class ShardWriter:
         self.rows = 0
         """Samples added so far."""
         self.contents = Contents()
-        """What the samples are that are written so far."""
+        """Digest of the samples written so far."""
         self.repeats = 0
         """Samples whose media or tokens equal those of an earlier sample of their group."""
         self._seen: set[tuple[str, bytes]] = set()
@@ -51,10 +51,10 @@ class ShardWriter:
         self._behind.do(lambda: self._write(samples))
 
     def end(self) -> Callable[[], Sequence[FileEntry]]:
-        """Write what is left; return what waits for all of it and gives the entries that are known of the files.
+        """Write the rest; return a function that waits for it and gives the known entries of files.
 
         Raises:
-            Exception: what was added could not be written.
+            Exception: samples could not be written.
         """
         ended = self._behind.do(self._writer.end)
         self._behind.close(wait=False)

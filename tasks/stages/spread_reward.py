@@ -16,7 +16,7 @@ from tasks.hosting.ranks import Ranks
 class SpreadReward:
     """For ranks that each take shards of their own, as many as they get to.
 
-    Before a call the ranks tell each other whether one of them makes it. All then do: whoever has no work left calls
+    Before a call the ranks agree whether one of them needs it. All then make it: a rank without work calls
     with samples whose scores do not count. So they need not make equally many calls.
     """
 
@@ -30,11 +30,11 @@ class SpreadReward:
 
     @property
     def needs(self) -> Needs:
-        """What the reward needs."""
+        """The reward's needs."""
         return needs_of_made(self._reward)
 
     def score(self, *given: Any) -> Any:
-        """Return what the reward says, which the other ranks compute with."""
+        """Return the reward's scores, computed collectively with the other ranks."""
         self._wanted(own=True)
         return self._reward.score(*given)
 
@@ -67,7 +67,7 @@ class _Heard:
 
 
 def first_call(needs: Needs, name: str, batch: Batch, handling: Handling) -> Sequence[Any]:
-    """Return what the first call of a reward is given when it scores samples."""
+    """Return the inputs of a reward's first call on samples."""
     heard = _Heard(needs)
     score(heard, name, batch, handling)
     return heard.given

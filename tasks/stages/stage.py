@@ -1,6 +1,6 @@
 """The stage contract: a stage file holds only its own work.
 
-What a stage is (name, version, options, inputs) is its identity's. A stage says which shards its artifact consists of,
+Name, version, options and inputs of a stage are its identity's. A stage says which shards its artifact consists of,
 and how one shard becomes files. Skipping, committing, resuming, timing and lineage are ``StageRun``'s.
 """
 
@@ -44,7 +44,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What running a shard gives besides files."""
+    """Result of a shard besides files."""
 
     rows: int
     """Rows written."""
@@ -53,7 +53,7 @@ class Output:
     written: Callable[[], Sequence[FileEntry]] = tuple
     """Waits until all files are written; returns the entries of those whose checksums were taken meanwhile."""
     content: Callable[[], str] = str
-    """Once they are: what the rows are, however they are cut into shards, where that is a matter of choice."""
+    """The digest of written rows, if shards are a matter of choice."""
 
 
 class Stage(ABC):
@@ -66,15 +66,15 @@ class Stage(ABC):
     separable: ClassVar[bool] = False
     """True when no shard needs another, so that any process that reaches the store may make it."""
     identity: Identity
-    """What it is."""
+    """Its identity."""
 
     def __init__(self, identity: Identity, context: RunContext, host: ModelHost) -> None:
-        """Bind to what it works with.
+        """Bind to context and models.
 
         Args:
             identity: which stage of which epoch.
             context: the run.
-            host: what holds the models of this process.
+            host: the holder of this process's models.
         """
         self.identity = identity
         self.context = context
@@ -89,7 +89,7 @@ class Stage(ABC):
 
     @property
     def epoch(self) -> int:
-        """The epoch; 0 of what comes before all."""
+        """The epoch; 0 before training."""
         return self.identity.epoch
 
     @property
@@ -109,7 +109,7 @@ class Stage(ABC):
 
     @cached_property
     def policy_kind(self) -> Kind:
-        """What the policy of the run is."""
+        """The kind of the run's policy."""
         return make_kind(self.config)
 
     @property
@@ -119,7 +119,7 @@ class Stage(ABC):
 
     @property
     def saves_memory(self) -> tuple[str, ...]:
-        """What to change when there is too little memory, a sentence each."""
+        """Remedies for too little memory, a sentence each."""
         return ()
 
     @property
@@ -129,7 +129,7 @@ class Stage(ABC):
 
     @property
     def on_ranks(self) -> bool:
-        """True for what holds models and so runs where the ranks are, if there are several."""
+        """True for a stage that holds models and so runs on the ranks, if there are several."""
         return bool(self.parts)
 
     @property
@@ -140,7 +140,7 @@ class Stage(ABC):
         return self._ref
 
     def adopt(self, ref: ArtifactRef, inputs: Sequence[ArtifactRef]) -> None:
-        """Make what another process resolved the artifact of this stage and what it reads."""
+        """Set artifact and inputs of this stage as another process resolved them."""
         self._ref, self._inputs = ref, tuple(inputs)
 
     def begin(self, *, again: bool, chosen: bool) -> None:
@@ -148,7 +148,7 @@ class Stage(ABC):
 
         Args:
             again: make another although the work is committed.
-            chosen: who ordered it has decided which; else it is one that is complete, or that nobody makes in batches
+            chosen: the requester has decided which; else it is complete, or no process makes it with batches
                 of other sizes.
         """
         store = self.context.store
@@ -168,21 +168,21 @@ class Stage(ABC):
         return self._inputs
 
     def meet(self) -> None:
-        """Do, while all ranks are here, what none can do alone before it takes shards."""
+        """Run collective work of all ranks before shards are taken."""
         self.host.meet(self.parts, self.load)
 
     def load(self) -> None:  # noqa: B027 - most stages load nothing
-        """Load what every shard needs; on ranks that hold weights together, all do it before they take shards."""
+        """Load the models of all shards; ranks that shard weights do it together before they take shards."""
 
-    def rest(self) -> None:  # noqa: B027 - most stages need nobody for their shards
-        """Take part, with no shard left for this rank, in what the others can only do together with it."""
+    def rest(self) -> None:  # noqa: B027 - most stages need no other rank for their shards
+        """Take part in collective calls of other ranks, with no shard left."""
 
     @abstractmethod
     def shards(self) -> Sequence[Shard]:
         """Return all shards of the artifact but the closing ones, in order; committed ones included."""
 
     def closing(self) -> Sequence[Shard]:
-        """Return the shards made of what all others hold, in the end, where the artifact is completed."""
+        """Return the shards that are made last, from all others, where the artifact is completed."""
         return ()
 
     @abstractmethod
@@ -201,7 +201,7 @@ class Stage(ABC):
 
 
 def make_stage(context: RunContext, host: ModelHost, node: Node) -> Stage:
-    """Return a stage of a run, with what it works with.
+    """Return a stage of a run, bound to context and models.
 
     Raises:
         ConfigError: there is no such stage, or it does not exist for this epoch or slot.

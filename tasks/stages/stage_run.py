@@ -22,7 +22,7 @@ from tasks.stages.stage import Output, Shard, Stage
 
 
 class StageRun:
-    """One execution of a stage: what is left to do, doing it, and completing the artifact."""
+    """One execution of a stage: its pending shards, running them, and completing the artifact."""
 
     def __init__(self, stage: Stage, *, force: bool = False, ordered: bool = False) -> None:
         """Bind to a stage.
@@ -61,7 +61,7 @@ class StageRun:
         return [shard for shard in self.stage.shards() if shard.name not in done]
 
     def failed(self, error: Exception) -> Shard | None:
-        """Return the shard whose failure an error tells, None if it tells of something else."""
+        """Return the shard whose failure an error reports, None if it reports something else."""
         return next((shard for known, shard in self._failures if known is error), None)
 
     def run_shards(
@@ -83,7 +83,7 @@ class StageRun:
                 try:
                     commit = self._made(shard, on_commit)
                 except Exception:
-                    # If the shard before failed too, that is what is told.
+                    # If the shard before failed too, its error is raised.
                     behind.wait()
                     raise
                 if not self.stage.separable:
@@ -92,7 +92,7 @@ class StageRun:
                 try:
                     behind.wait()
                 finally:
-                    # What is made is worth committing, whatever became of the shard before.
+                    # A finished shard is committed even if the one before it failed.
                     behind.do(commit)
             behind.wait()
         return count
@@ -104,13 +104,13 @@ class StageRun:
     def _made(
         self, shard: Shard, on_commit: Callable[[ShardRecord], None] = lambda record: None
     ) -> Callable[[], ShardRecord]:
-        """Return what gives the record of a shard: it is committed, or is run now and will be."""
+        """Return a function that gives the record of a shard: committed, or run now."""
         with self.named(shard):
             found = self.store.record(self.ref, shard.name)
             if found is None:
                 commit = self._run(shard)
             else:
-                # Whoever committed it may have made other bytes.
+                # Another process may have committed other bytes.
                 self.stage.context.recent.forget(self.ref, shard.name)
 
         def made() -> ShardRecord:
@@ -122,12 +122,12 @@ class StageRun:
         return made
 
     def _run(self, shard: Shard) -> Callable[[], ShardRecord]:
-        """Run one shard; return what commits it, also on another thread."""
+        """Run one shard; return the function that commits it, on any thread."""
         with ExitStack() as stack:
             stack.enter_context(named_disk(self.store.root.disk))
             folder = stack.enter_context(self.store.root.staging())
             if self.stage.parts:
-                # What was computed before, in loading or for another stage, is not of this shard.
+                # Earlier computation, for loading or another stage, does not belong to this shard.
                 self.stage.host.computed()
             started, imports = time.time(), seconds_of_imports()
             output = self._work(shard, folder)
@@ -168,12 +168,12 @@ class StageRun:
             winner = self.store.record(self.ref, shard.name) if self.stage.identity.grows else None
             if winner is None:
                 raise
-            # All who read a cache read what is committed: rows that others computed in other batches are as good.
+            # Readers of a cache read committed rows: those computed in other batches are as good.
             return winner
 
     @contextmanager
     def named(self, shard: Shard) -> Iterator[None]:
-        """Keep which shard an error inside tells of, see ``failed``."""
+        """Record the shard of an error inside, see ``failed``."""
         try:
             yield
         except Exception as error:

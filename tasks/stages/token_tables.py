@@ -1,4 +1,4 @@
-"""What is stored of every token of an epoch, laid out for an estimator, and what it estimates as columns of a table.
+"""Stored data of every token of an epoch, laid out for an estimator, and its estimates as columns.
 
 Legend: N samples, M of them that count, T tokens of the longest.
 """
@@ -31,7 +31,7 @@ _LIST = pa.list_(pa.float32())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEstimates:
-    """What an estimator made of an epoch."""
+    """An estimator's result for an epoch."""
 
     of_samples: Tensor
     """(M,) float64 mean of the advantages of each sample's tokens."""
@@ -50,7 +50,7 @@ class TokenTables:
 
     @classmethod
     def read(cls, store: ArtifactStore, inputs: Sequence[ArtifactRef], samples: pa.Table, form: str) -> TokenTables:
-        """Read what an advantage stage's inputs hold of some samples.
+        """Read an advantage stage's inputs for some samples.
 
         Args:
             store: the store.
@@ -74,7 +74,7 @@ class TokenTables:
     def estimate(
         self, estimator: TokenEstimator, scores: Tensor, groups: Tensor, counted: Tensor, *, kl_coef: float
     ) -> TokenEstimates:
-        """Return what an estimator makes of the samples that count.
+        """Return an estimator's result for the samples that count.
 
         Args:
             estimator: the estimator.

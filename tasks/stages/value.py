@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ValueStage(Stage):
-    """What a critic expects of every token, and what the base model would have given it.
+    """A critic's value of every token, and the base model's log-probs.
 
     Kept apart from rollouts, so that another critic needs no new ones, and from rewards, so that another reward needs
     no new values.
@@ -31,7 +31,7 @@ class ValueStage(Stage):
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What is trained, and the critic."""
+        """Trained parts, and the critic."""
         return self.policy_kind.training_parts | {Part.CRITIC}
 
     @property

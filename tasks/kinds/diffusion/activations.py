@@ -1,4 +1,4 @@
-"""What one row takes of a GPU beside the weights, traced through the real layers of the model's architecture."""
+"""GPU memory of one row without weights, traced through the real layers of the model's architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SMALL = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
-    """Bytes of one row beside the weights."""
+    """Bytes of one row, without weights."""
 
     sampling: int
     """Of a forward without gradient."""
@@ -38,19 +38,19 @@ class Activations:
     decoding: int
     """Of decoding its latents."""
     kept: int = 0
-    """Of what a forward keeps for its backward; where it is asked for."""
+    """Activations a forward keeps for its backward; if measured."""
     following: int = 0
     """Of decoding its latents and going back to them; where it is asked for."""
     stored: int = 0
-    """Of what is read of it from the store to train on: latents twice, and what conditions it."""
+    """Its training data from the store: latents twice, and conditioning."""
 
 
 def measure_activations(config: RunConfig, requires: Requirements) -> Activations | None:
-    """Return what one row takes, or None while the architecture is not known.
+    """Return the memory of one row, or None while the architecture is not known.
 
     Args:
         config: the config.
-        requires: what its algorithm needs: who follows no rewards back need not know what that takes.
+        requires: its algorithm's needs; gradients of rewards are measured only if it needs them.
     """
     architecture = None if config.model.path is None else architecture_of(config.model.path)
     if architecture is None:
@@ -73,7 +73,7 @@ def measure_activations(config: RunConfig, requires: Requirements) -> Activation
 def footprints_of(
     config: RunConfig, architecture: Architecture, spec: LoraSpec | None, *, guided: bool = True
 ) -> Footprints:
-    """Return what measures activations: the model's architecture in the hands of its family; guided if rollouts are."""
+    """Return the tracer of activations for the model's architecture and family; guided if rollouts are."""
     from models.quickstart.tiny import build_tiny
 
     quiet_libraries()

@@ -1,4 +1,4 @@
-"""What following rewards back takes of a GPU: decoder, rewards, and what both keep of the rows at work at once."""
+"""GPU memory of reward gradients: decoder, rewards, and their activations for the rows of one pass."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Asked:
     training: bool
     """It is done while the policy is trained; else in a stage of its own, where the decoder is there anyway."""
     decoder: int
-    """The autoencoder; 0 where no reward looks at images."""
+    """The autoencoder; 0 if no reward reads images."""
     models: int
     """Of rewards on the policy's device."""
     work: int
     """Of the rows that are decoded, scored and followed back at once."""
     kept: int
-    """What the policy keeps meanwhile of its own forwards, for a micro-batch."""
+    """Activations that the policy keeps meanwhile, for a micro-batch."""
     unknown: tuple[str, ...]
     """Labels of rewards of which it is not known."""
 
@@ -38,20 +38,20 @@ class Asked:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is left out, a sentence each."""
+        """Omissions of the estimate, a sentence each."""
         return tuple(
-            f"memory: what following the reward '{label}' back keeps is not counted; leave it room."
+            f"memory: activations of the gradient of reward '{label}' are not counted; leave room for them."
             for label in self.unknown
         )
 
 
 def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *, decoder: int) -> Asked | None:
-    """Return what following rewards back takes, None where nobody does.
+    """Return the memory of reward gradients, None if the algorithm needs none.
 
     Args:
         config: the config.
-        requires: what its algorithm needs.
-        row: what a row of the policy and its decoder takes.
+        requires: its algorithm's needs.
+        row: memory of a row of the policy and its decoder.
         decoder: bytes of the autoencoder.
     """
     if not requires.rewards and not requires.gradients:
@@ -75,7 +75,7 @@ def asked_memory(config: RunConfig, requires: Requirements, row: Activations, *,
 
 
 def fewer_at_once(config: RunConfig) -> str:
-    """Return what to change where following rewards back takes too much."""
+    """Return remedies where reward gradients take too much memory."""
     batch = config.execution.decode_batch_size or config.execution.rollout_batch_size
     if batch > 1:
         return f"set execution.decode_batch_size={max(1, batch // 2)}"

@@ -1,7 +1,7 @@
-"""Asks a run's rewards what they say of latents while training, and where they lead back to.
+"""Calls a run's rewards on latents while training, for scores and gradients.
 
 A reward is a function of one sample, so its value and its gradient with respect to the latents are all that training
-needs of it: both are computed at once, some rows at a time, and only the gradient is kept. What decoder and reward hold
+needs of it: both are computed at once, some rows at a time, and only the gradient is kept. Their activations
 for their backward pass is gone before the policy's begins, and no forward of theirs is repeated.
 
 Legend: B rows, ... latent dims.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def decoded_parts(config: RunConfig) -> frozenset[Part]:
-    """Return what asking a run's rewards needs of the model: the decoder, where one of them looks at images."""
+    """Return the model parts that calling a run's rewards needs: the decoder, if one of them reads images."""
     media = {needs_of(section.name, section.options).media for section in config.rewards}
     return frozenset() if media <= {"latents"} else frozenset({Part.VAE})
 
@@ -101,7 +101,7 @@ class HeldRewards:
         question: Question,
         rows: range,
     ) -> Tensor:
-        """Return what one reward says, times the question's factor; 0 of rows that it is not for."""
+        """Return the scores of one reward, times the question's factor; 0 for rows it does not score."""
         asked = [
             place
             for place, row in enumerate(rows)

@@ -10,7 +10,7 @@ from models.maths.schedules import Plan, Steps
 from models.maths.transitions import Kernel
 from tasks.algorithms.base import Requirements
 
-#: Group seeds and epochs whose steps are looked at.
+#: Group seeds and epochs whose steps are checked.
 _SEEDS, _EPOCHS = 64, 256
 
 
@@ -23,7 +23,7 @@ class Combination:
     kernel: Kernel
     """The sampler."""
     requires: Requirements
-    """What the algorithm needs."""
+    """The algorithm's needs."""
     draws: tuple[Steps, ...]
     """Distinct plans of groups and epochs; most plans have one."""
 

@@ -1,7 +1,7 @@
-"""What of a training config fits together: sampler, plan, algorithm, group sizes, advantages.
+"""Rules on settings that must fit together: sampler, plan, algorithm, group sizes, advantages.
 
 Each rule is one function that refuses, before any work, a combination that would fail later, train on nothing, or hold
-a setting without effect. A rule asks components what they need and what they draw, never for their names.
+a setting without effect. A rule reads the needs and draws of components, never their names.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _compared_samples_start_together(found: Combination) -> None:
         )
     if found.requires.same_noise and not rollout.same_noise:
         raise ConfigError(
-            f"{found.algorithm} takes the difference of two samples for what the noise after their common start made, "
+            f"{found.algorithm} compares two samples that differ only by the noise after their common start, "
             "but rollout.same_noise is false. Set it to true."
         )
 
@@ -232,7 +232,7 @@ def _advantages_are_used(found: Combination) -> None:
     for name, value in settings.items():
         if value is not None:
             raise ConfigError(
-                f"advantage.{name} is {value!r}, but {found.algorithm} does not look at rewards, so it would do "
+                f"advantage.{name} is {value!r}, but {found.algorithm} does not read rewards, so it would do "
                 f"nothing. Remove advantage.{name}."
             )
 
@@ -317,7 +317,7 @@ def _modalities_can_be_trained_apart(found: Combination) -> None:
         if named and holds:
             raise ConfigError(
                 f"rewards: '{named[0].slot}' judges a modality alone, but {setting} trains rows of older policies, "
-                "whose log-probs are not computed anew by modality. Remove one of the two."
+                "whose log-probs are not recomputed by modality. Remove one of the two."
             )
 
 

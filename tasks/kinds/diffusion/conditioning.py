@@ -1,4 +1,4 @@
-"""What models are called with besides latents: rows of the embedding cache, on a device."""
+"""Conditioning of models: rows of the embedding cache, on a device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_conditioning(
         context: the run.
         prompts: B prompts; rows of equal ones are read and moved once.
         device: where the rows go.
-        dtype: that of the model; whole numbers stay what they are.
+        dtype: that of the model; integers keep their dtype.
     """
     text = context.config.model.negative_prompt
     wanted = [[prompt.condition for prompt in prompts]]

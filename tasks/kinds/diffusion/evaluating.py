@@ -27,7 +27,7 @@ class EvaluationMaker:
     """Makes samples of fixed seeds with the average of the weights, if one is kept."""
 
     def __init__(self, making: Making) -> None:
-        """Bind to what samples are made with."""
+        """Bind to the sampling context."""
         self._making, self._config = making, making.config
         self._models = SamplingModels(making, Weights.AVERAGE)
 
@@ -36,7 +36,7 @@ class EvaluationMaker:
         self._models.load()
 
     def rest(self) -> None:
-        """Take part in what other ranks still sample."""
+        """Take part in collective calls of ranks that still sample."""
         self._models.rest()
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:

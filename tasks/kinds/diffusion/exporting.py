@@ -36,7 +36,7 @@ class PipelineExport:
     """A LoRA file for ``load_lora_weights``, or a full pipeline folder for ``from_pretrained``; card and settings."""
 
     def __init__(self, exporting: Exporting) -> None:
-        """Bind to what is exported."""
+        """Bind to an export request."""
         self._context, self._config, self._host = exporting.context, exporting.config, exporting.host
         self._identity, self._inputs = exporting.identity, exporting.inputs
 

@@ -1,4 +1,4 @@
-"""What sampling ends in: decoded media, final latents, or both, as the config wants them stored."""
+"""Final samples: decoded media, final latents, or both, as the config stores them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Finals:
     def of(cls, policy: DiffusionPolicy, final: Tensor, config: RunConfig, conditioning: Conditioning) -> Finals:
         """Decode (B, ...) final latents if the config wants media, and keep them if it wants latents.
 
-        Kept is what moved; decoded are B rows with what the conditioning holds of a clip beside it.
+        The moving part is kept; decoding takes B rows joined with the clip in the conditioning.
 
         Raises:
             SamplingError: latents or images are not finite.
@@ -65,7 +65,7 @@ class Finals:
 
 
 def decode_in_slices(policy: DiffusionPolicy, decode: Callable[[Tensor], Tensor], latents: Tensor, size: int) -> Tensor:
-    """Return what a policy decodes of (B, ...) final latents, on the CPU, ``size`` rows at a time.
+    """Return the decoded media of (B, ...) final latents, on the CPU, ``size`` rows at a time.
 
     Every slice has exactly so many rows, the last one padded: kernels differ with the number of rows.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """What a forward is called with."""
+    """Inputs of a forward."""
 
     latents: Tensor
     """(B, ...) float32."""
@@ -40,7 +40,7 @@ def idle_row(policy: DiffusionPolicy, conditioning: Conditioning) -> Inputs:
 class InStep:
     """Velocities of spread weights, for ranks that each take shards of their own, as many as they get to.
 
-    Before every forward the ranks tell each other which models some of them want to call. All call those: whoever wants
+    Before every forward the ranks agree which models some of them need. All call those: a rank that needs
     none of one, or has no work left, calls it with a row that does not count. So they need not take equally many steps.
     """
 

@@ -165,7 +165,7 @@ class Diffusion(Kind):
         """Decode, score and follow back."""
         cast(DiffusionModels, models).rewards = HeldRewards(host.config, host)
 
-    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> DiffusionModels:
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> DiffusionModels:
         """Return velocities."""
         return DiffusionModels(trainable=cast(TrainableDenoiser, trainable), kernel=make_kernel(config))
 

@@ -1,4 +1,4 @@
-"""What a run of a denoiser needs of a GPU, phase by phase, from the model's architecture alone."""
+"""GPU memory of a denoiser's run, phase by phase, from the model's architecture alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DenoiserMemory:
     parameters: int
     """Of all denoisers."""
     trained: int
-    """Of what is trained: adapters, or all."""
+    """Trained parameters: adapters, or all."""
     tokens: int
     """Latent and text tokens of one row."""
     text: int
@@ -58,7 +58,7 @@ class DenoiserMemory:
     encode_activations: int
     """Of encoding ``execution.encode_batch_size`` prompts, and an image."""
     sampling_weights: int
-    """Denoisers, and what stands beside them, while sampling: whole on every rank, or spread as while training."""
+    """Denoisers and further models while sampling: whole on every rank, or sharded as in training."""
     decoder: int
     """The autoencoder, while images are sampled and decoded."""
     rollout_activations: int
@@ -66,7 +66,7 @@ class DenoiserMemory:
     decode_activations: int
     """Of decoding ``execution.decode_batch_size`` images or clips."""
     training_weights: int
-    """Denoisers, and what stands beside them, while training: with fsdp this rank's part, and whole blocks at work."""
+    """Denoisers and further models while training: with fsdp this rank's part, and gathered blocks."""
     training_state: int
     """Gradients, two moments, a moving average and a behavior policy."""
     optimize_activations: int
@@ -74,7 +74,7 @@ class DenoiserMemory:
     step: int
     """Of the exchange of gradients and the optimizer's step, when the activations are gone."""
     host: dict[str, int]
-    """Host memory, by what is in it."""
+    """Host memory, by content."""
     asked: Asked | None = None
     """Of following rewards back, where that is done."""
 
@@ -85,7 +85,7 @@ class DenoiserMemory:
 
     @property
     def between(self) -> int:
-        """Of the device, what stays while samples are scored."""
+        """Device memory that stays in use while samples are scored."""
         return self.sampling_weights + self.decoder
 
     @property
@@ -95,7 +95,7 @@ class DenoiserMemory:
 
     @property
     def decode(self) -> int:
-        """Memory of decoding what was sampled."""
+        """Memory of decoding samples."""
         return self.sampling_weights + self.decoder + self.decode_activations
 
     @property
@@ -105,7 +105,7 @@ class DenoiserMemory:
 
     @property
     def held(self) -> int:
-        """Weights and state while training, with those of what is asked meanwhile."""
+        """Weights and state while training, with those of rewards called meanwhile."""
         asked = self.asked.weights if self.asked and self.asked.training else 0
         return self.training_weights + self.training_state + asked
 
@@ -125,7 +125,7 @@ class DenoiserMemory:
 
     @property
     def lines(self) -> dict[str, dict[str, int]]:
-        """What it consists of, in words, by phase."""
+        """Its parts in words, by phase."""
         sampling, at_work = self.sampling_weights, self.optimize - self.held
         activations = {
             "encode": self.encode_activations,
@@ -150,7 +150,7 @@ class DenoiserMemory:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Models of rewards of which nobody knows what following them back takes."""
+        """Reward models whose gradient memory is not known."""
         return () if self.asked is None else self.asked.notes
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,11 +158,11 @@ class DenoiserMemory:
         return {**asdict(self), **self.phases}
 
     def advice(self, config: RunConfig, limit: int) -> list[str]:
-        """Return what to change so that a run fits ``limit`` bytes per GPU; empty when it does."""
+        """Return changes that make a run fit ``limit`` bytes per GPU; empty when it does."""
         return _advice(config, self, limit)
 
     def less_between(self, config: RunConfig) -> str:
-        """Return what to change so that less of it stays while samples are scored; '' where nothing does."""
+        """Return changes that free memory while samples are scored; '' if none of it stays."""
         execution = config.execution
         return "" if execution.ranks == 1 or execution.sampling == "spread" else less_to_sample(config)
 
@@ -175,12 +175,12 @@ def denoiser_memory(
     reference: bool,
     activations: Activations | None = None,
 ) -> DenoiserMemory | None:
-    """Return what a rank needs, or None while the architecture is not known (a model to build, or not published here).
+    """Return the memory of a rank; None while the architecture is unknown (a model to build, or not published here).
 
     Args:
         config: the config.
-        requires: what its algorithm needs.
-        optimizer: what of its optimizer decides memory.
+        requires: its algorithm's needs.
+        optimizer: sizes of its optimizer's state.
         reference: velocities of the base model are needed.
         activations: of a row, where they were measured already.
     """
@@ -192,9 +192,9 @@ def denoiser_memory(
     total = parameters(module) * architecture.denoisers
     spec = lora_spec(config, family)
     trained, merged = _trained(config, architecture, module, spec)
-    beside = total * number * (int(reference and spec is None) + len(requires.teachers))
-    weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + beside
-    # While training, a rank holds its part of the weights and of what belongs to them; for sampling they are whole.
+    further = total * number * (int(reference and spec is None) + len(requires.teachers))
+    weights = trained * MASTER + (0 if spec is None else (total + merged) * number) + further
+    # While training, a rank holds its part of weights, gradients and moments; for sampling weights are whole.
     parts = execution.holders
     copies = 1 + int(config.optimize.ema is not None) + int(requires.behavior)
     placed = Placed.of(execution, optimizer, weights=weights, trained=trained, copies=copies)
@@ -203,7 +203,7 @@ def denoiser_memory(
         largest = max(parameters(unit) for unit in units(module, family.blocks))
         blocks = WHOLE_BLOCKS * largest * (MASTER if spec is None else number)
     training = blocks + placed.weights
-    # Where weights are whole to sample, each rank's part of them stays beside.
+    # Where weights are gathered to sample, each rank's part of them stays too.
     whole = weights + (placed.weights if parts > 1 else 0)
     row = activations or measure_activations(config, requires)
     assert row is not None
@@ -231,7 +231,7 @@ def denoiser_memory(
 
 
 def _training(config: RunConfig, requires: Requirements, row: Activations) -> int:
-    """Return what a micro-batch takes forwards and backwards; of several forwards each keeps its own."""
+    """Return the memory of a micro-batch's forwards and backwards; each forward keeps its own activations."""
     several = row.training + (requires.calls - 1) * row.kept
     return config.execution.micro_batch_size * several // config.execution.context_parallel
 
@@ -239,7 +239,7 @@ def _training(config: RunConfig, requires: Requirements, row: Activations) -> in
 def _trained(
     config: RunConfig, architecture: Architecture, module: torch.nn.Module, spec: LoraSpec | None
 ) -> tuple[int, int]:
-    """Return how many numbers are trained, and how many weights stand beside their sum with adapters."""
+    """Return the number of trained parameters, and of weights that are kept besides merged ones."""
     if spec is None:
         return parameters(module) * architecture.denoisers, 0
     summed = config.model.dtype == "float32" and config.execution.strategy != "fsdp"
@@ -248,7 +248,7 @@ def _trained(
 
 
 def _host(config: RunConfig, row: Activations, placed: Placed, *, read: int, decoder: int) -> dict[str, int]:
-    """Return what is in host memory, by what it is."""
+    """Return host memory by content."""
     execution = config.execution
     found = {
         "models while they are read": read,
@@ -257,7 +257,7 @@ def _host(config: RunConfig, row: Activations, placed: Placed, *, read: int, dec
         "batches read ahead, pinned": READ_AHEAD * execution.micro_batch_size * row.stored,
         **placed.lines,
     }
-    return {what: size for what, size in found.items() if size}
+    return {name: size for name, size in found.items() if size}
 
 
 def _encoding(config: RunConfig, architecture: Architecture, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Rows of older policies, computed anew with the policy an epoch starts from.
+"""Rows of older policies, recomputed with the policy an epoch starts from.
 
 Legend: B rows of a micro-batch, D latent dims.
 """

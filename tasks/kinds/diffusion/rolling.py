@@ -36,7 +36,7 @@ class RolloutMaker:
     """Makes the samples of an epoch with the policy that rolls it out."""
 
     def __init__(self, making: Making) -> None:
-        """Bind to what samples are made with."""
+        """Bind to the sampling context."""
         self._making, self._config, self._epoch = making, making.config, making.epoch
         self._models = SamplingModels(making, Weights.BEHAVIOR)
         self._means = make_algorithm(making.config).requires.old_means
@@ -47,7 +47,7 @@ class RolloutMaker:
         self._models.load(reference=self._with_kl)
 
     def rest(self) -> None:
-        """Take part in what other ranks still sample."""
+        """Take part in collective calls of ranks that still sample."""
         self._models.rest()
 
     def make(self, jobs: Sequence[Job]) -> list[Sample]:

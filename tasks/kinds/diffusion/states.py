@@ -1,4 +1,4 @@
-"""Stored states of rollouts as rows from which denoising goes on, and what rewards are told of rows while training.
+"""Stored states of rollouts as rows from which denoising goes on, and metadata of rows for rewards while training.
 
 Legend: N samples, B rows of a micro-batch, K forwards of a row, ... latent dims.
 """
@@ -30,15 +30,15 @@ Condition = Callable[[Sequence[str]], Conditioning]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Tells rewards of rows."""
+    """Metadata of rows for rewards."""
 
     prompts: Mapping[str, StoredPrompt]
     """By id."""
     seed: int
-    """Of run and epoch; what a row draws comes from it, its sample and its place in that."""
+    """Seed of run and epoch; a row's draws derive from it, the sample and the position."""
 
     def of(self, reader: SampleReader, keys: Sequence[tuple[int, int]]) -> Subjects:
-        """Return what rewards are told of rows (sample, position)."""
+        """Return the metadata of rows (sample, position) for rewards."""
         prompts = [self.prompts[reader.prompt_ids[reader.prompt_rows[sample]]] for sample, _ in keys]
         samples = [str(reader.sample_ids[sample].as_py()) for sample, _ in keys]
         positions = [position for _, position in keys]
@@ -75,7 +75,7 @@ class StateSet(SampleSet):
             condition: gives the conditioning of a batch.
             device: where batches go.
             ahead: see ``SampleSet``.
-            about: tells rewards of rows, if the algorithm asks them.
+            about: metadata of rows for rewards, if the algorithm calls them.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
         self._calls, self._condition, self._about = calls, condition, about

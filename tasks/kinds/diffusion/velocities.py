@@ -1,4 +1,4 @@
-"""What gives velocities while samples are made: this process's models, or those of all ranks in step."""
+"""Velocities while sampling: from this process's models, or from those of all ranks in lockstep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SamplingModels:
     """A policy that samples are made with, under some of its weights."""
 
     def __init__(self, making: Making, weights: Weights) -> None:
-        """Bind to what samples are made with; nothing is loaded yet."""
+        """Bind to the sampling context; nothing is loaded yet."""
         self._making, self._host, self._weights = making, making.host, weights
 
     def load(self, *, reference: bool = False) -> None:
@@ -31,7 +31,7 @@ class SamplingModels:
             self._host.give_reference(trainable)
 
     def held(self, *, reference: bool = False) -> tuple[DiffusionPolicy, TrainableDenoiser | InStep]:
-        """Return the policy, and what gives its velocities and with ``reference`` the base model's."""
+        """Return the policy, its velocity function, and with ``reference`` that of the base model."""
         trainable = self._trainable()
         if reference:
             self._host.give_reference(trainable)

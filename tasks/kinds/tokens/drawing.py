@@ -1,4 +1,4 @@
-"""What the image model takes that draws a run's texts."""
+"""Memory of the image model that renders a run's texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.kinds.memory import DrawingMemory
 
 
 def drawing_of(config: RunConfig) -> tuple[DrawingMemory | None, tuple[str, ...]]:
-    """Return what the model that draws takes of this device, and what is to be said of it otherwise."""
+    """Return the renderer's memory on this device, and notes on it."""
     if config.render is None:
         return None, ()
     drawer, model = renderer_config(config), config.render.model

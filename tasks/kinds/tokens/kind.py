@@ -112,12 +112,12 @@ class Tokens(Kind):
         """One forward of each text through critic and base model."""
         return values_of(valuing, shard)
 
-    def models(self, config: RunConfig, trainable: Trainable, beside: Mapping[str, Trainable]) -> TokenModels:
+    def models(self, config: RunConfig, trainable: Trainable, further: Mapping[str, Trainable]) -> TokenModels:
         """Return log-probs and values."""
         return TokenModels(
             trainable=cast(TrainableLM, trainable),
             temperature=tokens_of(config).temperature,
-            critic=cast("TrainableCritic | None", beside.get(CRITIC)),
+            critic=cast("TrainableCritic | None", further.get(CRITIC)),
         )
 
     def export(self, exporting: Exporting, folder: Path) -> None:

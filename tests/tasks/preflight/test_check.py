@@ -277,7 +277,7 @@ def test_a_broken_model_folder(
         (
             "ltx2",
             ["rewards=[{name: loudness, modality: audio}]", "optimize.replay={epochs: 1}"],
-            "but optimize.replay trains rows of older policies, whose log-probs are not computed anew by modality",
+            "but optimize.replay trains rows of older policies, whose log-probs are not recomputed by modality",
         ),
         ("ltx2", ["monitors=[{name: loudness, label: l, modality: audio}]"], "modality"),
         (

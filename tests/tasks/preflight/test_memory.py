@@ -458,7 +458,7 @@ def test_what_helps_where_rewards_that_are_followed_do_not_fit() -> None:
     assert advice("refl", late, one) == ["optimize: set execution.micro_batch_size=3"]
     unknown = ("rewards=[{name: dina_lrm, options: {head: x}}]", "optimize.algorithm=reward_gradient")
     config = load_config(ROOT / "configs" / "sd35_medium.yaml", [*CLIMB, *unknown])
-    assert "following the reward 'dina_lrm' back" in memory_of(config, ROW).notes[0]
+    assert "activations of the gradient of reward 'dina_lrm'" in memory_of(config, ROW).notes[0]
 
 
 def test_what_encoding_takes_grows_with_its_batch() -> None:

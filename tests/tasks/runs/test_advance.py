@@ -80,13 +80,13 @@ def test_the_command_line_trains_on(flowmill: FlowmillCommand, config_file: Path
         assert done.returncode == 0, done.stderr
         assert trained(open_run(str(tmp_path / "store"), "small", reads=True)) == epochs
     plain = flowmill("run", str(config_file), *given[:4])
-    assert "it keeps what it has" in plain.stdout, plain.stderr
+    assert "it keeps them" in plain.stdout, plain.stderr
     assert "No model was run" in plain.stdout
     client = open_client(str(tmp_path / "store"), None)
     champion = client.get_model_version_by_alias("flowmill-small", "champion")
     assert champion.tags["flowmill.epoch"] == "3"
     again = flowmill("run", str(config_file), "--dry", *given[:4])
-    assert "it keeps what it has" in again.stdout
+    assert "it keeps them" in again.stdout
     assert "Nothing to do" in again.stdout
     dry = flowmill("run", str(config_file), "--advance", "1", "--dry", *given[:4])
     assert "optimize" in dry.stdout, dry.stderr

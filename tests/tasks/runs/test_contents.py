@@ -144,7 +144,7 @@ def test_what_was_made_before_contents_counted_stays_until_a_file_changes(
     write(file, 1.0, age_s=-10)
     changed = begin_run(config)
     assert standing(changed.chain, SCORE).state is State.STALE
-    assert explain(changed.chain, SCORE)[-1].endswith("changed since, and what it held was not recorded")
+    assert explain(changed.chain, SCORE)[-1].endswith("changed since, and its contents were not recorded")
     other = Chain(RunFacts(old.store, make_config(head(file), latents, "rollout.steps=2"), old.run))
     assert explain(other, SCORE)[-1] == "score[head]@1 is stale: input rollout@1 changed"
 

@@ -232,7 +232,7 @@ def test_a_slope_that_is_no_number_is_told_with_its_sample(make_config: Make) ->
     [
         (("rewards=[digits]",), "'digits' has no gradient"),
         (("rewards=[{name: digits_network, threshold: 0.5}]",), "has threshold set"),
-        (("advantage.mode=binary",), "does not look at rewards"),
+        (("advantage.mode=binary",), "does not read rewards"),
         (("rollout.plan={name: final}",), "stores none from 0 to 2 of some samples"),
         (("rollout.plan={name: late}", "optimize.algorithm.options.steps=2"), r"late, options: \{low: 1, high: 2\}"),
         (("rollout.plan={name: branch}", "rollout.sampler=flow_sde"), "stores one step of each branch"),

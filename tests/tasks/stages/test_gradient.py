@@ -292,7 +292,7 @@ class Spreading:
             (f"rewards=[{{name: '{__name__}:Spreading', spread: true}}]",),
             "has spread set, .* each rank follows samples of its own",
         ),
-        (("advantage.mode=binary",), "does not look at rewards"),
+        (("advantage.mode=binary",), "does not read rewards"),
         (("rollout.plan={name: window}",), "final latents"),
         (("optimize.algorithm.options.target=linear", "optimize.inner_epochs=2"), "optimize.inner_epochs is 2"),
         (("optimize.algorithm.options.target=linear", "optimize.replay={epochs: 1}"), "optimize.replay trains"),
