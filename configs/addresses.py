@@ -55,6 +55,6 @@ def check_passwords(name: str, value: Any) -> None:
 
 
 def _holds_password(rest: str) -> bool:
-    """Return whether what follows ``://`` begins with a user and a password; in time that grows with its length."""
+    """Return whether the text after ``://`` begins with a user and a password; takes linear time."""
     user, at, _ = _PLACE.split(rest, maxsplit=1)[0].rpartition("@")
     return bool(at and user.partition(":")[2])

@@ -1,4 +1,4 @@
-"""What a person may write about the critic of algorithms that learn values."""
+"""Settings of the critic of algorithms that learn values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from configs.optimizer import ScheduleSection
 from configs.section import Section
 
-#: Where the critic begins and where it computes, which its identity tells otherwise or not at all.
+#: Settings of the critic's origin and device, which its identity holds in another form or not at all.
 PLACES = frozenset({"path", "device"})
 
 

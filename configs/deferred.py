@@ -1,6 +1,6 @@
 """Imports that wait: a package that takes seconds is imported when something of it is used, not where it is named.
 
-``importlib.util.LazyLoader`` does not wait: every ``import`` of what it made carries it out (Python 3.11).
+``importlib.util.LazyLoader`` does not defer enough: every ``import`` of its module executes it (Python 3.11).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Deferred(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        # What is looked at to find out whether this is a package; its parts are found by ``_Parts``.
+        # Python reads it to decide whether this is a package; ``_Parts`` finds its submodules.
         self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +31,7 @@ class _Deferred(ModuleType):
 
 
 class _Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is below a deferred package, once that itself is imported, which may have imported it as well."""
+    """Finds submodules of a deferred package once the package is imported, which may have imported them as well."""
 
     def __init__(self, stand_in: _Deferred) -> None:
         self._package, self._path = stand_in.__name__, stand_in.__path__

@@ -3,11 +3,11 @@
     FlowmillError
     ├── ConfigError            a setting, or a combination of settings, that cannot work
     ├── PromptError            a prompt file that cannot be used
-    ├── TrustError             a store names code or commands that nobody here has asked for
+    ├── TrustError             a store names code or commands that no config here has named
     ├── RunConflictError       a run of this name exists with other settings, or is being executed
     ├── StoreError             the store cannot be used as asked
     │   ├── NotCommittedError  something a stage needs has not been made yet
-    │   ├── CorruptError       committed bytes are missing or are not what was committed
+    │   ├── CorruptError       committed bytes are missing or differ from the commit
     │   └── CommitLostError    another writer committed different bytes first
     ├── SamplingError          a model gave numbers that are not finite
     ├── EngineError            a server that draws texts stays away, or its answer cannot be used
@@ -17,7 +17,7 @@
     ├── PublishError           a repository on the Hub that cannot be written
     └── CancelledError         the run was cancelled from outside
 
-A message says where, what was found, why it cannot work and what to do. The command line prints it alone,
+A message has four parts: place, finding, reason and remedy. The command line prints it alone,
 without a traceback.
 """
 
@@ -53,7 +53,7 @@ class NotCommittedError(StoreError):
 
 
 class CorruptError(StoreError):
-    """Committed bytes are missing or differ from what the commit record says."""
+    """Committed bytes are missing or differ from the commit record."""
 
 
 class CommitLostError(StoreError):
@@ -81,7 +81,7 @@ class LostRankError(WorkerError):
 
 
 class OutOfMemoryError(FlowmillError):
-    """A device has too little memory for a stage; the message says what to change."""
+    """A device has too little memory for a stage; the message names remedies."""
 
 
 class TrackingError(FlowmillError):
@@ -93,11 +93,11 @@ class PublishError(FlowmillError):
 
 
 class CancelledError(FlowmillError):
-    """The run was cancelled from the Prefect UI or API; what was committed stays."""
+    """The run was cancelled from the Prefect UI or API; committed data stays."""
 
 
 def disk_in_words(error: OSError) -> str:
-    """Return what an error of the operating system says that nobody expected where it happened: file, cause, remedy."""
+    """Return an unexpected error of the operating system in words: file, cause, remedy."""
     if error.errno is None:
         return in_words(error)
     places = [str(place) for place in (error.filename, error.filename2) if place is not None]
@@ -112,9 +112,9 @@ def disk_in_words(error: OSError) -> str:
         errno.ENAMETOOLONG: "Name something shorter.",
     }
     cause = remedy.get(error.errno, "Mend the cause and give the same command again.")
-    return f"{where}: {error.strerror}. {cause} What is committed stays. FLOWMILL_TRACEBACK=1 shows where it happened."
+    return f"{where}: {error.strerror}. {cause} Committed data stays. FLOWMILL_TRACEBACK=1 shows where it happened."
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error that is not one of these says, with what was noted about it on its way."""
+    """Return the message of any other error, with its notes."""
     return " ".join([f"{type(error).__name__}: {error}.", *getattr(error, "__notes__", [])])

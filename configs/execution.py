@@ -10,7 +10,7 @@ from configs.section import Component, Section
 
 
 class ExecutionSection(Section):
-    """How the work is carried out. Nothing here but ``ahead`` changes results beyond float rounding."""
+    """Execution settings. Nothing here but ``ahead`` changes results beyond float rounding."""
 
     device: str = "auto"
     """Torch device, or auto: CUDA when there is one."""
@@ -22,7 +22,7 @@ class ExecutionSection(Section):
     """With fsdp: so many processes next to each other hold the weights together, and each group of them holds them
     (HSDP); it divides their number. All hold them together when absent."""
     offload: bool | Literal["parameters", "optimizer"] = False
-    """What lies in host memory, which spares the device's and takes time: with fsdp parameters and gradients, and the
+    """Parts kept in host memory, which saves device memory and costs time: with fsdp parameters and gradients, and the
     optimizer's moments stay on the device (parameters) or are there too (true); with every strategy the moments alone,
     but while the optimizer steps (optimizer)."""
     sampling: Literal["whole", "spread"] = "whole"
@@ -35,7 +35,7 @@ class ExecutionSection(Section):
     launcher: Component = Component(name="local")
     """How the processes are started: local, or agents for several machines."""
     resident_epochs: int | None = Field(None, ge=1)
-    """Start the processes anew after so many epochs; they stay for the whole run when absent."""
+    """Restart the processes after so many epochs; they stay for the whole run when absent."""
     stall_s: float = Field(1800.0, gt=0)
     """Seconds after which a process that is silent, or does not move on, is said to hang and the run stops."""
     deterministic: bool = False

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words: from pydantic's error items to messages with a remedy."""
+"""Validation messages: pydantic's error items as sentences with a remedy."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from configs.errors import ConfigError
 
 
 def require_extra(extra: str, *modules: str, what: str) -> None:
-    """Check that what an extra installs is there.
+    """Check that the modules of an extra are installed.
 
     Args:
         extra: name of the extra.

@@ -1,4 +1,4 @@
-"""Canonical JSON and the hashes made from it: what counts as "the same work"."""
+"""Canonical JSON and its hashes, which define "the same work"."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""What follows the algorithm where a config does not say: the steps a rollout stores, and how advantages are made."""
+"""Defaults that depend on the algorithm: the steps a rollout stores, and the estimator of advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: Algorithms that noise final latents anew, and so need nothing else of a rollout; a test compares with what they say.
+#: Algorithms that add fresh noise to final latents, and so need nothing else of a rollout; a test checks the list.
 FORWARD = frozenset({"nft", "awm", "v_grpo", "dpo", "dgpo", "crd", "ram", "reward_gradient", "direct_align"})
 #: Algorithms that go on from stored states; a test compares here too.
 STATES = frozenset({"refl"})
 #: Algorithms whose advantages are per token, and the estimator each is defined with; a test compares here too.
 PER_TOKEN = {"ppo": "gae", "reinforce_plus_plus": "reinforce_plus_plus"}
-#: Section and setting of what follows, and what it is where the algorithm does not care.
+#: Section and setting of each such default, and its value where the algorithm does not decide.
 _FOLLOWING = (("rollout", "plan", "all"), ("advantage", "estimator", "group"))
 
 

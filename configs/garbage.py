@@ -21,7 +21,7 @@ def collect_rarely() -> None:
 
 
 def collect_as_usual() -> None:
-    """Look for garbage as often as Python does by itself, among what is made from now on."""
+    """Collect garbage at Python's own rate, among objects made from now on."""
     gc.freeze()
     gc.set_threshold(*_USUALLY)
 
@@ -40,7 +40,7 @@ def without_collecting() -> Iterator[None]:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Look for no garbage inside; what is there in the end stays, and is left out whenever garbage is looked for."""
+    """Collect no garbage inside; objects alive at the end are excluded from later collections."""
     with without_collecting():
         yield
         gc.freeze()

@@ -1,6 +1,6 @@
 """How long imports take: a library that is first used in the middle of some work is no part of that work.
 
-A finder before all others passes each module on to the finder that knows it, and measures while it is carried out.
+A finder before all others passes each module on to the finder that knows it, and measures while it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class _Clock(threading.local):
-    """What a thread has spent on imports so far."""
+    """The time a thread has spent on imports so far."""
 
     depth = 0
     seconds = 0.0
@@ -64,7 +64,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
-                # What has no loader, or an old one, is not carried out by it.
+                # Modules without a loader, or with an old one, are skipped.
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = _Measured(spec.loader, spec)
                 return spec

@@ -1,4 +1,4 @@
-"""What a person may write about advantages and replay: how samples count before an objective sees them."""
+"""Settings of advantages and replay: weights of samples before an objective sees them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from configs.section import Component, Section
 
 
 class OverlongSection(Section):
-    """What becomes of texts that come near the most tokens they may have (DAPO, arXiv 2503.14476)."""
+    """Treatment of texts near the most tokens they may have (DAPO, arXiv 2503.14476)."""
 
     buffer: int = Field(ge=1)
     """Tokens before the limit over which a penalty grows from 0 to ``factor``."""
     factor: float = Field(1.0, ge=0)
-    """What is subtracted from the score of a text as long as may be."""
+    """Subtracted from the score of a text of the full length."""
     exclude: bool = False
     """Leave texts that are as long as may be out of training and statistics: they were cut."""
 
@@ -71,8 +71,8 @@ class AdvantageSection(Section):
     score over its mean in the group, so that rare good samples count more than common ones (GARDO)."""
     kl_coef: float = Field(0.0, ge=0)
     """Subtract so many times the KL to the base model, mean over the trained steps, from each sample's weighted reward
-    (with 'gdpo' from each of them), before everything else here; rollouts then run the base model beside the policy at
-    every trained step."""
+    (with 'gdpo' from each of them), before everything else here; rollouts then run the base model too, at every
+    trained step."""
     kl_gate: float | None = Field(None, gt=0, le=1)
     """Subtract that KL from the samples alone that the reward ranks higher than the monitors do, this share of them
     (GARDO); from all when absent."""
@@ -97,7 +97,7 @@ class ReplaySection(Section):
     product of densities."""
     share: float = Field(1.0, gt=0, le=1)
     """Of every earlier epoch, train on this share of its samples again, those of the highest reward; where an algorithm
-    compares samples, of its groups, those of the highest mean. Their advantages stay what they were."""
+    compares samples, of its groups, those of the highest mean. Their advantages stay unchanged."""
     steps: int | None = Field(None, ge=1)
     """Of earlier epochs, train on steps before this one alone (counted from 0): the later ones have little noise, so
     that ratios to another policy are far from 1. All when absent."""

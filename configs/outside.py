@@ -1,6 +1,6 @@
-"""What a config names outside itself. An option annotated so is refused where what it names is not there.
+"""Types of options that name files, folders or models. An option of such a type is refused if its target is missing.
 
-What it holds is part of what is made with it. The names of these types are read from the text of components
+The target's content is part of the identity. The names of these types are read from the text of components
 (``configs.peek``), so that nothing heavy is imported.
 """
 
@@ -17,7 +17,7 @@ FolderPlace: TypeAlias = str
 ColumnFolderPlace: TypeAlias = str
 #: A file.
 FilePlace: TypeAlias = str
-#: The options of another reward, which the option 'reward' names, with what they name.
+#: The options of another reward, which the option 'reward' names.
 RewardOptions: TypeAlias = Mapping[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""``section.key=value`` overrides: how they are read, laid over a config, and blamed for what they break."""
+"""``section.key=value`` overrides: how they are read, laid over a config, and named in errors they cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from configs.errors import ConfigError
 
-#: What messages do not repeat of an address.
+#: Parts of an address that messages do not repeat.
 _PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)")
 #: Of the largest config anybody writes, many times over.
 _MOST_VALUES = 100_000
@@ -34,7 +34,7 @@ _Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML text holds.
+    """Return the value of a YAML text.
 
     Raises:
         yaml.YAMLError: it is not YAML, asks for Python objects, or is one thing within another without end.
@@ -95,7 +95,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def blamed(location: Sequence[str], overrides: Sequence[str]) -> str | None:
-    """Return ``--set OVERRIDE`` of the last override that set a place, a part of it, or what it is a part of."""
+    """Return ``--set OVERRIDE`` of the last override that set a place, a part of it, or a section around it."""
     for override in reversed(overrides):
         keys = _keys(override)
         if all(mine == its for mine, its in zip(keys, location, strict=False)):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def own_packages_first() -> None:
-    """Import flowmill's packages from beside this one, whatever the path holds; what they import follows them.
+    """Import flowmill's packages from the parent folder of this one, whatever the path holds; their imports follow.
 
     Raises:
         ImportError: a module of the same name has been imported already.

@@ -1,6 +1,6 @@
 """Reads tables and option names out of source files without importing them, so that typos are found at once.
 
-What cannot be told from the text alone is None, and is left to the import that follows.
+A result is None if the text alone does not decide it; a later import then does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def defines(module: str, name: str) -> bool | None:
-    """Return whether a module binds a name at its top level; None when its text does not tell."""
+    """Return whether a module binds a name at its top level; None when its text does not decide."""
     tree = _parse(module)
     if tree is None:
         return None
@@ -58,10 +58,10 @@ def defines(module: str, name: str) -> bool | None:
 
 
 def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
-    """Return what a dataclass, class or function takes, as names with their types; None when its text does not tell.
+    """Return the parameters of a dataclass, class or function with their types; None when its text does not decide.
 
     Args:
-        import_string: what to look at.
+        import_string: the object.
         given: how many parameters of a function are no options, as it is called with them.
     """
     module, _, name = import_string.partition(":")
@@ -78,7 +78,7 @@ def options(import_string: str, *, given: int = 0) -> dict[str, str] | None:
 
 
 def class_attribute(import_string: str, attribute: str) -> str | None:
-    """Return the import string of what a class, or a base of it, assigns to an attribute by name; None if unclear."""
+    """Return the import string that a class, or a base of it, assigns to an attribute by name; None if unclear."""
     module, _, name = import_string.partition(":")
     for node in _statements(_parse(module)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

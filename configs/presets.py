@@ -78,7 +78,7 @@ def preset_gpu(name: str) -> str:
 
 
 def preset_line(name: str) -> str:
-    """Return in a sentence what a preset is: the first of the comment at its head."""
+    """Return the first sentence of the comment at a preset's head."""
     comment: list[str] = []
     for line in (_FOLDER / f"{name}.yaml").read_text().splitlines():
         if not line.startswith("# ") or line.startswith(("#   ", "# source:", "# deviates:")):
@@ -96,7 +96,7 @@ def config_file(given: str | Path) -> Path:
 
 
 def preset_files(name: str) -> list[str]:
-    """Return what a preset consists of, below this folder: it, what it extends, and the prompts and images they name.
+    """Return the files of a preset below this folder: it, its bases, and the prompts and images they name.
 
     Raises:
         ConfigError: there is no such preset.

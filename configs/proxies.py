@@ -8,7 +8,7 @@ from urllib.request import proxy_bypass
 
 
 def by_proxy(url: str) -> str:
-    """Return a sentence on the proxy that clients ask for an address, to follow what went wrong; '' without one.
+    """Return a sentence on the proxy that clients use for an address, to append to an error; '' without one.
 
     Args:
         url: the address, or that of its server.

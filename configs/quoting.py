@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-#: What YAML cannot hold as it is, or takes for the end of a line.
+#: Characters that YAML cannot hold as they are, or takes for the end of a line.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 

@@ -15,7 +15,7 @@ from configs.suggest import did_you_mean
 
 
 class Table(dict[str, str]):
-    """Names of components and the import strings they stand for; what a component of the user's own must be like."""
+    """Names of components and their import strings; the interface that a user's own component must have."""
 
     def __init__(self, entries: Mapping[str, str], *, like: str, functions: bool = False) -> None:
         """Make a table.
@@ -46,7 +46,7 @@ def resolve(table: Table, name: str, *, what: str) -> Any:
 
 
 def imported(import_string: str, *, what: str) -> Any:
-    """Return what an import string of flowmill's own code stands for.
+    """Return the object of an import string of flowmill's own code.
 
     Raises:
         ConfigError: it leads nowhere.
@@ -70,7 +70,7 @@ def _imported(import_string: str, name: str, *, what: str) -> Any:
 
 
 def _check_like(found: Any, table: Table, name: str, *, what: str) -> None:
-    """Check that something of the user's own is what the table holds, before it is called."""
+    """Check that a user's own component has the table's interface, before it is called."""
     if table.functions and inspect.isfunction(found):
         return
     methods = _methods(table.like)
@@ -103,7 +103,7 @@ def missing_module(name: str, module: str, *, what: str) -> ConfigError:
 
 
 def missing_attribute(name: str, module: str, attribute: str, *, what: str) -> ConfigError:
-    """Return the error for an import string whose module lacks what it names."""
+    """Return the error for an import string whose module lacks the attribute."""
     hidden = shadows(module) if ":" in name else None
     found = hidden if hidden is not None else f"module '{module}' has no '{attribute}'."
     return ConfigError(f"{what} '{name}': {found}")

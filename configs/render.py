@@ -1,4 +1,4 @@
-"""What a person may write about the image model that draws what a language model wrote."""
+"""Settings of the image model that renders a language model's texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RenderSection(Section):
     solver: str = "euler"
     """Deterministic solver of these steps."""
     answer: tuple[str, str] | None = None
-    """Marks around what is drawn of a text that says more, as <answer> and </answer>: the last such part; nothing, as
+    """Marks around the part of a text that is rendered, as <answer> and </answer>: the last such part; nothing, as
     of an empty text, where one is missing."""
     images: int = Field(1, ge=1, le=100)
     """Images of each text; its reward is the mean of theirs."""
@@ -33,11 +33,11 @@ class RenderSection(Section):
     @classmethod
     def _are_marks(cls, value: tuple[str, str] | None) -> tuple[str, str] | None:
         if value is not None and not all(value):
-            raise ValueError("answer needs two marks that are not empty, before and after what is drawn")
+            raise ValueError("answer needs two marks that are not empty, before and after the rendered part")
         return value
 
     def drawn(self, text: str) -> str:
-        """Return what is drawn of a text, without white space around it."""
+        """Return the rendered part of a text, without white space around it."""
         if self.answer is None:
             return text.strip()
         first, last = self.answer

@@ -1,4 +1,4 @@
-"""What a config says about a reward."""
+"""Settings of a reward."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RewardSection(Component):
     standardize: bool = False
     """Divide the score by its standard deviation over the epoch, after taking off its mean, before it is weighted."""
     on_failure: Literal["stop", "exclude_sample", "exclude_group"] = "stop"
-    """What a sample that cannot be scored does: stop the run, or leave itself or its whole group out of training."""
+    """Effect of a sample that cannot be scored: stop the run, or leave itself or its whole group out of training."""
     device: str | None = None
     """Torch device of a reward that takes one (cpu, cuda:1); its own choice when absent."""
     batch_size: PositiveInt | None = None

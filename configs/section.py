@@ -1,4 +1,4 @@
-"""What all sections of a config have in common."""
+"""Base classes of all sections of a config."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 #: Names less alike than this are not suggested.
 _CUTOFF = 0.5
-#: Entries of a folder that are looked at.
+#: Entries of a folder that are compared.
 _ENTRIES = 5000
 
 
@@ -38,7 +38,7 @@ def near_path(path: str, folders: Sequence[Path], *, only_folders: bool = False)
     """Return the path that exists and is nearest to one that does not, spelled like it; None if nothing is near.
 
     Args:
-        path: what was looked for.
+        path: the missing path.
         folders: where relative paths may begin, in order.
         only_folders: whether the last part must be a folder.
     """

@@ -1,4 +1,4 @@
-"""What a config says about tracking."""
+"""Settings of tracking."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class TrackingSection(Section):
     """Log 'flowmill report' of a run that has ended; absent: where a lasting Prefect server carries it out."""
 
     assets: bool = False
-    """Tell Prefect of every artifact that is committed as an asset materialized, with what it was made of."""
+    """Report every committed artifact to Prefect as a materialized asset, with its inputs."""

@@ -1,6 +1,6 @@
-"""Text of others as text, wherever it is shown: what a terminal, a page or a table would obey is made visible instead.
+"""Untrusted text as plain text, wherever it is shown: control characters and markup are escaped.
 
-A template that escapes HTML by itself needs ``visible`` alone. What is printed goes through ``flows.console``.
+A template that escapes HTML by itself needs ``visible`` alone. Printed text goes through ``flows.console``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import unicodedata
 
 #: Categories of characters that draw nothing and may command: controls, surrogates, line and paragraph separators.
 _COMMANDING = frozenset({"Cc", "Cs", "Zl", "Zp"})
-#: Formatting characters that turn the direction of what is beside them.
+#: Formatting characters that change the direction of neighboring text.
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-#: What Markdown, with its mathematics, colors, links, mentions and directives, takes for markup where it stands so.
+#: Patterns that Markdown, with mathematics, colors, links, mentions and directives, takes for markup.
 _MARKUP = re.compile(r"^[ #+\-=:]| $|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])|:(?!\s)|[\\`*{}\[\]<>!|~$&@^]", re.IGNORECASE)
 _NUMBERED = re.compile(r"^(\d+)([.)])")
-#: Addresses, and names of files beside the page, that end where they seem to in a link of Markdown.
+#: Addresses, and names of files next to the page, that end where they seem to in a link of Markdown.
 _ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&*+,;=%-]+|\w[\w.-]*", re.ASCII)
-#: What spreadsheets take for the beginning of a formula, as wide as other letters of East Asia too.
+#: Characters that spreadsheets take for the beginning of a formula, in full width too.
 _FORMULA = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
-#: What Markdown takes as it is after a backslash.
+#: Characters that Markdown takes literally after a backslash.
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 
 
@@ -64,7 +64,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def in_cell(value: object) -> object:
-    """Return what is written to a cell of CSV: spreadsheets compute nothing of a text."""
+    """Return a text for a cell of CSV that spreadsheets do not take for a formula."""
     if not isinstance(value, str):
         return value
     return f"'{visible(value)}" if value[:1] in _FORMULA and value else visible(value)

@@ -3,7 +3,7 @@
     import flowmill
 
     run = flowmill.open("flowmill-store").run("digits")
-    run.samples(3).to_pandas()          # every sample of epoch 3, what it earned and its advantage
+    run.samples(3).to_pandas()          # every sample of epoch 3, with rewards and advantage
 
 Reading loads neither torch nor Prefect before something needs it, and changes nothing.
 """

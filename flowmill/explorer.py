@@ -1,4 +1,4 @@
-"""The page of ``flowmill view``: a run's trajectories, browsed. Streamlit runs it anew for every click."""
+"""The page of ``flowmill view``: a run's trajectories, browsed. Streamlit runs it again for every click."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _choose(root: str, first: str | None, *, trust_store: bool) -> tuple[flowmil
         raise flowmill.FlowmillError("The store holds no runs yet; start one with 'flowmill run'.")
     name = st.sidebar.selectbox("Run", names, index=names.index(first) if first in names else 0, key="run")
     run = _run(root, name, trust_store=trust_store)
-    if st.sidebar.button("Look again", help="Reads what was made meanwhile."):
+    if st.sidebar.button("Reload", help="Reads artifacts made meanwhile."):
         run.refresh()
         st.cache_data.clear()
     epochs = run.rollouts
@@ -90,7 +90,7 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
         low, high = float(samples[name].min()), float(samples[name].max())
         if low < high:
             chosen = st.sidebar.slider(in_markdown(name), low, high, (low, high), key=f"range of {name}")
-            # Samples without a value pass until somebody asks for values.
+            # Samples without a value pass until a range of values is chosen.
             found = found[found[name].between(*chosen) | (found[name].isna() & (chosen == (low, high)))]
     first = [name for name in ("advantage",) if name in numbers]
     order = st.sidebar.selectbox(
@@ -101,7 +101,7 @@ def _filtered(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(columns: Iterable[str]) -> list[str]:
-    """Return the columns with what a sample earned: the optimized sum and its advantage, then single rewards."""
+    """Return the columns of rewards: the optimized sum and its advantage, then single rewards."""
     known = list(columns)
     whole = [name for name in ("reward", "advantage") if name in known]
     return [*whole, *(name for name in known if name.startswith("reward."))]
@@ -114,7 +114,7 @@ def _as_cells(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_order(columns: Iterable[str]) -> list[str]:
-    """Return columns as a person reads them: what a sample earned, its prompt and text, then what it is."""
+    """Return columns in reading order: rewards, prompt and text, then identity."""
     known = list(columns)
     first = [name for name in ("reward", "advantage", "prompt", "text") if name in known]
     return list(dict.fromkeys([*first, *_numbers(known), *known]))
@@ -141,7 +141,7 @@ def _group(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.Da
 
 
 def _sample(run: flowmill.Run, epoch: int, everything: pd.DataFrame, shown: pd.DataFrame) -> None:
-    """Show one sample: what it is, what it earned, the updates it entered, and its chain."""
+    """Show one sample: identity, rewards, the updates it entered, and its chain."""
     sample = st.selectbox("Sample", [*dict.fromkeys([*shown.sample_id, *everything.sample_id])], key="sample")
     row = everything.set_index("sample_id").loc[sample]
     left, right = st.columns([1, 3])
@@ -194,7 +194,7 @@ def _grid(run: flowmill.Run, epoch: int, rows: pd.DataFrame) -> None:
 
 
 def _caption(row: Any) -> str:
-    """Return the prompt of a sample, with what was made of it before it was drawn."""
+    """Return the prompt of a sample, with the rewritten prompt if it was rendered from one."""
     written = row.get("text") if row["media_format"] else None
     prompt = in_markdown(row["prompt"])
     return f"{prompt}  \n→ {in_markdown(written)}" if isinstance(written, str) else prompt
@@ -209,7 +209,7 @@ def _open(sample: str, group: str) -> None:
 def _show(
     media: Image.Image | Sequence[Image.Image] | bytes | str | None, caption: str, *, width: int = _WIDTH
 ) -> None:
-    """Show an image, a clip that moves, the file of one that is heard, or a text below what it completes."""
+    """Show an image, a clip, a clip with sound, or a text below its prompt."""
     if media is None:
         st.caption(f"no image stored: {caption}")
     elif isinstance(media, str):

@@ -1,4 +1,4 @@
-"""Stages and whole runs carried out, from a person's own program."""
+"""Runs stages and whole runs from a user's own program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_stage(
 
 
 def train(context: RunContext, *, trust_store: bool = False) -> None:
-    """Do what a run lacks; see ``Run.train``."""
+    """Complete a run; see ``Run.train``."""
     from flows.calls import call
     from flows.pipeline import bring_up_to_date
     from flows.requests import ContinueRequest

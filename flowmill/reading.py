@@ -59,7 +59,7 @@ class Store:
 
         Args:
             name: its name.
-            trust_store: let its stages carry out code and commands that only the store's record of the run names.
+            trust_store: let its stages run code and commands that only the store's record of the run names.
 
         Raises:
             FlowmillError: there is none of this name.
@@ -69,7 +69,7 @@ class Store:
         return Run(open_run(self.root, name, reads=True, trusted=trust_store), trust_store=trust_store)
 
     def artifacts(self) -> pa.Table:
-        """Return what 'flowmill store ls' lists: artifact, stage, shards, rows, size (bytes), age_s, runs, ..."""
+        """Return the table of 'flowmill store ls': artifact, stage, shards, rows, size (bytes), age_s, runs, ..."""
         import pyarrow as pa
 
         from storage.verify import list_artifacts
@@ -100,9 +100,9 @@ class Store:
 
 
 class Run:
-    """One run: what was made in it, by epoch. Epoch 0 is before training; tables are Arrow's (``.to_pandas()``).
+    """One run and its artifacts, by epoch. Epoch 0 is before training; tables are Arrow's (``.to_pandas()``).
 
-    All methods raise a FlowmillError where what they read was not made yet, or is damaged.
+    All methods raise a FlowmillError if their artifact is missing or damaged.
     """
 
     def __init__(self, context: RunContext, *, trust_store: bool = False) -> None:
@@ -143,7 +143,7 @@ class Run:
         return rolled_out_epochs(self._context.chain)
 
     def samples(self, epoch: int) -> pa.Table:
-        """Return an epoch's samples: prompt, seed, sigmas, log_probs, ..., and what they earned.
+        """Return an epoch's samples: prompt, seed, sigmas, log_probs, ..., and rewards.
 
         The columns of 'trajectories', 'reward.<label>' of each reward and monitor that was scored, and once advantages
         are made 'reward', the optimized sum, and 'advantage'.
@@ -230,7 +230,7 @@ class Run:
         return arrays_of(self._context.store, self._made(epoch, "rollout"), name, samples)
 
     def decoded(self, epoch: int, sample: str) -> list[Image | list[Image]]:
-        """Return what each stored state of a sample looks like, by the base model's autoencoder, as in 'states'."""
+        """Return each stored state of a sample, decoded by the base model's autoencoder, as in 'states'."""
         return [picture(state) for state in self._states.of(self._made(epoch, "rollout"), sample)]
 
     @cached_property
@@ -253,20 +253,20 @@ class Run:
         return figures_table(self._context.chain)
 
     def curves(self) -> pa.Table:
-        """Return what MLflow shows as curves: key, step (the epoch; of 'optimize/' the update), value, list."""
+        """Return the curves that MLflow shows: key, step (the epoch; of 'optimize/' the update), value, list."""
         from tasks.review.reading import curves_table
 
         return curves_table(self._context.chain)
 
     def trace(self, epoch: int, sample: str) -> dict[str, Any]:
-        """Return what made a sample of an epoch, its rewards and advantage, and the optimizer updates it entered."""
+        """Return the origin of a sample, its rewards and advantage, and the optimizer updates it entered."""
         from tasks.review.trace import trace_sample
 
         ref = self._made(epoch, "rollout")
         return trace_sample(self._context.store, ref, sample, [self._context], trusted=self._trusted)
 
     def refresh(self) -> None:
-        """Look again at what was made meanwhile, and how far it is to go; until then all stays as it was found."""
+        """Reload the run's records, which are otherwise read once."""
         from tasks.runs.opening import open_run
 
         self._context = open_run(self.store.root, self.name, reads=True, trusted=self._trusted)
@@ -274,13 +274,13 @@ class Run:
     # Making
 
     def prepare(self) -> list[str]:
-        """Make what comes before all epochs: base model, embeddings, prompts, the policy before training.
+        """Run the stages before all epochs: base model, embeddings, prompts, the policy before training.
 
         Returns:
             The artifacts, 'kind/id'.
 
         Raises:
-            FlowmillError: something cannot work; what is committed stays.
+            FlowmillError: something cannot work; committed data stays.
         """
         return [made for stage in ("base", "encode", "preprocess", "policy") for made in self.stage(stage, 0)]
 
@@ -293,7 +293,7 @@ class Run:
         overrides: Collection[str] = (),
         force: bool = False,
     ) -> list[str]:
-        """Run one stage, as 'flowmill stage' does; what is committed is not computed again.
+        """Run one stage, as 'flowmill stage' does; committed artifacts are not computed again.
 
         Inside a Prefect flow it is a flow below yours, on your flow's server. Elsewhere a server is started for it.
 
@@ -301,14 +301,14 @@ class Run:
             name: rollout, score, advantage, optimize, evaluate, judge, export, or one of ``prepare``.
             epoch: a number, 'next' or 'latest'.
             slot: of score and judge: one reward; all of them when empty.
-            overrides: settings of this stage alone, 'section.key=value'; the result stands beside the run.
+            overrides: settings of this stage alone, 'section.key=value'; the result is a side result of the run.
             force: do the work again, as a new attempt.
 
         Returns:
             The artifacts it made or found, 'kind/id'; ``Store.table`` reads them.
 
         Raises:
-            FlowmillError: something cannot work; what is committed stays.
+            FlowmillError: something cannot work; committed data stays.
         """
         from flowmill.making import run_stage
 
@@ -319,10 +319,10 @@ class Run:
         return made
 
     def train(self) -> Run:
-        """Do all that its config asks for, as 'flowmill run' does; what is committed is not computed again.
+        """Complete the run of its config, as 'flowmill run' does; committed artifacts are not computed again.
 
         Raises:
-            FlowmillError: something cannot work; what is committed stays.
+            FlowmillError: something cannot work; committed data stays.
         """
         from flowmill.making import train
 

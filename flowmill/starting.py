@@ -23,7 +23,7 @@ def start(
         root: folder or s3://bucket/prefix of the store; FLOWMILL_ROOT, else the config's, when absent.
         name: name of the run; the config's, else the file's, when absent.
         overrides: settings laid over the config, 'section.key=value' each.
-        rewind: end a run that has more epochs than the config asks for where that says; else it keeps what it has.
+        rewind: shorten a run that has more epochs than the config; else it keeps them.
 
     Raises:
         FlowmillError: something in the config cannot work, or a run of this name has other settings.

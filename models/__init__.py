@@ -1,7 +1,7 @@
 """Policies, rewards and the pure maths of sampling. Knows nothing of the store or of runs.
 
-Rooms, each importing only those before it: maths, weights, policies, quickstart, sizes, rewards; what belongs to all is
-here: libraries, devices, the meter.
+Rooms, each importing only those before it: maths, weights, policies, quickstart, sizes, rewards; shared code is here:
+libraries, devices, the meter.
 """
 
 from models.libraries import quiet_imports

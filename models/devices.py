@@ -20,8 +20,8 @@ def chosen_device(name: str, number: int = 0, *, what: str = "execution.device")
 
     Args:
         name: ``auto`` (the machine's accelerator, else the CPU), a kind such as ``cuda``, or one device, ``cuda:1``.
-        number: which of the devices of its kind a process takes that is told the kind alone.
-        what: the setting.
+        number: index of the device a process takes if the name has no index.
+        what: the setting, for messages.
 
     Raises:
         ConfigError: the machine has no such device, or not as many.
@@ -52,7 +52,7 @@ def chosen_device(name: str, number: int = 0, *, what: str = "execution.device")
 
 
 def device_name(device: torch.device) -> str | None:
-    """Return what the maker calls a device, None where torch does not say."""
+    """Return the maker's name of a device, None if torch does not know it."""
     ask = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_name", None)
     return None if ask is None else str(ask(device))
 
@@ -64,7 +64,7 @@ def make_current(device: torch.device) -> None:
 
 
 def as_here() -> Callable[[], None]:
-    """Return what lets another thread work as the calling one does: on its device, with as many CPU threads."""
+    """Return a context in which another thread uses the calling one's device and number of CPU threads."""
     threads = torch.get_num_threads()
     index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
 

@@ -1,4 +1,4 @@
-"""What models pick by masks, on tensors without content, and where they ask what is in the layout of their tokens."""
+"""Masked selections on tensors without content, and layouts of tokens that keep their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class WholeMasks(TorchFunctionMode):
-    """Inside, masks without content are full, their inverses empty, and what is asked of such a tensor is true.
+    """Inside, masks without content are full, their inverses empty, and tests of such tensors are true.
 
     Models that put padding last take the rows a mask picks and then the others: together as many, whatever it says.
     """
@@ -29,7 +29,7 @@ class WholeMasks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry out a function, or answer it."""
+        """Run a function, or give its known result."""
         if func is torch.Tensor.__bool__ and _is_empty(args[0]):
             return True
         if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
@@ -41,15 +41,15 @@ class WholeMasks(TorchFunctionMode):
 
 
 class KnownLayouts(TorchFunctionMode):
-    """Inside, whole numbers and masks that follow from sizes alone have their content, beside tensors that have none.
+    """Inside, whole numbers and masks that follow from sizes alone keep their content, while other tensors have none.
 
-    Models that lay text and images out in one sequence ask such numbers how long it gets and what stands where.
+    Models that lay text and images out in one sequence read its length and positions from such numbers.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Carry out a function: on content, where all it is given has one."""
+        """Run a function: on content, if all its inputs have one."""
         given = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         if func in (torch.arange, torch.tensor) or (tensors and all(map(_is_known, tensors))):
@@ -67,7 +67,7 @@ class KnownLayouts(TorchFunctionMode):
 
 
 def with_content() -> AbstractContextManager[Any]:
-    """Return a context in which tensors are made as ever, whatever is traced around it: what asks for their numbers."""
+    """Return a context with real tensors inside a trace, for code that reads their values."""
     return _disable_current_modes()
 
 

@@ -45,7 +45,7 @@ _PEAKS: Mapping[str, float] = {
 
 
 _CPU = torch.device("cpu")
-#: A module by identity, and the shapes of what it is called with, without the number of rows.
+#: A module by identity, and the shapes of its inputs, without the number of rows.
 _Call = tuple[int, Any, Any]
 #: FLOPs by class, config and shapes: other runs of this process have models of the same kinds.
 _COUNTED: dict[tuple[Any, str, str], float | None] = {}
@@ -53,7 +53,7 @@ _COUNTED: dict[tuple[Any, str, str], float | None] = {}
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What denoisers did for a while."""
+    """Computation of denoisers in a period."""
 
     seconds: float
     """In their forwards and backwards, of one process."""
@@ -63,7 +63,7 @@ class Computed:
 
 
 class Meter:
-    """Counts what some modules compute from now on."""
+    """Counts the computation of modules from now on."""
 
     def __init__(self, *, adapters: bool, device: torch.device = _CPU, share: float = 1.0) -> None:
         """Start with nothing.
@@ -71,7 +71,7 @@ class Meter:
         Args:
             adapters: denoisers are frozen but for adapters.
             device: where they work.
-            share: what of a forward this process computes, where several share its tokens.
+            share: the part of a forward this process computes, if several share its tokens.
         """
         self._backward, self._share = 1 if adapters else 2, share
         self._seconds = 0.0
@@ -91,7 +91,7 @@ class Meter:
             module.register_forward_hook(self._end)
 
     def take(self) -> Computed:
-        """Return what was computed since this was asked for last; what shapes cost is found out here, not at work."""
+        """Return the computation since the last call; costs of shapes are derived here, not during forwards."""
         if self._events:
             torch.accelerator.synchronize(self._device)
             self._seconds += sum(first.elapsed_time(last) for first, last in self._events) / 1000
@@ -151,23 +151,23 @@ class Meter:
 
 
 def timed(meter: Meter | None) -> AbstractContextManager[None]:
-    """Count the time inside as the models', where somebody wants to know."""
+    """Count the time inside as the models', if it is measured."""
     return nullcontext() if meter is None else meter.timed()
 
 
 def backward(meter: Meter | None) -> AbstractContextManager[None]:
-    """Count a backward pass, where somebody wants to know."""
+    """Count a backward pass, if it is measured."""
     return nullcontext() if meter is None else meter.backward()
 
 
 def forward_flops(module: nn.Module, args: Any, kwargs: Any) -> float | None:
     """Return the FLOPs of a denoiser's forward, by a twin of its config on tensors that have shapes only.
 
-    None where there can be no twin: it is no model of diffusers, or does what values decide.
+    None where there can be no twin: it is no model of diffusers, or its control flow depends on values.
     """
     from torch.utils._pytree import tree_map
 
-    # What is sharded has a class of its own, derived from the model's.
+    # A sharded model has a class derived from the model's.
     kind: Any = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
     if not hasattr(kind, "from_config"):
         return None
@@ -195,7 +195,7 @@ def _counted(kind: Any, config: Any, args: Any, kwargs: Any) -> float | None:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return what a device can do at most, FLOP/s of dense matrix products; None where no figure of it is here.
+    """Return the peak of a device, FLOP/s of dense matrix products; None if it is not in the table.
 
     There is none for float32, which depends on settings of torch.
     """
@@ -210,7 +210,7 @@ def _shapes_only(values: Any) -> Any:
     def shape_of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        # One dtype for all: nothing brings a twin's weights and what it is called with together, as autocast does.
+        # One dtype for all: a twin has no autocast to bring weights and inputs to one dtype.
         return torch.empty(leaf.shape, dtype=torch.float32 if leaf.is_floating_point() else leaf.dtype, device="meta")
 
     return tree_map(shape_of, values)

@@ -1,6 +1,6 @@
 """Images and clips that people give: opened here for all who need some, as a person sees them.
 
-diffusers' ``load_image`` is the model: upright as the camera noted, RGB. What is transparent lies on white, and 16 bit
+diffusers' ``load_image`` is the model: upright as the camera noted, RGB. Transparent pixels lie on white, and 16 bit
 gray keeps its range, of which Pillow's own conversion keeps the darkest 256th.
 """
 
@@ -17,10 +17,10 @@ from PIL import Image, ImageOps
 from configs.extras import require_extra
 
 _ORIENTATION = 0x0112
-#: Modes that Pillow turns to RGB without loss of what is seen.
+#: Modes that Pillow converts to RGB without visible loss.
 _DIRECT = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 _ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
-#: What white is in modes of one number per pixel, by the highest there is: the first that is not below it.
+#: Value of white in modes of one number per pixel: the first that is not below the highest value.
 _NUMBERS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _WHITES = {"F": (1.0, 255.0, 65535.0), **dict.fromkeys(_NUMBERS[2:], (65535.0,)), "I": (65535.0,)}
 
@@ -43,7 +43,7 @@ def open_clip(file: Path | BinaryIO, most: int) -> np.ndarray:
     """Return the (F, H, W, 3) uint8 frames of a film, or of an animated image, ``most`` of them at most.
 
     Raises:
-        ConfigError: it is a film, and what reads films is not installed.
+        ConfigError: it is a film, and the package that reads films is not installed.
         OSError: it cannot be read.
         ValueError: it holds numbers that are no brightness, or no frames.
     """
@@ -80,7 +80,7 @@ def film_size(file: Path | BinaryIO) -> tuple[int, int]:
     """Return width and height of a film, as its head says.
 
     Raises:
-        ConfigError: what reads films is not installed.
+        ConfigError: the package that reads films is not installed.
         ValueError: it cannot be read.
     """
     require_extra("video", "av", what=f"the film '{getattr(file, 'name', file)}'")
@@ -107,7 +107,7 @@ def within(image: Image.Image, area: int) -> Image.Image:
 
 def is_plain(image: Image.Image) -> bool:
     """Return whether an opened image is seen as its pixels are stored: upright, opaque, of 8 bits per channel."""
-    # Asked for what its head does not have, a PNG would be decoded as a whole.
+    # A request for data outside the header would decode a PNG as a whole.
     noted = image.format != "PNG" or "exif" in image.info
     upright = not noted or image.getexif().get(_ORIENTATION, 1) in (0, 1)
     return upright and image.mode in _DIRECT and "transparency" not in image.info

@@ -1,1 +1,1 @@
-"""Pages of the docs that are rendered from what they describe: ``python -m pages.config_page`` writes one anew."""
+"""Generated pages of the docs: ``python -m pages.config_page`` writes one."""

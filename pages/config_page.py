@@ -1,6 +1,6 @@
 """Renders docs/configuration.md from the schema and the components' classes.
 
-``python -m pages.config_page`` writes the page; what stands before its first section is kept.
+``python -m pages.config_page`` writes the page; the text before its first section is kept.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def render() -> str:
         assert model is not None
         many = typing.get_origin(field.annotation) is tuple
         lines += [*_rows(f"{section}[]" if many else section, model), ""]
-    lines += ["# Components", "", "Named by `name`; what follows are their `options`.", ""]
+    lines += ["# Components", "", "Named by `name`; the tables list their `options`.", ""]
     for title, (setting, table) in COMPONENTS.items():
         lines += [
             f"## {title}",
@@ -148,14 +148,14 @@ def _value(value: Any) -> str:
 
 def _component(name: str, kind: Any, *, alone: bool) -> Iterator[str]:
     options = kind.options_type if hasattr(kind, "options_type") else kind
-    # What an algorithm is stands at the head of its file, where that has no other.
-    told = sys.modules[kind.__module__] if alone and kind.__module__.startswith("tasks.algorithms") else kind
-    about = _text(inspect.getdoc(told))
+    # The head of an algorithm's file describes it, if the file has no other algorithm.
+    described = sys.modules[kind.__module__] if alone and kind.__module__.startswith("tasks.algorithms") else kind
+    about = _text(inspect.getdoc(described))
     yield f"| **`{name}`** | | | | {about} |"
     if not dataclasses.is_dataclass(options):
         return
     said = docstrings(options)
-    # What names torch's types does not import them.
+    # Annotations with torch's types do not import torch.
     hints = typing.get_type_hints(options, localns={"Tensor": torch.Tensor, "nn": torch.nn})
     for field in dataclasses.fields(options):
         if field.init and not field.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""The tables of docs/gpus.md, made from the presets: ``python -m pages.gpu_page`` writes them anew."""
+"""The tables of docs/gpus.md, made from the presets: ``python -m pages.gpu_page`` writes them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LANGUAGE_PHASES = ("rollout", "re-score", "render", SCORE, "value", "optimize")
 #: Memory of GPUs in use, GB.
 SIZES = (24, 48, 80, 141)
 PHASES = ("encode", "rollout", "decode", SCORE, "optimize")
-#: Of a GPU's memory, what a run may take: the rest is for the driver, NCCL and fragments.
+#: The part of a GPU's memory a run may take: the rest is for the driver, NCCL and fragments.
 USABLE = 0.9
 EIGHT = ("execution.processes=8", "execution.strategy=fsdp")
 #: Bytes a second between two GPUs: of one machine (NVLink 4), and of two (400 Gb/s each).
 INSIDE, BETWEEN = 450e9, 50e9
-#: Presets whose traffic is told: one of each size.
+#: Presets whose traffic is listed: one of each size.
 TRAFFIC = ("sd35_medium", "flux1_dev", "qwen_image", "wan22_a14b")
 
 

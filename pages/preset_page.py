@@ -1,6 +1,6 @@
 """Reads the heads of the full-size presets, and renders docs/presets.md from ``tests.published``.
 
-``python -m pages.preset_page`` writes the page; what stands before its first section is kept.
+``python -m pages.preset_page`` writes the page; the text before its first section is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Deviation:
     published: str
     """The published value."""
     ours: str
-    """The preset's value, or what is done where configs have no such setting."""
+    """The preset's value, or the behavior where configs have no such setting."""
     reason: str
     """Why."""
 
@@ -148,7 +148,7 @@ def page(publications: Mapping[str, Publication], introduction: str) -> str:
 
 
 def introduction() -> str:
-    """Return what stands in the page before its first section."""
+    """Return the text of the page before its first section."""
     text = PAGE.read_text()
     return text[: text.index("\n## ") + 1]
 

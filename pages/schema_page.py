@@ -1,6 +1,6 @@
 """Renders docs/schemas.md from the Arrow schemas of a store's tables.
 
-``python -m pages.schema_page`` writes the page; what stands before its first section is kept.
+``python -m pages.schema_page`` writes the page; the text before its first section is kept.
 """
 
 from __future__ import annotations

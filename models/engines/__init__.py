@@ -1,8 +1,8 @@
-"""Engines: what draws the tokens of rollouts, one file each.
+"""Engines, which draw the tokens of rollouts, one file each.
 
 A new engine is one file here with a class that fulfills ``base.Engine``, and one line in the table. No option of an
-engine in the table changes what the policy says of a text: they say where it is, how it is asked and how it is tried,
-so that moving a server is no other rollout. Options of an engine of your own count as what it draws.
+engine in the table changes the policy's log-probs of a text: they say where it is and how it is called and checked,
+so that moving a server is no other rollout. Options of a user's own engine are part of the identity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENGINES = Table(
     },
     like="models.engines.base:Engine",
 )
-#: What draws where nothing else is said.
+#: The default engine.
 LOCAL = "local"
 
 
@@ -33,7 +33,7 @@ def make_engine(section: Component) -> Any:
 
 
 def engine_identity(section: Component) -> dict[str, Any]:
-    """Return what of an engine makes rollouts others: nothing of the local one."""
+    """Return the options of an engine that are part of a rollout's identity: none of the local one's."""
     if section.name == LOCAL:
         return {}
     options = {} if section.name in ENGINES else {"options": section.options}

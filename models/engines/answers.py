@@ -1,4 +1,4 @@
-"""Reads answers of servers that complete texts; what is not exactly what was asked for is refused."""
+"""Reads answers of servers that complete texts; an answer that does not match the request is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from models.maths.generation import Completion, Finish, Sampling
 
-#: Rounding may put the log-prob of what is certain a little above 0.
+#: Rounding may put the log-prob of a certain token a little above 0.
 _ABOVE = 1e-3
 
 
@@ -16,9 +16,9 @@ class Malformed(Exception):
 
 
 def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabulary: int) -> Completion:
-    """Return the completion an answer holds; why it ended is told from its tokens.
+    """Return the completion an answer holds; the reason of its end follows from its tokens.
 
-    A server may notice a stop text later than we do: what follows the token that completed it is left out.
+    A server may notice a stop text later than we do: tokens after the one that completed it are dropped.
 
     Raises:
         Malformed: it holds none, or one that cannot have been drawn as was asked.
@@ -37,7 +37,7 @@ def completion_of(answer: Any, prompt: Sequence[int], sampling: Sampling, vocabu
 
 
 def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
-    """Return what a server says of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
+    """Return a server's log-probs of all tokens of a text but the first, from ``prompt_logprobs`` or an echo.
 
     Raises:
         Malformed: it does not say.
@@ -45,18 +45,18 @@ def prompt_log_probs_of(answer: Any, ids: Sequence[int]) -> list[float]:
     choice = _choice(answer)
     found = choice.get("prompt_logprobs", answer.get("prompt_logprobs"))
     if found is None:
-        told = choice.get("logprobs")
-        found = told.get("token_logprobs") if isinstance(told, Mapping) else None
+        stated = choice.get("logprobs")
+        found = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
     if not isinstance(found, list) or len(found) < len(ids):
         raise Malformed(
             f"it does not say how likely the {len(ids)} tokens of a prompt are. Set the engine's option 'proof' to "
-            "what it knows, 'prompt_logprobs' or 'echo'."
+            "the form it supports, 'prompt_logprobs' or 'echo'."
         )
     return [_of_token(each, token) for each, token in zip(found[1 : len(ids)], ids[1:], strict=True)]
 
 
 def _of_token(found: Any, token: int) -> float:
-    """Return the log-prob of a token: the number itself, or what a mapping by ids has for it."""
+    """Return the log-prob of a token: the number itself, or its entry in a mapping by ids."""
     value = found
     if isinstance(found, Mapping):
         entry = found.get(str(token))
@@ -77,7 +77,7 @@ def _ids(choice: Mapping[str, Any], most: int, vocabulary: int) -> list[int]:
     ids = choice.get("token_ids")
     if not isinstance(ids, list):
         raise Malformed(
-            "it has text but no token ids, and text that is tokenized again is not what was drawn. The server must "
+            "it has text but no token ids, and tokenizing text again may give other tokens. The server must "
             "know return_token_ids; vLLM does from 0.10.2 on."
         )
     if not 1 <= len(ids) <= most:
@@ -92,8 +92,8 @@ def _ids(choice: Mapping[str, Any], most: int, vocabulary: int) -> list[int]:
 
 
 def _log_probs(choice: Mapping[str, Any], count: int) -> list[float]:
-    told = choice.get("logprobs")
-    found = told.get("token_logprobs") if isinstance(told, Mapping) else None
+    stated = choice.get("logprobs")
+    found = stated.get("token_logprobs") if isinstance(stated, Mapping) else None
     if not isinstance(found, list):
         raise Malformed("it has no log-probs of its tokens (logprobs.token_logprobs), which were asked for.")
     if len(found) != count:

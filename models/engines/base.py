@@ -1,4 +1,4 @@
-"""What an engine must do: complete prompts, and show that it does so with the policy's weights."""
+"""The interface of engines: complete prompts, and prove that they use the policy's weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Asked:
     uniforms: Callable[[int], Tensor] | None
     """Position -> (N,) float64 in [0, 1), a draw for each prompt, for that engine; None: the likeliest tokens."""
     width: int
-    """What prompts are padded to, and ``size``, prompts of a batch: the same for all of a run, for the same bits."""
+    """Padded width of prompts, and ``size``, prompts of a batch: the same for all of a run, for the same bits."""
     size: int
     """See ``width``."""
     distinct: int
@@ -43,7 +43,7 @@ class Asked:
 
 
 class Engine(Protocol):
-    """Draws completions. What it says their log-probs are is kept as a measure; training uses the policy's own."""
+    """Draws completions. Its log-probs are kept as a measure; training uses the policy's own."""
 
     @property
     def reloads(self) -> bool:
@@ -69,7 +69,7 @@ class Engine(Protocol):
 
         Args:
             ids: W tokens of a text.
-            log_probs: what the policy says of all but the first, at temperature 1.
+            log_probs: the policy's log-probs of all but the first, at temperature 1.
 
         Raises:
             EngineError: it says something else, or nothing that can be read.

@@ -1,6 +1,6 @@
 """Pure functions, tensors in and tensors out: schedules, steps, solvers, sampling, replay. No model is loaded here.
 
-The tables name what a config may choose. They import no torch, so that a stage's options can be read without it.
+The tables name the components a config may choose. They import no torch, so that options can be read without it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """What a batch of trunks gives: one row per branch, ordered by (step, trunk, branch)."""
+    """Result of a batch of trunks: one row per branch, ordered by (step, trunk, branch)."""
 
     trunk: Tensor
     """(M,) int64 trunk each branch left."""
@@ -83,7 +83,7 @@ def branch(
         born: dict[str, list[Tensor]] = {name: [] for name in kept}
         for step in range(len(sigmas) - 1):
             if step in plan.trained:
-                # Equal to the stored state, so that a replay sees what the branch saw.
+                # Equal to the stored state, so that a replay has the branch's input.
                 trunks = trunks.to(storage_dtype).float()
             rows, index = torch.cat([trunks, live]), torch.cat([trunk_ids, owners])
             grid = grid_at(sigmas, torch.full((len(rows),), step, device=latents.device))
@@ -119,7 +119,7 @@ def _forwards(
     at: tuple[Tensor, Tensor],
     max_rows: int,
 ) -> list[Tensor]:
-    """Return what forwards give of rows at (sigma, trunk index), each of exactly ``max_rows`` rows."""
+    """Return the results of forwards of rows at (sigma, trunk index), each of exactly ``max_rows`` rows."""
     sigma, index = at
     missing = -len(latents) % max_rows
     pad = torch.arange(len(latents) + missing, device=latents.device).clamp(max=len(latents) - 1)

@@ -1,4 +1,4 @@
-"""What velocities are asked of, and what a model is called with besides latents.
+"""Inputs of velocity functions: conditioning of a model besides latents.
 
 Legend: B rows, ... latent dims.
 """
@@ -19,7 +19,7 @@ class Conditioning:
     """Batch-first conditioning: every tensor has the sample on dim 0, so rows can be picked, joined and repeated."""
 
     positive: Mapping[str, Tensor]
-    """What the family's denoiser is called with."""
+    """Inputs of the family's denoiser."""
     negative: Mapping[str, Tensor] | None = None
     """The same for the negative prompt, with guidance."""
     unconditional: Tensor | None = None
@@ -45,7 +45,7 @@ class Conditioning:
 
 
 class Guided(NamedTuple):
-    """What guidance makes of two predictions, and the one for the negative prompt."""
+    """The guided prediction, and the one for the negative prompt."""
 
     velocity: Tensor
     """(B, ...) float32."""
@@ -54,10 +54,10 @@ class Guided(NamedTuple):
 
 
 class GivesVelocity(Protocol):
-    """What sampling asks of a model."""
+    """The interface of models in sampling."""
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
         """Return (B, ...) float32 velocities, see ``DiffusionPolicy.velocity``."""
 
     def guided_velocity(self, latents: Tensor, sigma: Tensor, conditioning: Conditioning) -> Guided:
-        """Return the same and what they are made of; asked only where that is stored."""
+        """Return the same with their parts; called only where those are stored."""

@@ -65,7 +65,7 @@ class CPS:
 
     stochastic: ClassVar[bool] = True
     noise_level: float = 0.8
-    """In (0, 2); 1 draws the next latents' noise anew, and above it the sine falls again: 1.2 is 0.8 (Flow-GRPO's
+    """In (0, 2); 1 draws fresh noise for the next latents, and above it the sine falls again: 1.2 is 0.8 (Flow-GRPO's
     configs go up to 1.5)."""
     log_prob: Literal["gaussian", "squared"] = "gaussian"
     """The density, or the peers' form without its scale."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What one batch of sampling gives."""
+    """Result of one batch of sampling."""
 
     final: Tensor
     """(B, ...) float32 latents at sigma 0."""
@@ -72,8 +72,8 @@ def sample(
 ) -> Rollout:
     """Denoise a batch; steps outside a row's plan are ODE steps.
 
-    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them: what
-    is stored is what was scored.
+    Latents are rounded to the storage dtype before the log-prob is computed and before the next step uses them:
+    stored and scored values are equal.
 
     Args:
         policy: gives velocities.
@@ -123,7 +123,7 @@ def sample(
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """What is kept of a batch while it is sampled, (B, ...) by step."""
+    """Values kept of a batch while it is sampled, (B, ...) by step."""
 
     states: dict[int, Tensor] = field(default_factory=dict)
     log_probs: dict[int, Tensor] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class _Noted:
 
 
 def _flags(wanted: Sequence[Sequence[int]], steps: int, like: Tensor) -> Tensor:
-    """Return which steps each row has, (T + 1, B, 1, ...) bool beside ``like`` (B, ...): moved once for all steps."""
+    """Return which steps each row has, (T + 1, B, 1, ...) bool on the device of ``like`` (B, ...), moved once."""
     flags = torch.tensor([[step in row for row in wanted] for step in range(steps + 1)])
     return moved(flags.view(steps + 1, len(wanted), *[1] * (like.ndim - 1)), like.device)
 

@@ -27,7 +27,7 @@ class Steps:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Steps whose latents must be stored: every trained step, its successor, and what is kept besides."""
+        """Steps whose latents must be stored: every trained step, its successor, and the further kept states."""
         return tuple(sorted({state for step in self.trained for state in (step, step + 1)} | set(self.kept)))
 
 
@@ -172,8 +172,8 @@ class RandomFraction(DrawnPerSample):
     """Every step but the last is stochastic; a random part of them is stored and trained.
 
     DanceGRPO (arXiv 2505.07818; public code ``train_grpo_flux.py``: the last step is dropped, the others permuted per
-    sample, the first ``int(timestep_fraction * count)`` trained). What is not trained is not stored. ``last`` says
-    what the last step is: 'ode', or 'sde' (stochastic, never trained).
+    sample, the first ``int(timestep_fraction * count)`` trained). Only trained steps are stored. ``last`` is the
+    kind of the last step: 'ode', or 'sde' (stochastic, never trained).
     """
 
     fraction: float = 0.6
@@ -222,7 +222,7 @@ class FinalOnly:
 class LateStates(DrawnPerSample):
     """No stochastic step; ``count`` states, drawn per sample from [low, high), are stored: ``refl`` goes on from them.
 
-    State i is what step i starts from. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
+    State i is the start of step i. ReFL (arXiv 2304.05977) has 1 of the states 30 to 39 of 40.
     """
 
     count: int = 1
@@ -230,8 +230,7 @@ class LateStates(DrawnPerSample):
     low: int | None = None
     """First state there may be; that of the last quarter of the steps when absent."""
     high: int | None = None
-    """State behind the last there may be; ``rollout.steps`` when absent, so that the last is what the last step starts
-    from."""
+    """End of the range of states; ``rollout.steps`` when absent, so that the last is the start of the last step."""
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -1,4 +1,4 @@
-"""Deterministic solvers for steps without noise. A solver carries what it remembers from step to step.
+"""Deterministic solvers for steps without noise. A solver carries its memory from step to step.
 
 Legend: B rows, ... latent dims. Conventions as in ``models.maths.transitions``.
 """
@@ -23,7 +23,7 @@ class Solver(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop what is remembered: noise was added since the last step."""
+        """Clear the memory: noise was added since the last step."""
         ...
 
 

@@ -68,7 +68,7 @@ CLIP_CONDITIONED = frozenset({"wan21_v2v"})
 #: Of these the ones whose clips end, where a prompt comes with two images, with the second.
 LAST_FRAME = frozenset({"wan21_i2v", "wan22_i2v"})
 
-#: Families whose option ``references`` says how many images a prompt comes with at most, and what it is by default.
+#: Families whose option ``references`` is the most images of a prompt, and its default.
 REFERENCES: Mapping[str, int] = {"flux2": 0, "flux2_klein": 0, "qwen_image_edit_plus": 1}
 
 #: Families whose pipelines are modular: diffusers places no parts of them over devices.
@@ -77,7 +77,7 @@ MODULAR = frozenset({"flux3", "minimax_h3"})
 #: Families that write an instruction before prompts but not before negative ones, where their option says so.
 INSTRUCTED = frozenset({"sana", "sana_video"})
 
-#: Families whose samples are decoded with more than what is denoised, so that no gradient of a reward reaches them.
+#: Families whose decoding takes more than the denoised latents, so that no gradient of a reward reaches them.
 UNFOLLOWED = frozenset({"wan22_ti2v_i2v"})
 
 #: Families that make clips, and how many frames these can have.
@@ -115,7 +115,7 @@ NOT_ENCODED: Mapping[str, frozenset[str]] = {
     "ltx2": frozenset({"frame_rate", "audio_guidance_scale", "guidance_rescale"}),
 }
 
-#: Families that are told how many steps they take, and how many these are where nobody says.
+#: Families that take the number of steps as an input, and its default.
 FIXED_STEPS: Mapping[str, int] = {"sd15": 50, "sdxl": 50}
 
 #: Families whose steps lead from one timestep to the next where their number divides this one.

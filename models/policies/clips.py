@@ -30,7 +30,7 @@ def clip_noise(pipeline: Any, settings: DiffusionSettings, generators: Sequence[
 
 
 def frames_at_ends(pipeline: Any, settings: DiffusionSettings, images: Sequence[Sequence[Image.Image]]) -> Tensor:
-    """Return what ``WanImageToVideoPipeline`` makes of the frames that clips start from and may end with.
+    """Return the conditioning that ``WanImageToVideoPipeline`` makes of first frames and optional last frames.
 
     Args:
         pipeline: with an autoencoder.

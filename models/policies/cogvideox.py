@@ -1,6 +1,6 @@
 """CogVideoX text to video (CogVideoXPipeline): a transformer over clips and a schedule that begins in pure noise.
 
-Its own DDIM scheduler writes DDIM's step anew, ``a_t x + b_t x0``: that is the step of ``models.policies.ddim`` on
+Its own DDIM scheduler writes DDIM's step as ``a_t x + b_t x0``: that is the step of ``models.policies.ddim`` on
 another schedule, whose levels go from 1 (no signal at the first timestep) to 0 (alpha_bar is 1 after the last).
 Guidance is of one scale at all steps, as where the pipeline's ``use_dynamic_cfg`` is false, its default.
 """
@@ -141,7 +141,7 @@ class CogVideoX(DDIMPolicy, ClipPolicy):
         return torch.stack(place(height, width, frames, torch.device("cpu")))
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        """Return decoded latents, (B, 3, F, H, W)."""
         return self.pipeline.decode_latents(latents.to(self.pipeline.vae.dtype))  # type: ignore[no-any-return]
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

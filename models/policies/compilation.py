@@ -11,7 +11,7 @@ import torch
 def compile_blocks(module: Any, blocks: Sequence[str]) -> None:
     """Compile a denoiser's blocks, in place: those diffusers says repeat, else those in lists of these names.
 
-    What torch compiled is kept in its cache on disk (``TORCHINDUCTOR_CACHE_DIR``), for the processes that come.
+    Compiled code is kept in torch's cache on disk (``TORCHINDUCTOR_CACHE_DIR``), for the processes that come.
     """
     from models.weights.sharding import units
 

@@ -1,4 +1,4 @@
-"""Whether what models and schedules give are numbers, and lead from noise to images."""
+"""Checks that outputs of models and schedules are finite, and lead from noise to images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pixels(unit: Tensor) -> Tensor:
 
 
 def waves(unit: Tensor) -> Tensor:
-    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded; what is louder is cut.
+    """Return (B, C, N) waveforms in [-1, 1] as (B, N, C) int16, rounded and clipped.
 
     Raises:
         SamplingError: some are not finite, which would become silence.
@@ -52,11 +52,11 @@ def waves(unit: Tensor) -> Tensor:
 
 
 def finite(values: Tensor, what: str) -> None:
-    """Check that what a model gave are numbers: NaN becomes black images, which are scored, trained on and exported.
+    """Check that a model's output is finite: NaN would become black images that are scored and trained on.
 
     Args:
         values: (B, ...).
-        what: what they are called.
+        what: their name in messages.
 
     Raises:
         SamplingError: some are not.

@@ -81,7 +81,7 @@ class Flux1(PipelinePolicy):
         return torch.full((len(latents),), self.settings.guidance_scale, device=latents.device)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         return self.decode_scaled(self.pipeline._unpack_latents(latents, settings.height, settings.width, scale))
 

@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext (FluxKontextPipeline): edits an image, whose latents stand beside the generated ones as tokens."""
+"""FLUX.1 Kontext (FluxKontextPipeline): edits an image, whose latents are appended to the generated ones as tokens."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Flux2(Flux1):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], images: Images | None = None) -> dict[str, Tensor]:
-        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and what ``padded`` gives of images.
+        """Return ``prompt_embeds`` (B, L, D), ``text_ids`` (B, L, 4) int64, and the images' tokens from ``padded``.
 
         Raises:
             ConfigError: a prompt comes with more images than ``references``, or one is too small or narrow.
@@ -133,7 +133,7 @@ class Flux2(Flux1):
         return torch.cat([latents, tokens_of(rows).to(latents.dtype)], dim=1), torch.cat([ids, further], dim=1)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         pipeline, vae = self.pipeline, self.pipeline.vae
         # ``_unpack_latents_with_ids`` for tokens in the order of their ids, without asking the device for each.
         spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2).contiguous()

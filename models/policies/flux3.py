@@ -1,8 +1,8 @@
 """FLUX.3 (Flux3ModularPipeline, text to image): layers of Qwen3-VL as text, guidance of two forwards.
 
-Text is padded to a multiple of 80 tokens, which the transformer attends to. How many there are is part of what it is
-asked, so that rows are computed one by one, each with its own. The pipeline's first block lets a language model write
-the prompt anew; it is left out, as whoever trains chooses the prompts.
+Text is padded to a multiple of 80 tokens, which the transformer attends to. Their number changes its
+output, so rows are computed one by one, each with its own. The pipeline's first block lets a language model write
+the prompt; it is left out, as training chooses the prompts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Flux3(ModularPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that its transformer is none that must be told where a step ends."""
+        """Check the folder, and that its transformer does not take the end of a step."""
         index = super().check_folder(folder, settings)
         if read_json(folder / "transformer" / "config.json").get("flow_map"):
             raise ConfigError(
@@ -72,7 +72,7 @@ class Flux3(ModularPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return what reads text, of which the blocks want a whole processor."""
+        """Return the text parts, of which the blocks need a whole processor."""
         from models.policies.stand_ins import TextProcessor
 
         return {"tokenizer": TextProcessor.load(folder / "tokenizer")} if Part.TEXT in parts else {}
@@ -122,7 +122,7 @@ class Flux3(ModularPolicy):
         return predicted
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         vae = self.pipeline.vae
         spatial = latents.unflatten(1, self._grid()).permute(0, 3, 1, 2)
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(spatial)

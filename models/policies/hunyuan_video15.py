@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5 text to video (HunyuanVideo15Pipeline): text of Qwen2.5-VL, and of ByT5 what prompts put in quotes.
+"""HunyuanVideo 1.5 text to video (HunyuanVideo15Pipeline): Qwen2.5-VL encodes the prompt, ByT5 its quoted parts.
 
 Guidance is no argument of the pipeline but a component, and the pipeline loads no LoRA files; its transformer does.
 """
@@ -107,7 +107,7 @@ class HunyuanVideo15(ClipPolicy):
         )[0]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         scaled = latents.to(vae.dtype) / vae.config.scaling_factor
         # One by one: the masks of its attention fit one row alone (diffusers 0.42).
@@ -140,6 +140,6 @@ class HunyuanVideo15(ClipPolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return what height and width must be multiples of."""
+        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["spatial_compression_ratio"] * transformer["patch_size"])

@@ -1,8 +1,8 @@
-"""The index of a diffusers repository: what it consists of, as classic pipelines write it, and as modular ones do.
+"""The index of a diffusers repository: its components, as classic or modular pipelines write it.
 
-A modular index says of each component from where it is to be loaded, which may be another repository, and what is to be
-imported for it. Neither is followed: components are those in folders of their names beside the index, as classic ones
-are. Of files without torch, so that what only reads may ask.
+A modular index says of each component from where it is to be loaded, which may be another repository, and the import
+of its class. Neither is followed: components are those in folders of their names next to the index, as classic ones
+are. Reads files without torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from models.libraries import read_json
 CLASSIC = "model_index.json"
 MODULAR = "modular_model_index.json"
 INDICES = (CLASSIC, MODULAR)
-#: ``owner/name``; anything else that a component may be loaded from is a place on somebody's machine.
+#: ``owner/name``; anything else that a component may be loaded from is a path on another machine.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PLACE = "pretrained_model_name_or_path"
 
@@ -27,8 +27,8 @@ def index_file(folder: Path) -> Path:
     return next((path for path in (folder / name for name in INDICES) if path.is_file()), folder / CLASSIC)
 
 
-def beside(folder: Path) -> Callable[[str], bool]:
-    """Return whether a component of a name is in a folder; what is no name leads elsewhere."""
+def in_folder(folder: Path) -> Callable[[str], bool]:
+    """Return whether a component of a name is in a folder; other values are no names."""
     return lambda name: name.isidentifier() and (folder / name).is_dir()
 
 
@@ -39,7 +39,7 @@ def read_index_file(path: Path) -> dict[str, Any]:
         OSError: there is no such file.
         ValueError: it is no JSON object, or says of a component something else than its library and class.
     """
-    return plain_index(read_json(path), beside(path.parent))
+    return plain_index(read_json(path), in_folder(path.parent))
 
 
 def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def plain_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
 
 
 def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """Return an index of the same form that is true wherever its folder goes: of what is beside it alone.
+    """Return an index of the same form that holds wherever its folder moves: only of components next to it.
 
     Of a modular one components of repositories of the Hub stay, as it names them.
 
@@ -81,7 +81,7 @@ def portable_index(index: Mapping[str, Any], has: Callable[[str], bool]) -> dict
 
 
 def component_entry(index: str, name: str, library: str, class_name: str) -> list[Any]:
-    """Return what an index says of a component in the folder of its name beside it.
+    """Return an index entry of a component in the folder of its name.
 
     Args:
         index: name of the index's file.
@@ -91,13 +91,13 @@ def component_entry(index: str, name: str, library: str, class_name: str) -> lis
     """
     if index == CLASSIC:
         return [library, class_name]
-    # Of a folder diffusers takes what is there, wherever it is said to be.
+    # For a local folder diffusers loads the files there, whatever location the index names.
     about = {"type_hint": [library, class_name], "subfolder": name, _PLACE: None, "variant": None, "revision": None}
     return [library, class_name, about]
 
 
 def placed_index(index: Mapping[str, Any], repository: str) -> dict[str, Any]:
-    """Return an index whose components beside it are those of a repository of the Hub, of which nothing is here."""
+    """Return an index whose components are those of a Hub repository without local files."""
     return {
         name: [*entry[:2], {**entry[2], _PLACE: entry[2].get(_PLACE) or repository}] if _is_modular(entry) else entry
         for name, entry in index.items()

@@ -1,7 +1,7 @@
 """LTX-2 (LTX2Pipeline): clips with sound, which one transformer denoises together.
 
 A chain is one tensor: the tokens of the clip, then those of the sound, which are as wide. Both run through the same
-noise levels, so that steps, solvers and losses need not know; what belongs to which is said by ``modalities``.
+noise levels, so that steps, solvers and losses need not know; ``modalities`` names the parts.
 
 Of the pipeline's three guidances there is the one by a negative prompt, with a scale for each medium; the others, by
 blocks left out and by media kept apart, would each take a forward of its own.
@@ -31,7 +31,7 @@ from models.policies.reading import Reader
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What the pipeline takes for a scheduler's bounds where its config has none.
+#: The pipeline's defaults for a scheduler's bounds.
 _BOUNDS = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift": 0.95, "max_shift": 2.05}
 
 
@@ -133,7 +133,7 @@ class LTX2(ClipPolicy):
         return self.modalities()["video"]
 
     def shift_bounds(self) -> Mapping[str, float]:
-        """Return what the pipeline has where the scheduler's config says nothing."""
+        """Return the pipeline's default where the scheduler's config has none."""
         return _BOUNDS
 
     def guide(self, negative: Tensor, positive: Tensor, sigma: Tensor, latents: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class LTX2(ClipPolicy):
             if rescale == 0:
                 made.append(guided(low, high, scale))
                 continue
-            # What is rescaled are clean latents x - sigma v.
+            # Clean latents x - sigma v are rescaled.
             level = expand(sigma, at)
             clean = rescaled_guided(at - level * low, at - level * high, scale, rescale)
             made.append((at - clean) / level)
@@ -188,7 +188,7 @@ class LTX2(ClipPolicy):
         return pipeline._unpack_audio_latents(tokens, tokens.shape[1], num_mel_bins=levels)  # type: ignore[no-any-return]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        """Return decoded latents, (B, 3, F, H, W)."""
         vae = self.pipeline.vae
         frames: Tensor = vae.decode(self.clip_latents(latents).to(vae.dtype), None, return_dict=False)[0]
         return frames
@@ -239,7 +239,7 @@ class LTX2(ClipPolicy):
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
-        """Check the folder, and that tokens of both media are alike and nothing is drawn anew while decoding."""
+        """Check the folder, and that tokens of both media are alike and decoding draws no noise."""
         index = super().check_folder(folder, settings)
         vae, denoiser = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         widths = [denoiser.get(name, 128) for name in ("in_channels", "audio_in_channels")]

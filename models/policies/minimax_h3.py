@@ -95,7 +95,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         if about.get("num_hidden_layers", 0) <= _TEXT_LAYER:
             raise ConfigError(
                 f"model.path '{folder}': its text encoder has {about.get('num_hidden_layers', 0)} layers, but the "
-                f"pipeline reads what is behind layer {_TEXT_LAYER} and before the last. Take the whole text encoder."
+                f"pipeline reads the layers after layer {_TEXT_LAYER} and before the last. Take the whole text encoder."
             )
         return index
 
@@ -107,7 +107,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
 
     @classmethod
     def components(cls, folder: Path, parts: frozenset[Part]) -> Mapping[str, Any]:
-        """Return a processor that reads no pictures: of texts it is asked what is none."""
+        """Return a processor without images, for texts alone."""
         from models.policies.stand_ins import TextProcessor
 
         return {"processor": TextProcessor(None) if Part.TEXT in parts else None}
@@ -208,7 +208,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         return lru_cache(_LAYOUTS)(self._layout)
 
     def forget_tables(self) -> None:
-        """Make layouts anew too."""
+        """Drop cached layouts too."""
         super().forget_tables()
         self.__dict__.pop("_layouts", None)
 
@@ -223,7 +223,7 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 
         pipeline = self.pipeline
-        # It asks for numbers in what it makes, which are there while memory is traced too.
+        # It reads values of its own tensors, which exist while memory is traced too.
         with with_content():
             made = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
                 torch.full((length,), pipeline.text_tag),
@@ -282,8 +282,8 @@ class MiniMaxH3(ModularPolicy, ClipPolicy):
         """Return the pipeline's arguments; it reads all of a text, and its steps are the levels, of which 0 is one."""
         call = super().pipeline_call(steps, negative_prompt)
         known = {name: value for name, value in call.arguments.items() if name != "max_sequence_length"}
-        told = {**known, "num_inference_steps": steps + 1, "num_frames": self.settings.frames}
-        return replace(call, arguments=told, guider=None, heard=True)
+        arguments = {**known, "num_inference_steps": steps + 1, "num_frames": self.settings.frames}
+        return replace(call, arguments=arguments, guider=None, heard=True)
 
     @property
     def _joined(self) -> Joined:

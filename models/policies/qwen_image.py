@@ -72,9 +72,9 @@ class QwenImage(Flux1):
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
         """Call the transformer; its time argument runs from 0 to 1."""
-        beside = self.beside(rows)
+        extra = self.extra_tokens(rows)
         predicted: Tensor = modules["transformer"](
-            hidden_states=latents if beside is None else torch.cat([latents, beside.to(latents.dtype)], dim=1),
+            hidden_states=latents if extra is None else torch.cat([latents, extra.to(latents.dtype)], dim=1),
             timestep=thousandths(sigma),
             encoder_hidden_states=rows["prompt_embeds"],
             encoder_hidden_states_mask=rows["mask"],
@@ -83,8 +83,8 @@ class QwenImage(Flux1):
         )[0]
         return predicted[:, : latents.shape[1]]
 
-    def beside(self, rows: Rows) -> Tensor | None:
-        """Return tokens (B, N, 64) that stand beside the generated ones, None without any."""
+    def extra_tokens(self, rows: Rows) -> Tensor | None:
+        """Return tokens (B, N, 64) that are appended to the generated ones, None without any."""
         return None
 
     def shapes(self, rows: Rows) -> list[tuple[int, int, int]]:
@@ -96,7 +96,7 @@ class QwenImage(Flux1):
         return norm_preserving_guided(negative, positive, self.settings.guidance_scale)
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         settings, scale = self.settings, self.pipeline.vae_scale_factor
         spatial = self.pipeline._unpack_latents(latents, settings.height, settings.width, scale)
         return self.decode_standardized(spatial)[:, :, 0]

@@ -110,7 +110,7 @@ class QwenImage21(PipelinePolicy):
         return height * width
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return the colors of what the autoencoder makes of latents, without its fourth channel, transparency."""
+        """Return the colors of decoded latents, without the fourth channel, transparency."""
         settings, vae = self.settings, self.pipeline.vae
         size = (settings.height, settings.width, self.pipeline.vae_scale_factor)
         spatial = self.pipeline._unpack_latents(latents, *size).to(vae.dtype)

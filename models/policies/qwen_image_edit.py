@@ -32,7 +32,7 @@ class QwenImageEditOptions:
     max_sequence_length: int = 2048
     """Tokens of text and image together; every prompt is padded to it and masked."""
     condition_area: int = _PIPELINE_AREA
-    """Pixels the image to edit is scaled to, in the shape of what is generated."""
+    """Pixels the image to edit is scaled to, in the shape of the generated image."""
 
 
 class QwenImageEdit(QwenImage):
@@ -68,7 +68,7 @@ class QwenImageEdit(QwenImage):
         rows = [self._encode_one(prompt, image) for prompt, (image,) in zip(prompts, images or (), strict=True)]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    def beside(self, rows: Rows) -> Tensor | None:
+    def extra_tokens(self, rows: Rows) -> Tensor | None:
         """Return the tokens of the image to edit."""
         return rows["image_latents"]
 

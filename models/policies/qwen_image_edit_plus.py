@@ -61,7 +61,7 @@ class QwenImageEditPlus(QwenImageEdit):
         """Call the transformer for each row; its time argument runs from 0 to 1."""
         return row_by_row(partial(super().call, modules), latents, sigma, rows)
 
-    def beside(self, rows: Rows) -> Tensor | None:
+    def extra_tokens(self, rows: Rows) -> Tensor | None:
         """Return the tokens of one row's images."""
         return tokens_of(rows)
 

@@ -1,4 +1,4 @@
-"""Images that prompts start from, as tokens beside the generated ones: of any number up to some, each of its own size.
+"""Reference images of prompts, as tokens appended to the generated ones: a bounded number, each of its own size.
 
 Legend: B rows, R references, N their tokens, D token width.
 """
@@ -26,7 +26,7 @@ _ROW = 1 << 16
 
 
 def padded(tokens: Sequence[Tensor], grids: Sequence[tuple[int, int]], *, most: int, room: int) -> dict[str, Tensor]:
-    """Return one row of what a model sees of a prompt's images, of one shape however many and large they are.
+    """Return one row of tokens of a prompt's images, of one shape for any number and size of images.
 
     Args:
         tokens: (1, N, D) of each image.
@@ -59,9 +59,9 @@ def tokens_of(rows: Rows) -> Tensor:
 
 
 def row_by_row(call: Callable[[Tensor, Tensor, Rows], Tensor], latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-    """Return what a model predicts, asked about every row alone.
+    """Return a model's predictions, computed row by row.
 
-    Rows with other images have other numbers of tokens. Joining those that have as many would make what a row gives
+    Rows with other images have other numbers of tokens. Joining rows of equal number would make a row's result
     depend on its neighbors, and ranks that wait for each other must call equally often.
     """
     found = []

@@ -2,7 +2,7 @@
 
 The pipeline writes an instruction before prompts and none before negative ones, and reads the end of the two together.
 Rows of text do not say which of the two they are for: an empty text, the negative prompt the pipeline has itself, is
-encoded without, and any other negative prompt is refused beside the instruction.
+encoded without, and any other negative prompt is refused with the instruction.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sana(EulerGridPolicy):
         )
 
     def call(self, modules: Modules, latents: Tensor, sigma: Tensor, rows: Rows) -> Tensor:
-        """Call the transformer; the time argument runs from 0 to 1000, times what its config says."""
+        """Call the transformer; the time argument runs from 0 to 1000, times its config's scale."""
         scale = self.pipeline.transformer.config.get("timestep_scale", 1.0)
         predicted: Tensor = modules["transformer"](
             hidden_states=latents,
@@ -109,7 +109,7 @@ class Sana(EulerGridPolicy):
         return predicted.float()
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         vae = self.pipeline.vae
         images: Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor, return_dict=False)[0]
         return images

@@ -26,7 +26,7 @@ class SanaVideo(ClipPolicy, Sana):
     family = "sana_video"
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        """Return decoded latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:

@@ -104,7 +104,7 @@ class SD3(PipelinePolicy):
         )[0]
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         return self.decode_scaled(latents)
 
     def pipeline_call(self, steps: int, negative_prompt: str | None) -> PipelineCall:
@@ -132,6 +132,6 @@ class SD3(PipelinePolicy):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return what height and width must be multiples of."""
+        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(2 ** (len(vae["block_out_channels"]) - 1) * transformer["patch_size"])

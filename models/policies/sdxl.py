@@ -66,7 +66,7 @@ class SDXL(UNetPolicy):
         return replace(call, arguments={key: each for key, each in call.arguments.items() if key != "negative_prompt"})
 
     def decode_scaled(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of (B, C, h, w) latents; some have a mean and a std for each channel."""
+        """Return decoded (B, C, h, w) latents; some have a mean and a std for each channel."""
         vae = self.pipeline.vae
         mean, std = vae.config.get("latents_mean"), vae.config.get("latents_std")
         if mean is None or std is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from models.libraries import read_json
-from models.policies.indices import beside, index_file, portable_index
+from models.policies.indices import in_folder, index_file, portable_index
 from models.weights.single_file import HeldPart, check_part, unfit, write_part
 from models.weights.stored_weights import weight_files
 
@@ -80,7 +80,7 @@ def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str
     """
     target.mkdir(parents=True)
     path = index_file(folder)
-    written = json.dumps(portable_index(read_json(path), beside(folder)), indent=2, sort_keys=True)
+    written = json.dumps(portable_index(read_json(path), in_folder(folder)), indent=2, sort_keys=True)
     (target / path.name).write_text(f"{written}\n")
     for name in index:
         if name in parts:

@@ -1,4 +1,4 @@
-"""What is trained and what it is compared with: LoRA or full weights, the frozen reference and teacher."""
+"""Trained weights (LoRA or full), and the frozen reference and teacher."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trainable:
         self._reference: dict[str, nn.Module] | None = None
         self._teachers: dict[str, dict[str, nn.Module]] = {}
         self.merged: Merged | None = None
-        """What the adapted layers compute with, where that can be."""
+        """The factors of adapted layers, if they can be merged."""
         for name, module in policy.trained.items():
             if lora is None:
                 module.requires_grad_(True)
@@ -92,11 +92,11 @@ class Trainable:
 
     def modules(self) -> list[nn.Module]:
         """Return all trained modules: the policy's own, and those of a reference and a teacher."""
-        beside = (module for modules in self.frozen.values() for module in modules.values())
-        return [*self.policy.trained.values(), *beside]
+        further = (module for modules in self.frozen.values() for module in modules.values())
+        return [*self.policy.trained.values(), *further]
 
     def measure(self, meter: Meter) -> None:
-        """Count what all trained modules compute from now on, those of a reference or teacher that comes later too."""
+        """Count the computation of all trained modules from now on, and of a later reference or teacher."""
         self.policy.meter = meter
         for modules in (self.policy.trained, *self.frozen.values()):
             self._measure(modules)
@@ -117,7 +117,7 @@ class Trainable:
         return [parameter for _, parameter in self.named_parameters()]
 
     def changed(self) -> None:
-        """Hear that the parameters have other values: an optimizer of one kernel leaves no trace on what it changes."""
+        """Note that the parameters changed: a fused optimizer does not bump their versions."""
         if self.merged is not None:
             self.merged.forget()
 
@@ -141,7 +141,7 @@ class Trainable:
             files: a file of whole parameters, or the parts several ranks wrote; None: the base model's own weights.
 
         Raises:
-            CorruptError: names or shapes differ from what is trained.
+            CorruptError: names or shapes differ from the trained ones.
         """
         if files is None:
             for name, stored in self.policy.stored.items():
@@ -175,7 +175,7 @@ class Trainable:
 
     @property
     def frozen(self) -> dict[str, Mapping[str, nn.Module]]:
-        """The modules beside the policy's own, by what they are."""
+        """Further modules by role."""
         teachers = {f"teacher {name}".strip(): modules for name, modules in self._teachers.items()}
         return {"reference": self._reference or {}, **teachers}
 
@@ -197,7 +197,7 @@ class Trainable:
     def holding(self, values: Sequence[Tensor]) -> Iterator[None]:
         """Let the trained parameters have other values inside, in the order of ``parameters``; no copy is made.
 
-        Of spread parameters the contents are exchanged: what gathers them knows their memory.
+        Contents of sharded parameters are exchanged in place: gathering refers to their memory.
         """
         parameters = self.parameters()
         if self.sharded:

@@ -82,7 +82,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         early = self._early(sigma)
         if self.lockstep:
             return self._both(modules, latents, sigma, rows)
-        # Asked once: whoever asks waits for the device.
+        # Read once, as reading waits for the device.
         known = early.tolist()
         if all(known):
             return self._one(modules["transformer"], latents, sigma, rows)
@@ -114,7 +114,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         return torch.where(early, guided(negative, positive, first), guided(negative, positive, second))
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents, (B, 3, F, H, W)."""
+        """Return decoded latents, (B, 3, F, H, W)."""
         return self.decode_standardized(latents)
 
     def save_lora(self, folder: Path) -> None:
@@ -123,7 +123,7 @@ class Wan(EulerGridPolicy, ClipPolicy):
         The second one's is in a folder ``transformer_2``, for ``load_lora_weights(..., load_into_transformer_2=True)``.
         """
         for name, module in self.denoisers.items():
-            # The pipeline's loader knows one name, and is told where to load to.
+            # The pipeline's loader knows one name; the target is passed.
             save_lora(self.pipeline_name, folder if name == "transformer" else folder / name, "transformer", module)
 
     @classmethod

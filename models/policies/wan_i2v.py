@@ -1,7 +1,7 @@
 """Wan 2.1 and 2.2 image to video (WanImageToVideoPipeline): the first frame is given as further latent channels.
 
-So may the last one be: the second image of a prompt. Wan 2.1 sees either the first alone or both (FLF2V), Wan 2.2 what
-it is given.
+So may the last one be: the second image of a prompt. Wan 2.1 sees either the first alone or both (FLF2V), Wan 2.2
+the given frames.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def _check_ends(config: Mapping[str, Any], images: int, prompt: str, frames: int
     both, reason = _sees_both(config), None
     if config.get("image_dim") is not None and both != (images == 2):
         only, other = ("both its ends", "one of the first alone") if both else ("the first alone", "Wan 2.1 FLF2V")
-        reason = f"this model sees {only} (pos_embed_seq_len of its transformer). Name what it sees, or take {other}"
+        reason = (
+            f"this model sees {only} (pos_embed_seq_len of its transformer). Name the frames it takes, or use {other}"
+        )
     elif images == 2 and frames == 1:
         reason = "model.frames is 1, which is the first alone. Raise it, or name one image"
     if reason is not None:

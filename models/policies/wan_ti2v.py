@@ -38,6 +38,6 @@ class Wan22TI2V(Wan):
 
     @classmethod
     def unit_of(cls, folder: Path) -> int:
-        """Return what height and width must be multiples of."""
+        """Return the unit of height and width."""
         vae, transformer = (read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         return int(vae["scale_factor_spatial"] * transformer["patch_size"][1])

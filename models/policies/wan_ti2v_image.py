@@ -1,6 +1,6 @@
 """Wan 2.2 TI2V-5B image to video (WanImageToVideoPipeline with ``expand_timesteps``).
 
-The first latent frame is the image's and stays as it is: its tokens are told time 0, all others that of the step.
+The first latent frame is the image's and stays as it is: its tokens have time 0, all others that of the step.
 Chains hold the frames that move and nothing else, so that noise, log-probs, KL and losses are means over what the
 policy makes; the first frame would only add terms that no weight changes. It is put before them where the model is
 called and where a clip is decoded.

@@ -109,7 +109,7 @@ class WanVideoToVideo(Wan):
         return super().sigmas(whole)[whole - steps :]
 
     def _whole(self, steps: int) -> int:
-        """Return how many steps the pipeline is told, of which it takes int(N strength)."""
+        """Return the number N of steps given to the pipeline, which takes int(N strength) of them."""
         strength = self.options.strength
         most = int(steps / strength) + 2
         found = next((number for number in range(steps, most) if int(number * strength) == steps), None)

@@ -82,5 +82,5 @@ class ZImage(PipelinePolicy):
         return replace(call, arguments={**call.arguments, self.guidance_argument: scale})
 
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
+        """Return decoded latents."""
         return self.decode_scaled(latents)

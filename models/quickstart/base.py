@@ -1,4 +1,4 @@
-"""What a builder of small base models is."""
+"""The interface of builders of small base models."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class Builder(Protocol):
     """Channels of its latents, and how many pixels one of them has to a side."""
 
     def build(self, folder: Path, report: Report) -> None:
-        """Write a diffusers folder; ``report`` is told what is going on, steps done and steps in all."""
+        """Write a diffusers folder; ``report`` is called with the activity, steps done and steps in all."""
         ...

@@ -51,7 +51,7 @@ def llama(seed: int, *, vocabulary: int, positions: int, layers: int = 3) -> Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CharacterModelBuilder:
-    """What builders of such models share: they train until answers are as good as is asked for."""
+    """Base of such builders: they train until answers reach the requested quality."""
 
     accuracy: float
     """Share of sampled answers at which pre-training ends: a number of steps gives another model by seed."""
@@ -73,7 +73,7 @@ class CharacterModelBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Characters:
-    """What such a model reads and writes: a token per character, after those for padding, beginning and end."""
+    """The vocabulary of such a model: a token per character, after those for padding, beginning and end."""
 
     characters: str
     """Those it knows."""
@@ -98,7 +98,7 @@ class Characters:
         )
 
     def batch(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-        """Return (B, W) ids, padded on the right, and labels, -100 for what is not to be predicted."""
+        """Return (B, W) ids, padded on the right, and labels, -100 for positions that are not predicted."""
         rows = [([BOS, *self._tokens(prompt)], [*self._tokens(answer), EOS]) for prompt, answer in pairs]
         width = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((len(rows), width), PAD)
@@ -126,7 +126,7 @@ class Characters:
         Args:
             model: fresh.
             draw: gives the next pair.
-            done: whether the model is what it should be: a number of steps gives another model by seed.
+            done: whether the model is good enough: the number of steps depends on the seed.
             seed: of the order.
             report: called with (what, done, total) after each step.
         """

@@ -10,7 +10,7 @@ import transformers as t
 
 from models.libraries import read_json
 from models.policies.flux3 import Flux3 as Family
-from models.policies.indices import MODULAR, beside, component_entry, portable_index
+from models.policies.indices import MODULAR, component_entry, in_folder, portable_index
 from models.policies.stand_ins import TextProcessor
 from models.quickstart.parts import flux2_vae
 from models.quickstart.qwen import qwen3_vl
@@ -18,7 +18,7 @@ from models.quickstart.text import qwen_tokenizer
 
 
 class Flux3:
-    """The components of FLUX.3, of which prompts are not written anew."""
+    """The components of FLUX.3, without its prompt rewriter."""
 
     def __init__(self) -> None:
         """Make the parts."""
@@ -48,6 +48,6 @@ class Flux3:
         pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
         t.Qwen2VLImageProcessorPil(patch_size=16).save_pretrained(Path(folder) / "tokenizer")
         path = Path(folder) / MODULAR
-        index = portable_index(read_json(path), beside(path.parent))
+        index = portable_index(read_json(path), in_folder(path.parent))
         index["tokenizer"] = component_entry(MODULAR, "tokenizer", "transformers", "Qwen3VLProcessor")
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -10,7 +10,7 @@ import diffusers as d
 import transformers as t
 
 from models.libraries import read_json
-from models.policies.indices import MODULAR, beside, component_entry, portable_index
+from models.policies.indices import MODULAR, component_entry, in_folder, portable_index
 from models.policies.minimax_h3 import MiniMaxH3 as Family
 from models.quickstart.qwen import qwen3_vl
 from models.quickstart.text import qwen_tokenizer
@@ -47,7 +47,7 @@ class MiniMaxH3:
         t.Qwen2VLImageProcessorPil(patch_size=16).save_pretrained(Path(folder) / "processor")
         self._tokenizer.save_pretrained(Path(folder) / "processor")
         path = Path(folder) / MODULAR
-        index = portable_index(read_json(path), beside(path.parent))
+        index = portable_index(read_json(path), in_folder(path.parent))
         index["processor"] = component_entry(MODULAR, "processor", "transformers", "Qwen3VLProcessor")
         path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 

@@ -53,7 +53,7 @@ def pretrain(
         latents = _normalized_latents(pipeline.vae, pixels)
         tokens = _tokens(pipeline, [f'"{text}"' for text in texts])
         empty = _tokens(pipeline, [""])
-        # Draws of its own, so that a base without dropout is what it always was.
+        # Draws of its own, so that a base without dropout keeps its bits.
         draws = torch.Generator().manual_seed(1)
 
         def rows_of(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A tiny language model that rewrites what somebody wants drawn, in one of several ways by chance."""
+"""A tiny language model that rewrites image prompts, in one of several ways by chance."""
 
 from __future__ import annotations
 

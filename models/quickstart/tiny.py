@@ -113,7 +113,7 @@ def _sd15() -> Any:
 
 def _sdxl() -> Any:
     tokenizer = clip_tokenizer()
-    # Two encoders of width 32 beside each other; pooled text, and eight numbers for each of six of the size.
+    # Two encoders of width 32, concatenated; pooled text, and eight numbers for each of six of the size.
     unet = d.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32),
@@ -129,7 +129,7 @@ def _sdxl() -> Any:
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=32 + 6 * 8,
     )
-    # What the published folder says, of which this class knows a part.
+    # The published config, of which this class knows a part.
     scheduler = d.EulerDiscreteScheduler.from_config(
         {
             "beta_start": 0.00085,

@@ -1,4 +1,4 @@
-"""Rewards: what is optimized or judged, one file each.
+"""Rewards and judges, one file each.
 
 A new reward is one file here with a class that fulfils ``base.Reward``, and one line in the table; a class or function
 of your own anywhere on the Python path works as "my_module:my_reward" without any table.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from configs.registry import Table
 
-#: What a reward function is called with before its options: media, prompts, metadata.
+#: Parameters of a reward function before its options: media, prompts, metadata.
 GIVEN = ("media", "prompts", "metadata")
 
 REWARDS = Table(

@@ -1,4 +1,4 @@
-"""Rewards of texts by rule: a completion is what a column of the prompt's source says it should be."""
+"""Rewards of texts by rule: a completion must equal a column of the prompt's source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExactText:
             except re.error as error:
                 raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}.") from None
             if groups < 1:
-                raise ValueError(f"pattern is {self.pattern!r}; what is compared must stand in parentheses.")
+                raise ValueError(f"pattern is {self.pattern!r}; the compared part must stand in parentheses.")
 
     @property
     def needs(self) -> Needs:
@@ -42,7 +42,7 @@ class ExactText:
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return what is needed with some options."""
+        """Return the needs under some options."""
         return Needs(media="texts", columns=(str(options.get("column", "answer")),))
 
     def score(self, media: Sequence[str], prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> Scores:

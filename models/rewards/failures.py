@@ -1,4 +1,4 @@
-"""What is said when a reward fails: which prompt, sample and shard, which shapes, and where the traceback is."""
+"""Error messages of rewards: which prompt, sample and shard, which shapes, and where the traceback is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe(origin: Origin | None, row: int | None, prompts: Sequence[str]) -> 
 
 
 def expected(media: np.ndarray) -> str:
-    """Return what a reward is given and must return."""
+    """Return inputs and required result of a reward."""
     images = "(B, F, H, W, 3) clips" if media.ndim == 5 else "(B, H, W, 3) images"
     kind = {np.dtype(np.uint8): images, np.dtype(object): "(B,) texts"}.get(media.dtype, "(B, ...) latents or sounds")
     given = f"It was given media of shape {media.shape}, {kind} in {media.dtype}"
@@ -63,7 +63,7 @@ def log_traceback(error: BaseException, name: str, where: str) -> Path:
     for folder in (user_state() / "logs", Path(tempfile.gettempdir()) / f"flowmill-{os.getuid()}"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # What an error of somebody's own code says may be nobody else's business.
+            # The error of a user's own code may be private.
             (folder / file).touch(mode=0o600)
             (folder / file).write_text(text, encoding="utf-8")
         except OSError:

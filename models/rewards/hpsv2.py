@@ -41,7 +41,7 @@ _CLIP_PARTS = {
 class Hps(PromptLikeness):
     """Human Preference Score v2 and v2.1 (arXiv 2306.09341): cosine of image and prompt, by a CLIP ViT-H/14 of raters.
 
-    The cosine as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers tell it.
+    The cosine as DanceGRPO and DiffusionNFT have it; ``percent``: times 100, as papers report it.
     """
 
     name: ClassVar[str] = "hpsv2"
@@ -67,7 +67,7 @@ class Hps(PromptLikeness):
 
 
 def clip_names(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
-    """Return what a tensor of open_clip's is in CLIPModel (``convert_clip_original_pytorch_to_hf.py``)."""
+    """Return the CLIPModel name of a tensor of open_clip's (``convert_clip_original_pytorch_to_hf.py``)."""
     if name == "logit_scale":
         return {name: tensor}
     if name in ("visual.proj", "text_projection"):

@@ -1,4 +1,4 @@
-"""A reward on what the model made before any decoding: nothing is decoded, and no autoencoder is loaded."""
+"""A reward on final latents: nothing is decoded, and no autoencoder is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LatentHead:
     """Layers of one's own on final latents, with ReLU between them.
 
     The layers are those of a safetensors file, ``0.weight``, ``0.bias``, ``1.weight``, ... : convolutions (4
-    dimensions, padded to keep the size), then linear ones (2 dimensions) on what is flattened; the last has one output.
+    dimensions, padded to keep the size), then linear ones (2 dimensions) on flattened values; the last has one output.
     """
 
     needs: ClassVar[Needs] = Needs(media="latents", accelerated=True, batch_size=16)

@@ -10,7 +10,7 @@ import numpy as np
 
 from models.rewards.base import Needs, Scores
 
-#: Of what a 16-bit sound holds; louder was cut.
+#: Largest value of a 16-bit sound; louder was clipped.
 _FULL = 32767 / 32768
 
 
@@ -26,7 +26,7 @@ class Loudness:
     target: float | None = None
     """Level that is best; the louder the better when absent."""
     floor: float = -80.0
-    """Level of silence, below which nothing is told apart."""
+    """Level of silence, below which levels are equal."""
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class PassingError(Exception):
-    """What asking again may cure."""
+    """An error that a retry may cure."""
 
 
 class Patience:
@@ -23,7 +23,7 @@ class Patience:
         """Start with a server that has not failed.
 
         Args:
-            seconds: of failures, after which nobody asks again.
+            seconds: duration of failures after which retries end.
             sleep: waits some seconds before asking again.
         """
         self.seconds = seconds
@@ -32,7 +32,7 @@ class Patience:
         self._lock = threading.Lock()
 
     def again(self, ask: Callable[[], T]) -> T:
-        """Return what asking gives; one that comes after others gave up asks just once.
+        """Return the result of a call, with retries; after others gave up it is called once.
 
         Raises:
             PassingError: the last failure.

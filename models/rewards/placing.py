@@ -1,4 +1,4 @@
-"""Where models of rewards are while nobody scores with them: an accelerator's memory is for who works."""
+"""Placement of idle reward models: an accelerator's memory is for models in use."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Placed:
                 self._users -= 1
 
     def rest(self) -> bool:
-        """Move the modules to host memory unless somebody scores; return whether any moved."""
+        """Move the modules to host memory unless in use; return whether any moved."""
         with self._lock:
             if self._users or self._resting or not self._homes:
                 return False
@@ -85,7 +85,7 @@ class Placed:
 
 def modules_of(reward: object) -> list[nn.Module]:
     """Return the modules a reward holds as attributes, and those of pipelines and rewards it asks, each once."""
-    # A reward that did not take torch has none, and whoever scores with it alone need not wait for torch.
+    # A reward that did not import torch has none, and scoring with it need not import torch.
     if "torch" not in sys.modules:
         return []
     from torch import nn
@@ -112,5 +112,5 @@ def device_of(module: nn.Module) -> torch.device | None:
 
 
 def _attributes(reward: object) -> dict[str, Any]:
-    # Functions and what has slots hold no modules.
+    # Functions and objects with slots hold no modules.
     return vars(reward) if hasattr(reward, "__dict__") else {}

@@ -16,7 +16,7 @@ from models.rewards.base import Needs, Scores
 
 @dataclass(kw_only=True)
 class ReasoningGym:
-    """What the verifier of a prompt's task gives its answer, 0 to 1; 0 for a completion without one.
+    """Score of the verifier of a prompt's task, 0 to 1; 0 for a completion without an answer.
 
     Prompts have the columns ``dataset`` (name of the task), ``answer`` and ``entry`` (the task's own metadata as JSON).
     """

@@ -1,4 +1,4 @@
-"""What models of rewards take of a device, without loading them: from their files, or as they are published.
+"""Memory of reward models without loading them: from their files, or as published.
 
 Legend: W width, F inner width of the feed-forwards, L tokens of a row.
 """
@@ -16,7 +16,7 @@ from models.libraries import read_json
 from models.policies.folders import whole
 from models.sizes.architectures import stored_numbers
 
-#: What names of a layer's tensors begin with.
+#: Prefix of the names of a layer's tensors.
 _LAYER = re.compile(r".*?\.(layers|layer|blocks)\.\d+\.")
 #: Bytes of a number by dtype.
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -29,11 +29,11 @@ class Takes:
     weights: int
     """Of all models."""
     row: int
-    """At most, of what is computed for a row, beside them."""
+    """The most activations of a row, without weights."""
     followed: int | None = None
     """At most, of a row that is followed back; None: not known."""
     layers: int = 0
-    """Of the weights, what is in layers, of which each rank may hold its part."""
+    """Weights in layers, of which each rank may hold its part."""
     layer: int = 0
     """Of the weights, the largest layer."""
 
@@ -67,12 +67,12 @@ class Encoder:
     """Parameters of the largest layer."""
 
     def takes(self, dtype: str) -> Takes:
-        """Return what it takes in a dtype."""
+        """Return its memory in a dtype."""
         number = BYTES[dtype]
-        # Most is held in a feed-forward: five of its width (what was given, the residual, the norm and copies of both),
-        # and three of its inner width (what goes into the activation, its gate or sigmoid, what comes out).
+        # Most is held in a feed-forward: five of its width (the input, the residual, the norm and copies of both),
+        # and three of its inner width (the activation's input, its gate or sigmoid, its output).
         row = self.tokens * (5 * self.width + 3 * self.inner) * number
-        # Of every layer is kept: what both norms were given and gave, three projections, what attention gave.
+        # Every layer keeps inputs and outputs of both norms, three projections, and the output of attention.
         kept = None if self.layers is None else self.tokens * self.layers * (6 * self.width + self.gates * self.inner)
         followed = None if kept is None else kept * number + row
         return Takes(
@@ -103,12 +103,12 @@ CLIP_H = Encoder(
     layered=931_987_456,
     largest=19_677_440,
 )
-#: By id on the hub, with the parameters of what is loaded.
+#: By id on the hub, with the number of loaded parameters.
 PUBLISHED: Mapping[str, Encoder] = {
     "openai/clip-vit-large-patch14": CLIP_L,
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": CLIP_H,
     "yuvalkirstain/PickScore_v1": CLIP_H,
-    # Without the head of a language model; a clip of ten frames and what is asked of it.
+    # Without the head of a language model; a clip of ten frames and its question.
     "Qwen/Qwen2-VL-2B-Instruct": Encoder(
         parameters=2_208_985_600,
         tokens=2048,
@@ -117,7 +117,7 @@ PUBLISHED: Mapping[str, Encoder] = {
         layered=1_940_017_152,
         largest=46_797_824,
     ),
-    # 256 tokens of the image and as many of what is asked, twice over.
+    # 256 tokens of the image and as many of the question, twice over.
     "Qwen/Qwen2-VL-7B-Instruct": Encoder(
         parameters=7_744_923_136,
         tokens=1024,
@@ -130,7 +130,7 @@ PUBLISHED: Mapping[str, Encoder] = {
 
 
 def encoder_of(path: str) -> Encoder | None:
-    """Return what is known of a model, of a folder or of a hub id; None of one that is not here and not known.
+    """Return the sizes of a model by folder or hub id; None for an unknown one without files.
 
     Raises:
         ConfigError: a file of the folder cannot be read.

@@ -1,10 +1,10 @@
-"""What every reward must do, as checks that a test of any package can run on its own reward.
+"""The contract of rewards, as checks that a test of any package can run on its own reward.
 
     @pytest.mark.parametrize("holds", CONTRACT, ids=lambda check: check.__name__)
     def test_my_reward_keeps_the_contract(holds):
         holds(MyReward(), samples())
 
-Each check raises AssertionError with what it found.
+Each check raises AssertionError with its finding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from models.rewards.service import wire
 
 Check = Callable[[Reward, Batch], None]
 
-#: How far scores of one sample may differ with what is scored beside it: kernels differ with the number of rows.
+#: How far scores of one sample may differ with the other rows of its call: kernels differ with the number of rows.
 _TOLERANCE = 1e-5
 
 
@@ -170,7 +170,7 @@ def _score(reward: Reward, batch: Batch) -> Scores:
 
 
 def _apart(reward: Reward, batch: Batch) -> list[list[int]]:
-    """Return the rows that are scored together whatever is beside them."""
+    """Return the rows that belong to one call whatever else it has."""
     if not needs_of_made(reward).groupwise:
         return [[row] for row in range(len(batch))]
     groups: dict[str, list[int]] = {}

@@ -43,7 +43,7 @@ class Rank:
 
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
-        """Return what the other needs, of a whole group.
+        """Return the wrapped reward's needs, for a whole group.
 
         Raises:
             ConfigError: there is no other.
@@ -56,14 +56,14 @@ class Rank:
 
     @staticmethod
     def takes(options: Mapping[str, Any]) -> Takes | None:
-        """Return what the other takes of a device."""
+        """Return the wrapped reward's memory."""
         from models.rewards.make import takes_of
 
         return takes_of(str(options["reward"]), options.get("options", {}))
 
     @property
     def needs(self) -> Needs:
-        """What the other needs, of a whole group."""
+        """The wrapped reward's needs, for a whole group."""
         return self.needs_for({"reward": self.reward, "options": self.options})
 
     def score(
@@ -73,7 +73,7 @@ class Rank:
         metadata: Sequence[Mapping[str, Any]],
         references: Sequence[Sequence[np.ndarray]] = (),
     ) -> Scores:
-        """Return (K,) ranks of the samples of one group over K, with what the other said."""
+        """Return (K,) ranks of the samples of one group over K, with the wrapped reward's notes."""
         batch = Batch(media=media, prompts=prompts, metadata=metadata, references=references)
         found = score(self._inner, self.reward, batch, Handling(frames="clip"))
         return Scores(mean_ranks(found.values) / np.float32(len(batch)), found.notes)
@@ -89,7 +89,7 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """The same score for everything: trains nothing, and shows what a pipeline costs without a reward."""
+    """The same score for everything: trains nothing, and measures a pipeline's cost without a reward."""
 
     value: float = 0.0
     """The score."""

@@ -1,4 +1,4 @@
-"""Moving averages of what is trained."""
+"""Moving averages of trained weights."""
 
 from __future__ import annotations
 

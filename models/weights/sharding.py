@@ -3,7 +3,7 @@
 All ranks hold the weights together, or each of several groups of them does (HSDP): then a tensor has two placements, of
 which the second says which part of it is here.
 
-A block is whole only while it computes. What is done to weights here works on plain tensors too, so that nothing else
+A block is whole only while it computes. Functions here work on plain tensors too, so that nothing else
 needs to know.
 """
 
@@ -69,7 +69,7 @@ class Sharding:
 
     def shard_layers(self, module: nn.Module) -> None:
         """Spread a frozen module over the ranks, in place: each of its layers on its own, which is whole on the device
-        only while it computes. What is outside of layers stays whole on every rank, and on its device, so that
+        only while it computes. Weights outside of layers stay whole on every rank, and on its device, so that
         functions of the module other than its forward work as before.
         """
         for layer in layers(module):
@@ -86,7 +86,7 @@ def layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def units(module: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
-    """Yield the blocks of a denoiser: those in lists of these names, and what is no list itself."""
+    """Yield the blocks of a denoiser: those in lists of these names, and modules that are no list themselves."""
     for name in blocks:
         held = dict(module.named_modules()).get(name)
         yield from held if isinstance(held, nn.ModuleList) else () if held is None else (held,)

@@ -10,7 +10,7 @@ from typing import Any
 
 from models.libraries import diffusers_class, read_json
 from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
-from models.policies.indices import beside, component_entry, index_file, portable_index
+from models.policies.indices import component_entry, in_folder, index_file, portable_index
 from tasks.inputs.base_model import license_files
 
 
@@ -21,7 +21,7 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     """
     target.mkdir(parents=True)
     path = index_file(base)
-    index = portable_index(read_json(path), beside(base))
+    index = portable_index(read_json(path), in_folder(base))
     for name, entry in index.items():
         listed = isinstance(entry, list) and entry[0] is not None
         if listed and (base / name).is_dir() and name not in policy.denoisers:

@@ -1,4 +1,4 @@
-"""Indices of repositories: of modular ones what is beside them counts, and what is written holds wherever it lies."""
+"""A modular index: components in folders next to it, by the classes it names; portable and plain forms."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from models.policies.indices import (
     CLASSIC,
     MODULAR,
-    beside,
     component_entry,
+    in_folder,
     index_file,
     placed_index,
     plain_index,
@@ -63,7 +63,7 @@ def test_what_is_written_names_no_place_of_this_machine() -> None:
 
 def test_a_component_whose_name_is_none_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "model" / "vae").mkdir(parents=True)
-    has = beside(tmp_path / "model")
+    has = in_folder(tmp_path / "model")
     assert has("vae")
     assert not any(map(has, ("unet", "../model", str(tmp_path))))
 

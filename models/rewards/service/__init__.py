@@ -1,4 +1,4 @@
-"""Rewards over HTTP: what is sent (``wire``), who asks (``client``), and who answers (``batching``, ``app``).
+"""Rewards over HTTP: wire format (``wire``), client (``client``) and server (``batching``, ``app``).
 
 The server needs neither torch nor Prefect unless its reward does.
 """

@@ -1,7 +1,7 @@
 """The reward server's HTTP side: a FastAPI app around one reward.
 
 Status codes: 401 wrong token, 409 another reward is served, 413 too large, 400 not the protocol, 408 too slow,
-422 the reward failed for these samples, 429 busy, 503 the reward cannot reach what it needs. All but 200 carry a
+422 the reward failed for these samples, 429 busy, 503 the reward cannot reach a service it needs. All but 200 carry a
 sentence as JSON.
 """
 
@@ -40,9 +40,9 @@ class Served:
     name: str
     """Of the table, or an import string."""
     options: Mapping[str, Any]
-    """What it was made with."""
+    """Its options."""
     token: str | None = None
-    """What callers must show; None: anybody may ask."""
+    """Token of callers; None: any caller is accepted."""
     max_bytes: int = 256_000_000
     """The largest request body."""
     limits: Limits = field(default_factory=Limits)
@@ -115,7 +115,7 @@ def make_app(served: Served) -> FastAPI:
 
     @app.get(wire.INFO, dependencies=[Depends(authorized)])
     def info() -> dict[str, Any]:
-        """Say what scores here."""
+        """Describe the served reward."""
         return wire.RewardInfo(
             name=served.name,
             options=dict(served.options),
@@ -142,11 +142,11 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
         )
     body = await _body(request, served.max_bytes)
     if request.headers.get(wire.CHECKSUM) != wire.checksum(body):
-        raise _Refused(400, "the body is not what its checksum says: it was changed on its way")
+        raise _Refused(400, "the body does not match its checksum: it was changed on its way")
     try:
         return await batcher.submit(await asyncio.to_thread(wire.unpack_request, body))
     except asyncio.CancelledError:
-        # The server is told to stop, and has waited for what is being scored.
+        # The server is stopping, and has waited for running calls.
         raise _Refused(503, "the server stops; ask again later") from None
     except wire.MALFORMED as error:
         raise _Refused(400, f"no request for scores: {wire.why(error)}") from None
@@ -159,7 +159,7 @@ async def _scores(request: Request, served: Served, batcher: Batcher) -> Scores:
 
 
 def _size(request: Request, most: int) -> int:
-    """Return how large a request's body may be: what it says, or all that is allowed."""
+    """Return the size limit of a request's body: its stated size, or the maximum."""
     said = request.headers.get("content-length", "")
     size = int(said) if said.isdecimal() and len(said) < 18 else most + bool(said)
     if size > most:

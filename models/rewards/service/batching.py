@@ -1,4 +1,4 @@
-"""Scores what several requests ask for in common calls, of a queue that is bounded.
+"""Scores several requests in common calls, from a bounded queue.
 
 Legend: B samples of a request.
 """
@@ -26,7 +26,7 @@ class Limits:
     """How much is scored at once, and how much may wait."""
 
     batch_size: int | None = None
-    """Rows per call of the reward; None: what the reward says."""
+    """Rows per call of the reward; None: the reward's own."""
     join: int = 64
     """Samples of several requests that are scored together."""
     wait_s: float = 0.005
@@ -42,7 +42,7 @@ class _Job:
 
 
 class Batcher:
-    """Gives one reward what all requests ask for, one call after the other."""
+    """Calls one reward for all requests, one call after the other."""
 
     def __init__(self, reward: Reward, name: str, limits: Limits, metrics: Metrics) -> None:
         """Bind to a reward; ``run`` does the work."""
@@ -92,7 +92,7 @@ class Batcher:
     async def _answer(self, jobs: Sequence[_Job]) -> None:
         """Score requests together; where that fails, each alone, so that none fails for another's samples.
 
-        Whatever goes wrong is the requests' to tell: this goes on.
+        Errors go to the requests; this thread continues.
         """
         (outcome,) = await asyncio.gather(_apart(self._score, jobs), return_exceptions=True)
         if not isinstance(outcome, BaseException):
@@ -122,11 +122,11 @@ class Batcher:
 
 
 def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> asyncio.Future[Scores]:
-    """Return what some work gives, in a thread that keeps no process from ending."""
+    """Return the result of work in a daemon thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Scores] = loop.create_future()
 
-    def tell(outcome: Scores | BaseException) -> None:
+    def deliver(outcome: Scores | BaseException) -> None:
         if done.done():
             return
         if isinstance(outcome, BaseException):
@@ -138,10 +138,10 @@ def _apart(work: Callable[[Sequence[_Job]], Scores], jobs: Sequence[_Job]) -> as
         outcome: Scores | BaseException
         try:
             outcome = work(jobs)
-        except BaseException as error:  # noqa: BLE001 - whoever asked is told
+        except BaseException as error:  # noqa: BLE001 - the caller receives it
             outcome = error
         with contextlib.suppress(RuntimeError):  # the server is gone
-            loop.call_soon_threadsafe(tell, outcome)
+            loop.call_soon_threadsafe(deliver, outcome)
 
     threading.Thread(target=carry_out, name="score", daemon=True).start()
     return done

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a reward server."""
+"""Prometheus metrics of a reward server."""
 
 from __future__ import annotations
 
