@@ -45,6 +45,8 @@ _MOST = 20
 _MAX_LENGTH = 500
 #: Section of the rewards by which runs are compared. MLflow orders sections by name: no other may come before it.
 ACHIEVED = "achieved"
+#: Sections of scores, in the order in which MLflow's tables show them; times of work come last.
+_SCORES, _TIMES = (ACHIEVED, "eval", "reward", "monitor"), "time"
 #: What a table of epochs shows besides rewards and monitors.
 _IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
 
@@ -72,7 +74,7 @@ class EpochContent:
     identity: str
     """Changes when any of its artifacts does."""
     points: tuple[Point, ...]
-    """All its values."""
+    """All its values, scores first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
-    return EpochContent(epoch=epoch, identity=identity, points=tuple(points))
+    return EpochContent(epoch=epoch, identity=identity, points=_scores_first(points))
 
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
@@ -296,12 +298,27 @@ def _evaluation(
         name=name,
         identity=fingerprint([manifest.digest for manifest in manifests])[:8],
         policy=manifests[0].inputs[0],
-        points=tuple(points),
+        points=_scores_first(points),
         images=grids(store, rewards[0]),
         clips=tuple((split, folder) for split, folder in folders if folder.exists()),
         texts=texts(store, rewards[0]),
         reward=weighted_reward(chain.config, figures) if not name else 0.0,
     )
+
+
+def _scores_first(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return points with scores first, held-out prompts before others, and times last.
+
+    MLflow's table of a run, and the axes that a comparison of runs opens with, keep the order in which metrics were
+    first logged.
+    """
+
+    def place(point: Point) -> tuple[int, bool]:
+        section, _, name = point.key.partition("/")
+        number = _SCORES.index(section) if section in _SCORES else len(_SCORES) + (section == _TIMES)
+        return number, not name.startswith("heldout")
+
+    return tuple(sorted(points, key=place))
 
 
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:
