@@ -34,7 +34,7 @@ console = _Console()
 _UNLIMITED = 100_000
 #: Columns of a terminal between two columns of a table without a frame.
 _GAP = 2
-#: Fewest that a header is folded to, and that prose is cut to.
+#: Fewest that a header is folded to, and that a cell is cut to.
 _FEWEST = 12
 
 
@@ -48,26 +48,26 @@ class _Column:
     """Its cells."""
     width: int
     """Columns of the terminal that it takes."""
-    prose: bool = False
+    cut: bool = False
     """Whether its cells may be cut."""
 
 
 def print_table(
-    table: Table, *, prose: Collection[str] = (), optional: Sequence[str] = (), complete: bool = False
+    table: Table, *, cut: Collection[str] = (), optional: Sequence[str] = (), complete: bool = False
 ) -> None:
     """Print a table: on a terminal one line for each entry, elsewhere plain lines with tabs between the cells.
 
-    Where a terminal is too narrow, the frame goes first; then headers are folded, prose ends with an ellipsis, and
-    columns are left out. Names and figures are never cut: an entry whose names have no room takes several lines. In a
-    file or a pipe all cells are complete, and none is padded.
+    Where a terminal is too narrow, the frame goes first; then headers are folded, cells of ``cut`` end with an
+    ellipsis, and columns of ``optional`` are left out. Nothing else is: an entry that still has no room takes several
+    lines. In a file or a pipe all cells are complete, and none is padded.
 
     Args:
         table: the table; line breaks and control characters in its cells are made visible.
-        prose: headers of columns whose cells may be cut.
+        cut: headers of columns whose cells may be cut.
         optional: headers of columns that may be left out, the first of them first.
         complete: cut nothing, and leave out no column.
     """
-    columns = [_column(column, prose=not complete and column.header in prose) for column in table.columns]
+    columns = [_column(column, cut=not complete and column.header in cut) for column in table.columns]
     if not console.is_terminal:
         _print_plain(table, columns)
         return
@@ -81,11 +81,11 @@ def print_table(
         _print_entries(table, columns)
 
 
-def _column(column: Column, *, prose: bool) -> _Column:
+def _column(column: Column, *, cut: bool) -> _Column:
     cells = [each if isinstance(each, Text) else Text(visible(str(each))) for each in column.cells]
     header = visible(str(column.header))
     width = max((cell_len(header), *(cell.cell_len for cell in cells)))
-    return _Column(header=header, cells=cells, width=width, prose=prose)
+    return _Column(header=header, cells=cells, width=width, cut=cut)
 
 
 def _rows(columns: Sequence[_Column]) -> Iterator[tuple[Text, ...]]:
@@ -114,15 +114,20 @@ def _narrowed(columns: Sequence[_Column], width: int, optional: Sequence[str]) -
     folded = [replace(column, width=_folded_width(column)) for column in columns]
     for left_out in range(len(optional) + 1):
         kept = [column for column in folded if column.header not in optional[:left_out]]
-        room = width - _GAP * (len(kept) - 1) - sum(column.width for column in kept if not column.prose)
-        cut = sorted((column for column in kept if column.prose), key=lambda column: column.width)
-        if room >= sum(min(column.width, _FEWEST) for column in cut):
-            # The shortest take what they need; the others share what that leaves.
-            widths: dict[str, int] = {}
-            for number, column in enumerate(cut):
-                widths[column.header] = min(column.width, (room - sum(widths.values())) // (len(cut) - number))
-            return [replace(column, width=widths.get(column.header, column.width)) for column in kept]
+        room = width - _GAP * (len(kept) - 1) - sum(column.width for column in kept if not column.cut)
+        if room >= sum(min(column.width, _FEWEST) for column in kept if column.cut):
+            return _shared(kept, room)
     return []
+
+
+def _shared(columns: Sequence[_Column], room: int) -> list[_Column]:
+    """Return columns of which those that may be cut share some room; the shortest take what they need."""
+    cut = sorted((number for number, each in enumerate(columns) if each.cut), key=lambda each: columns[each].width)
+    shared = list(columns)
+    for place, number in enumerate(cut):
+        shared[number] = replace(columns[number], width=min(columns[number].width, room // (len(cut) - place)))
+        room -= shared[number].width
+    return shared
 
 
 def _folded_width(column: _Column) -> int:

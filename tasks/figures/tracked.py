@@ -28,6 +28,7 @@ from tasks.figures.evaluations import (
 )
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
+from tasks.figures.points import ACHIEVED, Point, scores_first
 from tasks.figures.speed import ROWS, seconds_of, speed_of
 from tasks.figures.texts import Text
 from tasks.figures.watch import correlations, read_scored, shares, suspicions
@@ -43,26 +44,8 @@ _PARAMETERS = (
 #: Settings that are logged in all.
 _MOST = 20
 _MAX_LENGTH = 500
-#: Section of the rewards by which runs are compared. MLflow orders sections by name: no other may come before it.
-ACHIEVED = "achieved"
-#: Sections of scores, in the order in which MLflow's tables show them; times of work come last.
-_SCORES, _TIMES = (ACHIEVED, "eval", "reward", "monitor"), "time"
 #: What a table of epochs shows besides rewards and monitors.
 _IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One value of one curve."""
-
-    key: str
-    """Name of the curve."""
-    value: float
-    """Value."""
-    step: int
-    """Epoch, or optimizer update."""
-    split: str | None = None
-    """Prompt list it is a score on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +114,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
-    return EpochContent(epoch=epoch, identity=identity, points=_scores_first(points))
+    return EpochContent(epoch=epoch, identity=identity, points=scores_first(points))
 
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
@@ -298,27 +281,12 @@ def _evaluation(
         name=name,
         identity=fingerprint([manifest.digest for manifest in manifests])[:8],
         policy=manifests[0].inputs[0],
-        points=_scores_first(points),
+        points=scores_first(points),
         images=grids(store, rewards[0]),
         clips=tuple((split, folder) for split, folder in folders if folder.exists()),
         texts=texts(store, rewards[0]),
         reward=weighted_reward(chain.config, figures) if not name else 0.0,
     )
-
-
-def _scores_first(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return points with scores first, held-out prompts before others, and times last.
-
-    MLflow's table of a run, and the axes that a comparison of runs opens with, keep the order in which metrics were
-    first logged.
-    """
-
-    def place(point: Point) -> tuple[int, bool]:
-        section, _, name = point.key.partition("/")
-        number = _SCORES.index(section) if section in _SCORES else len(_SCORES) + (section == _TIMES)
-        return number, not name.startswith("heldout")
-
-    return tuple(sorted(points, key=place))
 
 
 def _made(chain: Chain, epoch: int) -> dict[tuple[int, str, str], Manifest] | None:

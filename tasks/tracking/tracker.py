@@ -23,7 +23,8 @@ from configs.proxies import by_proxy
 from configs.visible import command
 from tasks.figures import tracked
 from tasks.figures.evaluations import evaluated_epochs, named_evaluations
-from tasks.figures.tracked import EpochContent, EvaluationContent, Point
+from tasks.figures.points import Point
+from tasks.figures.tracked import EpochContent, EvaluationContent
 from tasks.identities.nodes import Node, policy_after
 from tasks.inputs.sources import exported_folder
 from tasks.runs.chain import Chain
