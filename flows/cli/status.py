@@ -240,8 +240,8 @@ def _add_sums(table: Table, found: Sequence[tuple[int, Mapping[str, Any]]]) -> N
         for split, slot, values in _scores(splits):
             over.setdefault((split, slot), []).append(values)
     epochs = span([epoch for epoch, _ in found])
-    for (split, slot), values in over.items():
-        table.add_row(epochs, "", split, slot, *(_change(values, figure) for figure in ("mean", "exact")))
+    for (split, slot), course in over.items():
+        table.add_row(epochs, "", split, slot, *(_change(course, figure) for figure in ("mean", "exact")))
 
 
 def _change(values: Sequence[Mapping[str, float]], figure: str) -> str:
