@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,15 @@ from storage.checkpoints import damaged_checkpoints
 from storage.checksums import check_size
 from storage.commit import ArtifactStore
 from storage.layout import KINDS, ArtifactRef
-from storage.lineage import damaged_records, list_runs, readable_entries
+from storage.lineage import LineageEntry, damaged_records, list_runs, readable_entries
 from storage.records import Manifest, ShardRecord
 from storage.removals import check_note
 
 
 def list_artifacts(store: ArtifactStore) -> list[dict[str, Any]]:
-    """Return one entry per artifact, complete or not, with the runs whose lineage names it."""
-    users = users_of(store)
-    return [_entry(store, ref, sorted(users.get(str(ref), ()))) for ref in list_refs(store)]
+    """Return one entry per artifact, complete or not, with the runs whose lineage names it, and for which epochs."""
+    uses = _uses(store)
+    return [_entry(store, ref, uses.get(str(ref), [])) for ref in list_refs(store)]
 
 
 def describe_artifact(store: ArtifactStore, name: str) -> dict[str, Any]:
@@ -208,18 +208,24 @@ def _orphans(ref: ArtifactRef, records: list[ShardRecord], sizes: Mapping[str, i
     ]
 
 
-def _entry(store: ArtifactStore, ref: ArtifactRef, runs: list[str]) -> dict[str, Any]:
+def _entry(store: ArtifactStore, ref: ArtifactRef, uses: Sequence[tuple[str, LineageEntry]]) -> dict[str, Any]:
     records, manifest = store.records(ref), store.manifest(ref)
+    epochs: dict[str, set[int]] = {}
+    for name, entry in uses:
+        epochs.setdefault(name, set()).add(entry.epoch)
+    # What grows has no manifest.
+    named = uses[0][1].stage if uses else ""
     return {
         "artifact": str(ref),
-        "stage": manifest.stage if manifest else "",
+        "stage": manifest.stage if manifest else named,
         "complete": manifest is not None,
         "removed": store.removed(ref),
         "age_s": _age(records),
         "shards": len(records),
         "rows": sum(record.rows for record in records),
         "size": sum(file.size for record in records for file in record.files),
-        "runs": runs,
+        "runs": sorted(epochs),
+        "epochs": {name: sorted(epochs[name]) for name in sorted(epochs)},
     }
 
 
@@ -251,11 +257,16 @@ def find_ref(store: ArtifactStore, name: str) -> ArtifactRef:
 
 def users_of(store: ArtifactStore) -> dict[str, set[str]]:
     """Return which runs name each artifact in their lineage."""
-    users: dict[str, set[str]] = {}
+    return {artifact: {name for name, _ in uses} for artifact, uses in _uses(store).items()}
+
+
+def _uses(store: ArtifactStore) -> dict[str, list[tuple[str, LineageEntry]]]:
+    """Return which runs name each artifact in their lineage, and where."""
+    uses: dict[str, list[tuple[str, LineageEntry]]] = {}
     for name in list_runs(store):
         for entry in readable_entries(store, name):
-            users.setdefault(entry.artifact, set()).add(name)
-    return users
+            uses.setdefault(entry.artifact, []).append((name, entry))
+    return uses
 
 
 def _schema(store: ArtifactStore, ref: ArtifactRef, records: list[ShardRecord]) -> dict[str, list[str]]:

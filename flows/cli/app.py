@@ -10,7 +10,8 @@ from flows.cli.opening import say
 from flows.cli.store import store_app
 
 app = typer.Typer(
-    help="Post-train diffusion and flow-matching models with reinforcement learning, as a durable data pipeline.",
+    help="Post-train diffusion, flow-matching and causal language models with reinforcement learning, "
+    "as a durable data pipeline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -82,7 +82,7 @@ def _print(results: Sequence[object]) -> None:
                 change = compared.difference
                 cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
-    print_table(table)
+    print_table(table, optional=("95 %",))
     few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""
     how = "intervals by Student's t and bootstrap, or Wilson's where all is 0 or 1; p by flipping signs; over prompts."
     console.print(f"{len(first.prompts)} prompts; {how}{few}")

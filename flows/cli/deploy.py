@@ -79,7 +79,7 @@ def _print(rows: Sequence[Listed]) -> None:
         table.add_column(title)
     for row in rows:
         table.add_row(row.name, row.run, row.config, row.schedule, row.next_start)
-    print_table(table)
+    print_table(table, cut=("config", "schedule"))
 
 
 def worker_command(pool: str, *, kind: str, limit: int | None) -> NoReturn:

@@ -51,7 +51,7 @@ def _print(first: str, second: str, found: Comparison) -> None:
     for key, (one, other) in found.settings.items():
         settings.add_row(key, str(one), str(other))
     if found.settings:
-        print_table(settings)
+        print_table(settings, cut=(first, second))
     else:
         console.print("Their settings are the same.")
     for sentence in found.contents:
@@ -66,7 +66,7 @@ def _print(first: str, second: str, found: Comparison) -> None:
     for epoch, both in found.figures.items():
         for row in _rows(*both):
             figures.add_row(str(epoch), *row)
-    print_table(figures)
+    print_table(figures, cut=(first, second))
 
 
 def _rows(one: Figures, other: Figures) -> list[tuple[str, ...]]:

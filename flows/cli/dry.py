@@ -26,7 +26,7 @@ def dry_command(asked: Asked) -> None:
         counts = (stage.fresh, stage.reused, stage.due)
         table.add_row(stage.stage, *(str(count or "") for count in counts), rows, time, stage.reason)
     table.columns[:] = [column for column in table.columns if any(column.cells)]
-    print_table(table, folding=("first reason",))
+    print_table(table, cut=("first reason",))
     if asked.conflicts:
         console.print(
             f"Run '{name}' exists with other settings, so this would be refused; with --name NAME it is "

@@ -13,6 +13,9 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting: section.key=value.", metavar="KEY=VALUE")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Long = Annotated[bool, typer.Option("--long", help="List everything: all epochs and columns, and names in full.")]
+Stages = Annotated[list[str] | None, typer.Option("--stage", help="Only this stage.", metavar="STAGE")]
+Epochs = Annotated[list[int] | None, typer.Option("--epoch", help="Only this epoch.", metavar="N")]
 Pool = Annotated[str, typer.Option("--pool", help="Work pool.", metavar="NAME")]
 Kinds = Literal["process", "docker", "kubernetes"]
 Kind = Annotated[Kinds, typer.Option("--type", help="Type of the pool, if it is made.")]

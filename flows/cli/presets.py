@@ -2,27 +2,94 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 from rich.table import Table
 
+from configs.errors import ConfigError
 from configs.load import load_config
 from configs.presets import preset_gpu, preset_line, presets
-from flows.console import print_json, print_table
+from configs.suggest import did_you_mean
+from flows.console import console, print_json, print_table
+from tasks.inputs.policy_kind import kind_name
 
 
-def presets_command(*, as_json: bool) -> None:
-    """Print each preset on a line: name, model, algorithm, memory, and what it is."""
-    found = []
-    for name in presets():
-        config = load_config(name)
-        build = config.model.build
-        model = config.model.path if build is None else f"{config.model.policy}, built"
-        algorithm = config.optimize.algorithm.name
-        found.append((name, str(model), algorithm, preset_gpu(name), preset_line(name)))
-    columns = ("preset", "model", "algorithm", "memory", "what it is")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetFilter:
+    """Which presets to list; None means all."""
+
+    kind: str | None = None
+    """Kind of policy."""
+    model: str | None = None
+    """Part of the model's name or of its family's, in upper or lower case."""
+    memory: float | None = None
+    """GB of a GPU that they must fit; 0: those that need none."""
+
+    def takes(self, preset: _Preset) -> bool:
+        """Return whether a preset is to be listed."""
+        named = f"{preset.model} {preset.family}".casefold()
+        return (
+            self.kind in (None, preset.kind)
+            and (self.model or "").casefold() in named
+            and (self.memory is None or _gigabytes(preset.memory) <= self.memory)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Preset:
+    preset: str
+    kind: str
+    family: str
+    model: str
+    algorithm: str
+    memory: str
+    description: str
+
+
+def presets_command(wanted: PresetFilter, *, long: bool, as_json: bool) -> None:
+    """Print each preset on a line: name, model, algorithm and memory.
+
+    Args:
+        wanted: which.
+        long: also print kind, family and description, and the model with its organization.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    every = [_preset(name) for name in presets()]
+    kinds = {preset.kind: None for preset in every}
+    if wanted.kind is not None and wanted.kind not in kinds:
+        raise ConfigError(f"--kind '{wanted.kind}': there is no such kind. {did_you_mean(wanted.kind, kinds)}")
+    found = [preset for preset in every if wanted.takes(preset)]
     if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in found])
+        print_json([asdict(preset) for preset in found])
         return
+    if not found:
+        console.print("No preset is like that. 'flowmill presets' lists all.")
+        return
+    columns = ("preset", "model", "algorithm", "memory", *(("kind", "family", "description") if long else ()))
     table = Table(*columns, box=None, pad_edge=False)
-    for row in found:
-        table.add_row(*row)
-    print_table(table, folding=("what it is",))
+    for preset in found:
+        cells = asdict(preset) if long else {**asdict(preset), "model": preset.model.rpartition("/")[2]}
+        table.add_row(*(cells[column] for column in columns))
+    print_table(table, cut=("model",), complete=long)
+
+
+def _preset(name: str) -> _Preset:
+    config = load_config(name)
+    build = config.model.build
+    return _Preset(
+        preset=name,
+        kind=kind_name(config),
+        family=config.model.policy,
+        model=str(config.model.path) if build is None else f"{config.model.policy}, built",
+        algorithm=config.optimize.algorithm.name,
+        memory=preset_gpu(name),
+        description=preset_line(name),
+    )
+
+
+def _gigabytes(memory: str) -> float:
+    number = memory.removesuffix(" GB")
+    return float(number) if number != memory else 0.0

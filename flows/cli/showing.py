@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.app import app
 from flows.cli.opening import brief, say
-from flows.cli.options import AsJson, Config, Overrides, Quiet, Root, TrustStore
+from flows.cli.options import AsJson, Config, Epochs, Long, Overrides, Quiet, Root, Stages, TrustStore
 from flows.environment import existing_root
 
 
@@ -39,6 +39,9 @@ def status(
         str | None, typer.Option("--why", help="Say why a stage is fresh, stale or missing.", metavar="STAGE@EPOCH")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is stale.")] = False,
+    stage: Stages = None,
+    epoch: Epochs = None,
+    long: Long = False,
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,9 +49,11 @@ def status(
     uri = existing_root(root)
     say(f"reading {uri}", quiet=as_json)
     with brief():
-        from flows.cli.status import status_command
+        from flows.cli.filters import EntryFilter
+        from flows.cli.status import StatusRequest, status_command
 
-        status_command(run, root=uri, why=why, check=check, as_json=as_json)
+        listed = EntryFilter(stages=stage or (), epochs=epoch or (), long=long)
+        status_command(StatusRequest(run=run, root=uri, why=why, check=check, listed=listed, as_json=as_json))
 
 
 @app.command()
@@ -196,11 +201,25 @@ def export(
 
 
 @app.command()
-def presets(as_json: AsJson = False) -> None:
-    """List the configs that come with flowmill: name, model, algorithm, memory, and what each is."""
-    from flows.cli.presets import presets_command
+def presets(
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Only those of this kind of policy, as --long names it.", metavar="KIND"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Only those with this in the name of model or family.", metavar="TEXT")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", help="Only those that fit a GPU of so many GB; 0: a CPU.", metavar="GB", min=0),
+    ] = None,
+    long: Long = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the configs that come with flowmill: name, model, algorithm and memory."""
+    from flows.cli.presets import PresetFilter, presets_command
 
-    presets_command(as_json=as_json)
+    presets_command(PresetFilter(kind=kind, model=model, memory=memory), long=long, as_json=as_json)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import typer
@@ -11,34 +12,48 @@ from rich.text import Text
 
 from configs.errors import ConfigError, TrustError
 from configs.visible import command
+from flows.cli.filters import EntryFilter, ranges, span
 from flows.console import console, print_json, print_table
 from flows.environment import default_root
 from storage.commit import ArtifactStore
 from storage.lineage import list_runs
 from tasks.figures.speed import in_words
 
-_MARKS = {"fresh": Text("fresh", "green"), "stale": Text("STALE", "red"), "missing": Text("missing", "yellow")}
+_STYLES = {"fresh": "green", "stale": "red", "missing": "yellow"}
 _WORST = ("stale", "missing", "fresh")
 
 
-def status_command(name: str | None, *, root: str | None, why: str | None, check: bool, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest:
+    """What to show."""
+
+    run: str | None
+    """The run; all when None."""
+    root: str | None
+    """The store."""
+    why: str | None = None
+    """``STAGE@EPOCH``: print the reasons for its state instead."""
+    check: bool = False
+    """End with 1 if anything is stale."""
+    listed: EntryFilter = field(default_factory=EntryFilter)
+    """Which stages and epochs of one run."""
+    as_json: bool = False
+    """Print JSON."""
+
+
+def status_command(request: StatusRequest) -> None:
     """Print all runs, or one.
 
-    Args:
-        name: the run; all when None.
-        root: the store.
-        why: ``STAGE@EPOCH``: print the reasons for its state instead.
-        check: end with 1 if anything is stale.
-        as_json: print JSON.
-
     Raises:
-        ConfigError: ``why`` names nothing.
+        ConfigError: ``why`` names nothing, or only one run has what is asked for.
     """
-    store = ArtifactStore(default_root(root))
-    if why is not None:
-        if name is None:
-            raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
-        _explain(store.root.uri, name, why)
+    store, name, listed = ArtifactStore(default_root(request.root)), request.run, request.listed
+    if name is None and request.why is not None:
+        raise ConfigError("--why STAGE@EPOCH needs a run: flowmill status RUN --why score@3")
+    if name is None and (listed.stages or listed.epochs):
+        raise ConfigError("--stage and --epoch need a run: flowmill status RUN --stage score --epoch 3")
+    if request.why is not None and name is not None:
+        _explain(store.root.uri, name, request.why)
         return
     from tasks.figures.describe import describe_run
     from tasks.runs.opening import open_run
@@ -47,9 +62,33 @@ def status_command(name: str | None, *, root: str | None, why: str | None, check
         return describe_run(open_run(store.root.uri, each, reads=True))
 
     runs = [_or_why_not(described, each) for each in list_runs(store)] if name is None else [described(name)]
-    _print(store, runs, one=name is not None, as_json=as_json)
-    if check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
+    if name is not None:
+        listed.check_stages(stage["stage"] for stage in runs[0]["stages"])
+    _print(store, [_of_filter(run, listed) for run in runs], request)
+    if request.check and any(stage["state"] == "stale" for run in runs for stage in run["stages"]):
         raise typer.Exit(1)
+
+
+def _of_filter(run: dict[str, Any], listed: EntryFilter) -> dict[str, Any]:
+    """Return what there is to say of a run, of some stages and epochs alone."""
+    entries: dict[str, Any] = {
+        key: [each for each in run.get(key, ()) if listed.takes(each["stage"], [each["epoch"]])]
+        for key in ("stages", "artifacts", "side_results")
+        if key in run
+    }
+    if run.get("speed"):
+        epoch, stages = run["speed"]["epoch"], run["speed"]["stages"]
+        entries["speed"] = {
+            "epoch": epoch,
+            "stages": {stage: speed for stage, speed in stages.items() if listed.takes(stage, [epoch])},
+        }
+    if "evaluations" in run:
+        judged = run["evaluations"].items()
+        entries["evaluations"] = {epoch: made for epoch, made in judged if listed.takes("judge", [int(epoch)])}
+        entries["named_evaluations"] = [
+            each for each in run["named_evaluations"] if listed.takes("judge", [each["epoch"]])
+        ]
+    return {**run, **entries}
 
 
 def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
@@ -61,13 +100,14 @@ def _or_why_not(described: Callable[[str], dict[str, Any]], name: str) -> dict[s
         return {"run": name, "state": state, "epochs": None, "finished_epochs": None, "stages": [], "benchmark": None}
 
 
-def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, as_json: bool) -> None:
-    if as_json:
+def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], request: StatusRequest) -> None:
+    one = request.run is not None
+    if request.as_json:
         keys = ("run", "state", "epochs", "finished_epochs")
         short = [{**{key: run[key] for key in keys}, "states": _counts(run["stages"])} for run in runs]
         print_json(runs[0] if one else short)
     elif one:
-        _print_run(runs[0])
+        _print_run(runs[0], request.listed)
     elif not runs:
         console.print(f"No runs in '{store.root.uri}'. Start one with 'flowmill run CONFIG'.")
     else:
@@ -81,7 +121,7 @@ def _print(store: ArtifactStore, runs: Sequence[dict[str, Any]], *, one: bool, a
                 continue
             epochs = f"{run['finished_epochs']} of {run['epochs']}"
             table.add_row(run["run"], epochs, _state(run), _last_figures(run))
-        print_table(table, folding=("state", "last evaluation"))
+        print_table(table, cut=("state", "last evaluation"), complete=request.listed.long)
 
 
 def _explain(root: str, name: str, why: str) -> None:
@@ -105,13 +145,13 @@ def _explain(root: str, name: str, why: str) -> None:
             console.print(line)
 
 
-def _print_run(run: dict[str, Any]) -> None:
+def _print_run(run: dict[str, Any], listed: EntryFilter) -> None:
     counts = _counts(run["stages"])
     console.print(
         f"run {run['run']} in {run['root']}: {run['finished_epochs']} of {run['epochs']} epochs, {run['state']}",
         style="bold",
     )
-    print_table(_grid(run["stages"]))
+    _print_stages(run["stages"])
     for stage in _roots(run["stages"]):
         label = f"{stage['stage']}{'[' + stage['slot'] + ']' if stage['slot'] else ''}@{stage['epoch']}"
         console.print(f"stale: {label}: {'; '.join(stage['causes'])}")
@@ -123,43 +163,38 @@ def _print_run(run: dict[str, Any]) -> None:
         )
     for warning in run["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
-    _print_evaluations(run)
+    _print_evaluations(run, listed)
     if run["speed"]:
         for stage, speed in run["speed"]["stages"].items():
             console.print(f"{stage} of epoch {run['speed']['epoch']}: {in_words(speed)}")
-    _print_side_results(run)
-    _print_artifacts(run["artifacts"])
+    _print_side_results(run, listed)
+    _print_artifacts(run["artifacts"], listed)
 
 
-def _print_artifacts(made: Sequence[Mapping[str, Any]]) -> None:
-    """Print those of the first and the last epoch: those of all are for programs, not for eyes."""
+def _print_artifacts(made: Sequence[Mapping[str, Any]], listed: EntryFilter) -> None:
+    """Print those of the last epoch, or of all that are asked for, the newest first."""
     last = max((each["epoch"] for each in made), default=0)
-    shown = [each for each in made if each["epoch"] in (0, last)]
-    left_out = f" ({len(made) - len(shown)} of the epochs between: --json)" if len(made) > len(shown) else ""
+    shown = [each for each in made if listed.long or listed.epochs or listed.stages or each["epoch"] == last]
+    left_out = f" (--long lists {len(made) - len(shown)} more, of other epochs)" if len(made) > len(shown) else ""
     table = Table("epoch", "stage", "slot", "artifact", title=f"Artifacts{left_out}", title_justify="left")
-    for each in shown:
+    for each in sorted(shown, key=lambda each: -int(each["epoch"])):
         table.add_row(str(each["epoch"]), each["stage"], each["slot"], each["artifact"])
-    print_table(table)
+    if shown:
+        print_table(table)
 
 
-def _grid(stages: Sequence[Mapping[str, Any]]) -> Table:
-    """Return epochs by stages; neighboring epochs that are alike share a row."""
-    columns = list(dict.fromkeys(stage["stage"] for stage in stages))
-    states: dict[int, dict[str, str]] = {}
+def _print_stages(stages: Sequence[Mapping[str, Any]]) -> None:
+    """Print for each stage its epochs that are fresh, stale and missing; an epoch is as its worst slot."""
+    states: dict[str, dict[int, str]] = {}
     for stage in stages:
-        row = states.setdefault(stage["epoch"], {})
-        row[stage["stage"]] = min(row.get(stage["stage"], "fresh"), stage["state"], key=_WORST.index)
-    table = Table("epoch", *columns, title="Stages", title_justify="left")
-    rows: list[tuple[int, int, dict[str, str]]] = []
-    for epoch, row in sorted(states.items()):
-        if rows and rows[-1][2] == row and rows[-1][1] == epoch - 1:
-            rows[-1] = (rows[-1][0], epoch, row)
-        else:
-            rows.append((epoch, epoch, row))
-    for first, last, row in rows:
-        place = str(first) if first == last else f"{first}-{last}"
-        table.add_row(place, *(_MARKS[row[column]] if column in row else "" for column in columns))
-    return table
+        of_epoch = states.setdefault(stage["stage"], {})
+        of_epoch[stage["epoch"]] = min(of_epoch.get(stage["epoch"], "fresh"), stage["state"], key=_WORST.index)
+    found = [state for state in _STYLES if any(state in of_epoch.values() for of_epoch in states.values())]
+    table = Table("stage", *(f"{state} epochs" for state in found), title="Stages", title_justify="left")
+    for name, of_epoch in states.items():
+        epochs = {state: [epoch for epoch, each in of_epoch.items() if each == state] for state in found}
+        table.add_row(name, *(Text(ranges(epochs[state]), _STYLES[state]) for state in found))
+    print_table(table)
 
 
 def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -168,33 +203,60 @@ def _roots(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return own or [stage for stage in stages if stage["state"] == "stale"][:1]
 
 
-def _print_evaluations(run: dict[str, Any]) -> None:
+def _print_evaluations(run: dict[str, Any], listed: EntryFilter) -> None:
+    """Print the newest evaluations, the newest first, and one line for each score of those before."""
     table = Table(
         "epoch", "evaluation", "prompts", "reward", "mean", "exact", title="Evaluations", title_justify="left"
     )
-    for epoch, splits in sorted(run["evaluations"].items(), key=lambda item: int(item[0])):
-        _add_figures(table, epoch, "", splits)
-    for named in run["named_evaluations"]:
-        _add_figures(table, str(named["epoch"]), named["name"], named["figures"])
-    print_table(table)
+    found = sorted(((int(epoch), splits) for epoch, splits in run["evaluations"].items()), reverse=True, key=_first)
+    recent = listed.recent(epoch for epoch, _ in found)
+    for epoch, splits in found:
+        if epoch in recent:
+            _add_figures(table, epoch, "", splits)
+    _add_sums(table, [each for each in found if each[0] not in recent])
+    for named in sorted(run["named_evaluations"], key=lambda named: -int(named["epoch"])):
+        _add_figures(table, named["epoch"], named["name"], named["figures"])
+    if table.row_count:
+        print_table(table)
 
 
-def _add_figures(table: Table, epoch: str, name: str, splits: Mapping[str, Any]) -> None:
-    for split, rewards in splits.items():
-        for slot, values in rewards.items():
-            exact = f"{values['exact']:.3f}" if "exact" in values else ""
-            table.add_row(epoch, name, split, slot, f"{values['mean']:.3f}", exact)
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
 
 
-def _print_side_results(run: dict[str, Any]) -> None:
+def _add_figures(table: Table, epoch: int, name: str, splits: Mapping[str, Any]) -> None:
+    for split, slot, values in _scores(splits):
+        table.add_row(str(epoch), name, split, slot, *(_change([values], figure) for figure in ("mean", "exact")))
+
+
+def _scores(splits: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, float]]]:
+    return ((split, slot, values) for split, rewards in splits.items() for slot, values in rewards.items())
+
+
+def _add_sums(table: Table, found: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    """Add for each score a row that says from what to what it went over some evaluations, given the last first."""
+    over: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for _, splits in reversed(found):
+        for split, slot, values in _scores(splits):
+            over.setdefault((split, slot), []).append(values)
+    epochs = span([epoch for epoch, _ in found])
+    for (split, slot), course in over.items():
+        table.add_row(epochs, "", split, slot, *(_change(course, figure) for figure in ("mean", "exact")))
+
+
+def _change(values: Sequence[Mapping[str, float]], figure: str) -> str:
+    found = [f"{each[figure]:.3f}" for each in values if figure in each]
+    return " -> ".join(found if len(found) < 2 else (found[0], found[-1]))
+
+
+def _print_side_results(run: dict[str, Any], listed: EntryFilter) -> None:
     if not run["side_results"]:
         return
     table = Table("epoch", "stage", "slot", "mean", "artifact", "beside the run because", title="Side results")
-    table.title_justify = "left"
-    for made in run["side_results"]:
+    for made in sorted(run["side_results"], key=lambda made: -int(made["epoch"])):
         mean = f"{made['figures']['mean']:.3f}" if "mean" in made["figures"] else ""
         table.add_row(str(made["epoch"]), made["stage"], made["slot"], mean, made["artifact"], made["label"])
-    print_table(table, folding=("beside the run because",))
+    print_table(table, cut=("beside the run because",), complete=listed.long)
 
 
 def _counts(stages: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -9,34 +9,28 @@ from typing import Annotated, Any
 import typer
 
 from configs.visible import quoted, visible
-from flows.cli.options import AsJson, Root, TrustStore
+from flows.cli.options import AsJson, Epochs, Long, Root, Stages, TrustStore
 from flows.environment import existing_root
 
 store_app = typer.Typer(help="Look into an artifact store.", no_args_is_help=True)
 
 
 @store_app.command()
-def ls(root: Root = None, as_json: AsJson = False) -> None:
-    """List artifacts: kind, id, stage, shards, rows, size, age, and which runs use them."""
-    from rich.table import Table
-
+def ls(
+    run: Annotated[list[str] | None, typer.Option("--run", help="Only artifacts of this run.", metavar="RUN")] = None,
+    stage: Stages = None,
+    epoch: Epochs = None,
+    long: Long = False,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """List artifacts, the newest epochs first: epoch, stage, id, rows, size, state, and which runs use them."""
     store = _open(root)
-    from configs.amounts import duration, size
-    from flows.console import print_json, print_table
-    from storage.verify import list_artifacts
+    from flows.cli.artifacts import list_command
+    from flows.cli.filters import EntryFilter
 
-    found = list_artifacts(store)
-    if as_json:
-        print_json(found)
-        return
-    table = Table("artifact", "stage", "shards", "rows", "size", "age", "state", "runs")
-    for item in found:
-        state = "grows" if item["artifact"].startswith("embeddings/") else ("incomplete", "complete")[item["complete"]]
-        state = "removed" if item["removed"] else state
-        age = "" if item["age_s"] is None else duration(item["age_s"])
-        row = (item["artifact"], item["stage"], item["shards"], item["rows"], size(item["size"]), age, state)
-        table.add_row(*(str(value) for value in row), ", ".join(item["runs"]))
-    print_table(table)
+    listed = EntryFilter(stages=stage or (), epochs=epoch or (), long=long)
+    list_command(store, run or (), listed, as_json=as_json)
 
 
 @store_app.command()

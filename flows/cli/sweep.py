@@ -54,4 +54,4 @@ def _print(name: str, outcomes: Sequence[Outcome]) -> None:
     for each in outcomes:
         scores = (f"{each.figures[figure]:.4g}" if figure in each.figures else "" for figure in figures)
         table.add_row(each.variant.name, str(each.epoch), *scores)
-    print_table(table)
+    print_table(table, optional=figures[:0:-1])

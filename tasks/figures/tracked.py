@@ -29,6 +29,7 @@ from tasks.figures.evaluations import (
 )
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
+from tasks.figures.points import ACHIEVED, Point, scores_first
 from tasks.figures.speed import ROWS, seconds_of, speed_of
 from tasks.figures.texts import Text
 from tasks.figures.watch import correlations, read_scored, shares
@@ -44,24 +45,8 @@ _PARAMETERS = (
 #: Settings that are logged in all.
 _MOST = 20
 _MAX_LENGTH = 500
-#: Section of the rewards by which runs are compared. MLflow orders sections by name: no other may come before it.
-ACHIEVED = "achieved"
 #: What a table of epochs shows besides rewards and monitors.
 _IN_TABLE = ("advantage/filtered_ratio", "time/rollout_s", "time/optimize_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One value of one curve."""
-
-    key: str
-    """Name of the curve."""
-    value: float
-    """Value."""
-    step: int
-    """Epoch, or optimizer update."""
-    split: str | None = None
-    """Prompt list it is a score on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +58,7 @@ class EpochContent:
     identity: str
     """Changes when any of its artifacts does."""
     points: tuple[Point, ...]
-    """All its values."""
+    """All its values, scores first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +115,7 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
-    return EpochContent(epoch=epoch, identity=identity, points=tuple(points))
+    return EpochContent(epoch=epoch, identity=identity, points=scores_first(points))
 
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
@@ -297,7 +282,7 @@ def _evaluation(
         name=name,
         identity=fingerprint([manifest.digest for manifest in manifests])[:8],
         policy=manifests[0].inputs[0],
-        points=tuple(points),
+        points=scores_first(points),
         images=grids(store, rewards[0]),
         clips=tuple((split, folder) for split, folder in folders if folder.exists()),
         texts=texts(store, rewards[0]),

@@ -16,7 +16,8 @@ from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.advantages.estimators import make_estimator
 from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
-from tasks.figures.tracked import Point, epoch_content, evaluation_content
+from tasks.figures.points import Point
+from tasks.figures.tracked import epoch_content, evaluation_content
 from tasks.identities.nodes import Node, drawn_of
 from tasks.inputs.components import open_trajectory_store
 from tasks.inputs.renderer import image_name, sample_name

@@ -23,7 +23,8 @@ from configs.proxies import by_proxy
 from configs.visible import command
 from tasks.figures import tracked
 from tasks.figures.evaluations import evaluated_epochs, named_evaluations
-from tasks.figures.tracked import EpochContent, EvaluationContent, Point
+from tasks.figures.points import Point
+from tasks.figures.tracked import EpochContent, EvaluationContent
 from tasks.identities.nodes import Node, policy_after
 from tasks.inputs.sources import exported_folder
 from tasks.runs.chain import Chain
@@ -197,7 +198,9 @@ class Tracker:
             describe(self._client, str(self.run_id), self.context, self._orchestrator)
             self._start_monitor()
         self._started.set()
-        for made in current if self.run_id is not None else ():
+        # Metrics stand in MLflow's tables in the order in which they are first logged: evaluations first.
+        ordered = sorted(current, key=lambda made: isinstance(made, EpochContent))
+        for made in ordered if self.run_id is not None else ():
             self._log_epoch(made) if isinstance(made, EpochContent) else self._log_evaluation(made)
 
     def _known_run(self) -> str | None:

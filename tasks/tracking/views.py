@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.figures.tracked import ACHIEVED, EvaluationContent
+from tasks.figures.points import ACHIEVED
+from tasks.figures.tracked import EvaluationContent
 from tasks.tracking.places import VIEW_TAG
 
 if TYPE_CHECKING:

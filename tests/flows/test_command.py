@@ -106,6 +106,16 @@ def test_a_mistyped_stage_is_refused_before_anything_heavy_is_imported(tmp_path:
     assert not imported(result.stderr) & HEAVY
 
 
+@pytest.mark.parametrize(
+    "arguments", [["presets", "--kind", "language"], ["--help"], ["presets", "--help"]], ids=" ".join
+)
+def test_lists_and_help_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    line = [sys.executable, "-X", "importtime", "-m", "flows.cli", *arguments]
+    result = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert not imported(result.stderr) & HEAVY
+
+
 # The first line
 
 
@@ -209,7 +219,7 @@ def test_ids_are_not_cut_in_a_pipe(listed: str, tmp_path: Path) -> None:
     assert "…" not in shown
 
 
-def test_ids_are_not_cut_on_a_narrow_terminal(listed: str, tmp_path: Path) -> None:
+def test_shortened_ids_on_a_narrow_terminal_lead_to_their_artifact(listed: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     line = [*COMMAND, "store", "ls", "--root", "store"]
     process = subprocess.Popen(line, cwd=tmp_path, env=environment(COLUMNS="60"), stdout=theirs)
@@ -221,7 +231,9 @@ def test_ids_are_not_cut_on_a_narrow_terminal(listed: str, tmp_path: Path) -> No
         except OSError:
             break
     assert process.wait() == 0
-    assert listed in shown.decode()
+    (short,) = re.findall(r"trajectories/\w+", shown.decode())
+    assert listed.startswith(short)
+    assert listed in call("store", "show", short, "--root", "store", cwd=tmp_path).stdout
     assert "…" not in shown.decode()
 
 

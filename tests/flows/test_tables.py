@@ -1,12 +1,15 @@
-"""Tables keep names whole, and are as wide as the terminal at most."""
+"""Tables have one line for each entry, and are as wide as the terminal at most; in a pipe nothing is cut or padded."""
 
 from __future__ import annotations
 
 import ast
 import io
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.table import Table
@@ -17,7 +20,12 @@ from configs.amounts import duration
 from configs.presets import presets
 from configs.schema import RunConfig
 from flows import console as consoles
-from flows.cli import app
+from flows.cli import app, benchmark, deploy, summary, sweep
+from flows.cli.filters import EntryFilter, ranges, short_names, span
+from flows.listing import Listed
+from tasks.figures.sweep import Outcome, Variant
+from tasks.review.benchmark import Result
+from tasks.runs.context import RunContext
 from tasks.runs.opening import begin_run
 from tests.conftest import ROOT
 from tests.support.inside import evaluate, prepare, run_epoch
@@ -81,30 +89,179 @@ def called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
-def test_commands_on_a_store(make_config: Make, shown: io.StringIO, tmp_path: Path) -> None:
-    config = make_config(f"run.name={NAMES[0]}", "run.epochs=1")
-    context = prepare(config)
+def test_in_a_pipe_cells_are_whole_and_have_tabs_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(consoles, "console", consoles._Console(file=file, width=20))
+    table = Table("artifact", "why", "runs", title="Rows")
+    table.add_row("x" * 100, "because\tof\nlines", "")
+    table.add_row("y", Text("stale", "red"), "a, b")
+    consoles.print_table(table, cut=("why",), optional=("runs",))
+    assert file.getvalue().splitlines() == [
+        "Rows",
+        "artifact\twhy\truns",
+        f"{'x' * 100}\tbecause\\tof\\nlines\t",
+        "y\tstale\ta, b",
+    ]
+
+
+def test_what_may_be_cut_or_left_out_makes_room_for_one_line_each(shown: io.StringIO) -> None:
+    table = Table("run", "state", "a long header of figures", "note")
+    for number in range(3):
+        table.add_row(f"{'n' * 45}{number}", "why " * 20, f"{number}.5", "left out")
+    consoles.print_table(table, cut=("state",), optional=("note",))
+    head, *_, first, second, third = lines(shown)
+    assert head.split() == ["run", "state", "a", "long"]
+    assert second == f"{'n' * 45}1  {'why ' * 4}w…  1.5"
+    assert max(map(len, (first, second, third))) <= WIDTH
+    assert "left out" not in shown.getvalue()
+
+
+def test_what_is_complete_is_never_cut(shown: io.StringIO) -> None:
+    table = Table("run", "state")
+    table.add_row("n" * 40, "why " * 20)
+    consoles.print_table(table, cut=("state",), optional=("state",), complete=True)
+    assert lines(shown)[0] == f"run {'n' * 40}"
+    assert "".join(lines(shown)).count("why") == 20
+
+
+#: Modules that print tables, and the commands that print each; of slow commands what prints what they found.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "artifacts": ("store ls", f"store ls --run {NAMES[0]} --stage rollout", "store ls --epoch 1"),
+    "check": ("check CONFIG", "check CONFIG --set execution.processes=3"),
+    "diff": (" ".join(["diff", *NAMES]),),
+    "dry": (f"run CONFIG --dry --name {NAMES[0]} --set run.epochs=40",),
+    "presets": ("presets", "presets --kind tokens", "presets --model FLUX --memory 80"),
+    "status": ("status", *(f"status {NAMES[0]} {chosen}".strip() for chosen in ("", "--epoch 1", "--stage judge"))),
+}
+
+
+def deployments() -> None:
+    row = Listed(
+        name="run/nightly-digits",
+        run="digits-with-another-reward",
+        config="/home/somebody/experiments/2026/flux1_dev_with_another_reward.yaml",
+        schedule="cron 0 2 * * 1-5 (America/Argentina/Buenos_Aires)",
+        next_start="2026-11-30 02:00 UTC",
+        pool="local",
+    )
+    deploy._print([row, replace(row, name="run/weekly")])
+
+
+def variants_of_a_sweep() -> None:
+    figures = {f"{slot} {figure}": 0.5 for slot in ("ocr", "pickscore", "geneval") for figure in ("mean", "exact")}
+    names = [f"digits-sweep-optimize.learning_rate-0.0003-run.seed-{seed}" for seed in range(3)]
+    found = [Variant(name=name, settings={}) for name in names]
+    sweep._print("digits-sweep", [Outcome(variant=each, epoch=30, reward=0.5, figures=figures) for each in found])
+
+
+def rewards_of_a_run() -> None:
+    scores = {split: {"exact_answer_of_the_text": {"mean": 0.51, "exact": 0.2}} for split in ("train", "heldout")}
+    summary._print_rewards({"run": NAMES[0], "evaluations": {"0": scores, "30": scores}})
+
+
+def measured_models() -> None:
+    def measured(model: str) -> Result:
+        scores = {"exact_answer": [float(number % 3) for number in range(30)]}
+        prompts = [str(number) for number in range(30)]
+        found = {"policy": "p", "images": "i", "rewards": {}, "prompts": prompts, "scores": scores}
+        return Result(title="ocr, 30 prompts", model=model, **found)  # type: ignore[arg-type]
+
+    benchmark._print([measured(f"{NAMES[0]}@{epoch}") for epoch in (0, 30)])
+
+
+PRINTED: Mapping[str, Callable[[], None]] = {
+    "benchmark": measured_models,
+    "deploy": deployments,
+    "summary": rewards_of_a_run,
+    "sweep": variants_of_a_sweep,
+}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Have each module's tables written to a terminal of 100 columns; how many entries each printed, one line each."""
+    file, found = io.StringIO(), Counter[str]()
+    monkeypatch.setattr(
+        consoles, "console", consoles._Console(file=file, width=100, force_terminal=True, color_system=None)
+    )
+
+    def printing(module: str) -> Callable[..., None]:
+        def print_table(table: Table, **how: Any) -> None:
+            file.seek(0), file.truncate()
+            consoles.print_table(table, **how)
+            entries = [line.strip("│ ") for line in lines(file) if not line.startswith("└")][-table.row_count :]
+            firsts = [str(cell) for cell in table.columns[0].cells]
+            for entry, first in zip(entries, firsts, strict=True):
+                assert entry.startswith(first.rstrip()[:20]), (module, entry)
+            assert max(map(len, lines(file))) <= 100, module
+            found[module] += table.row_count
+
+        return print_table
+
+    for module in (*COMMANDS, *PRINTED):
+        monkeypatch.setattr(f"flows.cli.{module}.print_table", printing(module))
+    return found
+
+
+def test_every_command_has_one_line_for_each_entry(
+    make_config: Make, counted: Counter[str], finished_run: tuple[RunContext, Path]
+) -> None:
+    _, file = finished_run
+    context = prepare(make_config(f"run.name={NAMES[0]}", "run.epochs=1"))
     evaluate(context, 0)
     run_epoch(context, 1)
     begin_run(make_config(f"run.name={NAMES[1]}", "optimize.learning_rate=1e-5"))
+    for module, commands in COMMANDS.items():
+        for command in commands:
+            words = command.replace("CONFIG", str(file)).split()
+            root = [] if words[0] in ("presets", "check") else ["--root", context.store.root.uri]
+            before = counted[module]
+            done = CliRunner().invoke(app, [*words, *root])
+            assert done.exit_code == 0, (command, done.output, done.exception)
+            assert counted[module] > before, command
+    for module, printed in PRINTED.items():
+        printed()
+        assert counted[module], module
+
+
+def test_every_module_that_prints_tables_is_tried_above() -> None:
+    printing = {path.stem for path in (ROOT / "flows").rglob("*.py") if "print_table(" in path.read_text()}
+    assert printing - {"console"} == {*COMMANDS, *PRINTED}
+
+
+def test_names_are_whole_in_long_lists(make_config: Make, shown: io.StringIO) -> None:
+    context = prepare(make_config(f"run.name={NAMES[0]}", "run.epochs=1"))
     artifacts = [entry.artifact for entry in context.chain.entries()]
     root = ["--root", context.store.root.uri]
     for arguments, whole in (
-        (["status"], NAMES),
-        (["status", NAMES[0]], artifacts),
-        (["diff", *NAMES], ("optimize.learning_rate", *NAMES)),
-        (["store", "ls"], artifacts),
-        (["store", "verify"], ()),
+        (["status", *root], NAMES[:1]),
+        (["status", NAMES[0], "--long", *root], artifacts),
+        (["store", "ls", "--long", *root], [*artifacts, NAMES[0]]),
         (["presets"], presets()),
+        (["presets", "--long"], [*presets(), "black-forest-labs/FLUX.1-Kontext-dev"]),
     ):
         shown.seek(0), shown.truncate()
-        done = CliRunner().invoke(app, [*arguments, *(root if arguments != ["presets"] else [])])
+        done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        found = lines(shown)
-        assert all(any(name in line for line in found) for name in whole), arguments
-        tables = [line for line in found if line.startswith(("  ", "┃", "│"))]
-        assert not [line for line in tables if len(line) > WIDTH], arguments
-        assert "…" not in "".join(found)
+        assert all(any(name in line for line in lines(shown)) for name in whole), arguments
+        assert max(map(len, lines(shown))) <= WIDTH, arguments
+
+
+def test_epochs_before_the_newest_are_summed_up() -> None:
+    every = EntryFilter()
+    assert every.recent(range(14)) == {11, 12, 13}
+    assert every.recent(range(4)) == {0, 1, 2, 3}, "one epoch is no sum"
+    assert replace(every, long=True).recent(range(14)) == set(range(14))
+    assert replace(every, epochs=[3]).recent([3]) == {3}
+    assert ranges([0, 1, 2, 5]) == "0-2, 5"
+    assert ranges([0, 2, 4, 6, 8]) == "5 of 0-8"
+    assert (span([4]), span([2, 9, 4]), span([])) == ("4", "2-9", "")
+
+
+def test_shortened_ids_lead_to_one_artifact() -> None:
+    one, other, attempt = "rewards/" + "a" * 32, "rewards/" + "b" * 32, "rewards/" + "a" * 32 + "-a2"
+    assert short_names([one, other]) == {one: one[:20], other: other[:20]}
+    assert short_names([one, other, attempt]) == {one: one, other: other[:20], attempt: attempt}
 
 
 @pytest.mark.parametrize(

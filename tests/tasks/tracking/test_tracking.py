@@ -415,6 +415,18 @@ def test_a_run_is_logged_to_another_tracker_too(tracked: RunContext, flowmill: F
         key for key, *_ in before
     }
     assert curves(open_run(root, "small", reads=True)) == before, "its own tracker is as it was"
+    for database in (Path(root) / "mlflow.db", tmp_path / "other.db"):
+        first, *others = first_logged(database)
+        assert first == "achieved/heldout"
+        times = [number for number, key in enumerate(others) if key.startswith("time/")]
+        assert not [key for key in others[times[0] :] if key.startswith(("achieved/h", "achieved/t", "eval/"))]
+
+
+def first_logged(database: Path) -> list[str]:
+    """Return the metrics of a database's one run in the order in which MLflow's tables and comparisons show them."""
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT key FROM latest_metrics ORDER BY rowid").fetchall()
+    return [key for (key,) in rows if not key.startswith("system/")]
 
 
 def curves(context: RunContext) -> list[tuple[str, int, float]]:
