@@ -38,10 +38,13 @@ def trend(values: Tensor) -> float:
 
 
 def correlation(one: Tensor, other: Tensor) -> float | None:
-    """Return Pearson's correlation of two (N,) tensors, None where either is constant or empty."""
-    if not len(one) or any(bool((values == values[0]).all()) for values in (one, other)):
-        return None
+    """Return Pearson's correlation of two (N,) tensors, None where either is constant, but for rounding, or empty."""
     a, b = (values.double() - values.double().mean() for values in (one, other))
+    for values, centered in ((one, a), (other, b)):
+        if not len(values) or float(centered.abs().max()) <= 1e-12 * float(values.double().abs().max()):
+            return None
+    # Squares of deviations of one size neither underflow nor overflow.
+    a, b = (centered / centered.abs().max() for centered in (a, b))
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
