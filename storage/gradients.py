@@ -86,6 +86,11 @@ class StoredGradients:
         """
         return self._row(sample_id).rms
 
+    def rounding(self, sample_id: str) -> float:
+        """Return the root mean square of what a sample's gradient may be wrong by, as it is stored; 0 without one."""
+        row = self._row(sample_id)
+        return 0.0 if row.offset < 0 else row.rms * float(np.finfo(row.dtype).eps)
+
     def of(self, sample_id: str) -> np.ndarray | None:
         """Return the (...) float32 gradient of a sample, None where it has none.
 

@@ -23,8 +23,7 @@ def norm_preserving_guided(negative: Tensor, positive: Tensor, scale: float) -> 
     """
     combined = guided(negative, positive, scale)
     lengths: Tensor = torch.linalg.vector_norm(positive, dim=-1, keepdim=True)
-    rescaled: Tensor = combined * (lengths / torch.linalg.vector_norm(combined, dim=-1, keepdim=True))
-    return rescaled
+    return combined * _share(lengths, torch.linalg.vector_norm(combined, dim=-1, keepdim=True))
 
 
 def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: float) -> Tensor:
@@ -34,5 +33,11 @@ def rescaled_guided(negative: Tensor, positive: Tensor, scale: float, rescale: f
     predicted larger, and images over-exposed.
     """
     combined, dims = guided(negative, positive, scale), tuple(range(1, positive.ndim))
-    rescaled = combined * (positive.std(dim=dims, keepdim=True) / combined.std(dim=dims, keepdim=True))
+    rescaled = combined * _share(positive.std(dim=dims, keepdim=True), combined.std(dim=dims, keepdim=True))
     return rescale * rescaled + (1 - rescale) * combined
+
+
+def _share(wanted: Tensor, found: Tensor) -> Tensor:
+    """Return wanted / found, and 1 where nothing is found: what has no size or spread stays as it is."""
+    nothing = found < torch.finfo(found.dtype).tiny
+    return torch.where(nothing, 1.0, wanted / torch.where(nothing, 1.0, found))

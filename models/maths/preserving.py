@@ -32,6 +32,20 @@ def flow_length(sigma: Tensor) -> Tensor:
     return torch.sqrt((1 - sigma) ** 2 + sigma**2)
 
 
+def clean_ends(latents: Tensor, sigma: Tensor) -> Tensor:
+    """Return the clean latents that the final latents of a chain stand for: what a pipeline decodes of them.
+
+    Some schedules end above level 0 (Stable Diffusion's at 0.028). Their pipelines decode a x0 + b eps, the
+    variance-preserving latents of that level, as if they were x0; flow latents are shorter by ``flow_length``. Of a
+    chain that ends at level 0 the two are equal, bit by bit.
+
+    Args:
+        latents: (B, ...) flow latents at the end of a chain.
+        sigma: (B,) or (1,) level of that end.
+    """
+    return latents / expand(flow_length(sigma), latents).to(latents)
+
+
 @dataclass(frozen=True, slots=True)
 class Preserving:
     """Latents as the model sees them, at the levels of its training schedule."""

@@ -19,7 +19,7 @@ from models.devices import moved
 from models.libraries import diffusers_class, read_json
 from models.maths.guidance import rescaled_guided
 from models.maths.precision import wide_dtype
-from models.maths.preserving import PREDICTIONS, Preserving, flow_length, flow_sigma
+from models.maths.preserving import PREDICTIONS, Preserving, clean_ends, flow_length, flow_sigma
 from models.policies.diffusion import DiffusionSettings, PipelineCall, SchedulerChoice
 from models.policies.folders import DISCRETE, Fields, read_index, scheduler_of, whole
 from models.policies.pipeline import Modules, PipelinePolicy, Rows
@@ -193,10 +193,17 @@ class UNetPolicy(DDIMPolicy):
         rescale = self.options.guidance_rescale
         return replace(call, arguments={**call.arguments, "guidance_rescale": rescale}) if rescale else call
 
+    def clean_latents(self, latents: Tensor) -> Tensor:
+        """Return what the pipeline decodes of final latents, whose level is that of ``options.steps`` steps."""
+        return clean_ends(latents, self.sigmas(self.options.steps)[-1:])
+
     def decoded(self, latents: Tensor) -> Tensor:
-        """Return what the autoencoder makes of latents."""
-        last = self.sigmas(self.options.steps)[-1:]
-        return self.decode_scaled(latents / flow_length(last).to(latents))
+        """Return what the autoencoder makes of final latents."""
+        return self.decode_scaled(self.clean_latents(latents))
+
+    def decoded_clean(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of clean latents."""
+        return self.decode_scaled(latents)
 
 
 def _levels(scheduler: Any, steps: int) -> Tensor:

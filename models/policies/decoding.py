@@ -58,13 +58,17 @@ class DecodingPolicy(DiffusionPolicy):
         That is (B, 3, H, W) images or (B, 3, F, H, W) clips in the autoencoder's dtype, about -1 to 1.
         """
 
+    def decoded_clean(self, latents: Tensor) -> Tensor:
+        """Return what the autoencoder makes of (B, ...) clean latents, see ``decoded``."""
+        return self.decoded(latents)
+
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Return images or clips as the pipeline's post-processing rounds them."""
         return self.images(self.decoded(latents))
 
     def decode_smoothly(self, latents: Tensor) -> Tensor:
-        """Return images, or frames of clips, as the autoencoder makes them.
+        """Return images, or frames of clips, as the autoencoder makes them of (B, ...) clean latents.
 
         Those of Wan and Qwen-Image cut what they made to [-1, 1], so it is made smaller before, and as large after.
         With ``model.gradient_checkpointing`` blocks are computed again on the way back, where the autoencoder can.
@@ -79,7 +83,7 @@ class DecodingPolicy(DiffusionPolicy):
 
         hook = self.pipeline.vae.decoder.register_forward_hook(smaller)
         try:
-            found = self.decoded(latents).float() * _HEADROOM
+            found = self.decoded_clean(latents).float() * _HEADROOM
         finally:
             hook.remove()
         unit = found / 2 + 0.5

@@ -244,9 +244,17 @@ class DiffusionPolicy(Policy):
         """
         return latents
 
+    def clean_latents(self, latents: Tensor) -> Tensor:
+        """Return the (B, ...) clean latents, at level 0, that the final latents of a chain are decoded as.
+
+        They are these, but for families whose chains end above level 0.
+        """
+        return latents
+
     def decode_smoothly(self, latents: Tensor) -> Tensor:
         """Return (B, 3, H, W) float32 images, or (B, F, 3, H, W) clips, through which a reward's gradient passes.
 
+        ``latents`` are (B, ...) clean ones, at level 0: a prediction of x0, or ``clean_latents`` of a chain's end.
         Values are about 0 to 1. They are neither rounded nor cut to that range: a pixel that was cut has no gradient.
 
         Raises:

@@ -78,7 +78,9 @@ class Normalizer:
         return std * torch.sqrt(count / (count - 1).clamp(min=1)) if self.unbiased else std
 
     def _bounded(self, std: Tensor) -> Tensor:
-        return std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
+        """Return the divisor; infinity without an epsilon where there is no spread, so that advantages are 0."""
+        found = std + self.epsilon if self.floor == "add" else std.clamp(min=self.epsilon)
+        return torch.where(found > 0, found, torch.inf)
 
 
 def composed(values: Tensor, *, threshold: float | None = None, standardize: bool = False) -> Tensor:

@@ -89,11 +89,12 @@ def whitened(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """Return 1 - Var(R - V) / Var(R) over chosen tokens: 0 of a critic that knows nothing, 1 of one that knows all.
 
-    Where all returns are equal there is nothing to explain: 0.
+    Where all returns are equal, but for rounding, there is nothing to explain: 0.
     """
     wanted, guessed = returns.double()[mask], values.double()[mask]
-    spread = wanted.var(correction=0) if len(wanted) else wanted.sum()
-    return float(1 - (wanted - guessed).var(correction=0) / spread) if spread > 0 else 0.0
+    if not len(wanted) or float(wanted.std(correction=0)) <= 1e-12 * float(wanted.abs().max()):
+        return 0.0
+    return float(1 - (wanted - guessed).var(correction=0) / wanted.var(correction=0))
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, *, target: float, samples: int, horizon: float) -> float:

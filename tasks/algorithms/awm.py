@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, decay_of
@@ -73,10 +71,10 @@ class AWM(ForwardProcess):
         velocity = models.velocity(rows)
         behavior = models.behavior_velocity(rows, velocity)
         new, old = (self._score(rows, each).to(velocity.dtype) for each in (velocity, behavior))
-        ratio = torch.exp(new - old)
-        metrics = ratio_metrics(ratio.detach(), (new - old).detach(), self.clip_range)
+        log_ratio = new - old
+        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
         metrics["error"] = squared_error(velocity.detach(), rows.target)
-        loss = ratio_surrogate(self.surrogate, ratio, rows.advantages, self.clip_range)
+        loss = ratio_surrogate(self.surrogate, log_ratio, rows.advantages, self.clip_range)
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)
 
     def _score(self, rows: ForwardBatch, velocity: Tensor) -> Tensor:

@@ -149,6 +149,11 @@ class Requirements:
     zero_advantages: bool = False
     """Rows with advantage 0 still contribute (a KL term does); otherwise they cost no forward."""
 
+    @property
+    def ends(self) -> bool:
+        """Whether training takes the end of a chain, or a prediction of it."""
+        return self.data != "transitions" or self.finals
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -28,6 +28,28 @@ def reward_shortfall(rewards: Tensor, margin: float | None) -> Tensor:
     return -rewards if margin is None else torch.relu(margin - rewards)
 
 
+def scaled_slopes(slopes: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return slopes scaled to a root mean square, their own root mean squares, and which rows have no slope.
+
+    Slopes are scaled by a power of two before they are squared: no square underflows, and no other bit changes.
+
+    Args:
+        slopes: (B, ...) gradients of rewards.
+        size: root mean square of the result.
+
+    Returns:
+        (B, ...), 0 for rows without a slope; (B,); and (B,) bool: all of a row is 0 or denormal, of which a direction
+        is rounding alone.
+    """
+    largest = slopes.abs().flatten(1).amax(1)
+    flat = largest < torch.finfo(slopes.dtype).tiny
+    exponent = torch.where(flat, 0, torch.frexp(largest).exponent)
+    scaled = torch.ldexp(slopes, expand(-exponent, slopes))
+    rms = (scaled**2).flatten(1).mean(1).sqrt()
+    factor = torch.where(flat, 0.0, size / torch.where(flat, 1.0, rms))
+    return expand(factor, slopes) * scaled, torch.ldexp(rms, exponent), flat
+
+
 def recovered(latents: Tensor, velocity: Tensor, noise: Tensor, level: Tensor, reached: Tensor) -> Tensor:
     """Return x^ = (x + (s_b - s) v - s_b eps) / (1 - s_b), Direct-Align's image (arXiv 2509.06942), (B, ...).
 

@@ -18,6 +18,7 @@ from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess, decay_of, errors
 from tasks.algorithms.objectives import dgpo_weight
+from tasks.algorithms.ratios import policy_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class DGPO(ForwardProcess):
         velocity = models.velocity(rows)
         behavior = models.behavior_velocity(rows, velocity)
         error, old, reference = errors(rows, velocity, behavior, models.reference_velocity(rows))
-        ratio = torch.exp(old - error).detach()
+        ratio = policy_ratio((old - error).detach())
         beyond = torch.where(rows.advantages > 0, ratio > 1 + self.clip_range, ratio < 1 - self.clip_range)
         frozen = beyond & (rows.advantages != 0)
         live = torch.where(frozen, error.detach(), error)

@@ -106,7 +106,7 @@ class TransitionBatch(DiffusionBatch):
     unconditional: Tensor | None = None
     """(B, ...) float32 predictions for the negative prompt of the policy as it is now, if they are known."""
     finals: Tensor | None = None
-    """(B, ...) float32 final latents of the rows' samples, if the algorithm compares them."""
+    """(B, ...) float32 clean latents that the rows' samples were decoded as, if the algorithm compares them."""
     sources: tuple[str, ...] | None = None
     """B names of sources of prompts, where each has a teacher of its own."""
     own: Tensor | None = None
@@ -169,7 +169,7 @@ class ForwardBatch(DiffusionBatch):
     """Final latents noised to a level: latents = (1 - t) clean + t noise with t = grid.sigma."""
 
     clean: Tensor
-    """(B, ...) float32 final latents of the rollout."""
+    """(B, ...) float32 clean latents, at level 0, that the rollout's samples were decoded as."""
     noise: Tensor
     """(B, ...) float32 standard normal noise."""
     gradients: Tensor | None = None
@@ -254,7 +254,7 @@ class DiffusionModels(Models):
         return found
 
     def asked(self, latents: Tensor, batch: DiffusionBatch, questions: Sequence[Question] | None = None) -> Tensor:
-        """Return (B,) rewards of (B, ...) final latents, with a gradient to them.
+        """Return (B,) rewards of (B, ...) clean latents, with a gradient to them.
 
         Args:
             latents: what a row's denoising is taken to end in.

@@ -71,9 +71,8 @@ class FDFO:
         wanted = difference / expand((difference**2).flatten(1).mean(1) + 1e-6, difference)
         # -mean (v - v*)^2 with v* = v_old - u, written so that it is exactly -mean u^2 at v_old.
         log_ratio = squared_error(wanted, torch.zeros_like(wanted)) - squared_error(moved, -wanted)
-        ratio = torch.exp(log_ratio)
-        loss = simple_surrogate(ratio, gain, self.clip_range)
-        metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
+        loss = simple_surrogate(log_ratio, gain, self.clip_range)
+        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
         if self.kl_coef > 0:
             kl = squared_error(velocity, models.reference_velocity(rows))
             metrics["kl"] = kl.detach()

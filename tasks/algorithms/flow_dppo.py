@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from models.maths.sampling import replay
 from models.maths.transitions import Gaussian, gaussian_kl
 from tasks.algorithms.base import Requirements, RowLoss, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, TransitionBatch
 from tasks.algorithms.grpo import KL
 from tasks.algorithms.objectives import divergence_mask, ratio_metrics
+from tasks.algorithms.ratios import policy_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +53,10 @@ class FlowDPPO(KL):
         step, log_probs = replay(models.kernel, rows.latents, velocity, rows.next_latents, rows.grid)
         gap, rows = self._divergence(rows, step), rows.anchored(step, log_probs)
         log_ratio = log_probs - rows.old_log_probs
-        ratio = torch.exp(log_ratio)
+        ratio = policy_ratio(log_ratio)
         divergence = self._divergence(rows, step)
         mask = divergence_mask(ratio.detach(), rows.advantages, divergence, self.threshold)
-        metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), float("inf"))
+        metrics = ratio_metrics(log_ratio.detach(), float("inf"))
         metrics |= {"divergence": divergence, "masked": 1 - mask, "gap": gap}
         loss = self.add_kl(rows, models, velocity, -rows.advantages * ratio * mask, metrics)
         return RowLoss(loss=loss, metrics=metrics)

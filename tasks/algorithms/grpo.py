@@ -155,9 +155,8 @@ class GRPO(KL):
         with torch.no_grad():
             gap = exponent(rows)[0].abs()
         log_ratio, advantages = exponent(rows.anchored(step, log_probs))
-        ratio = torch.exp(log_ratio)
-        loss = ratio_surrogate(self.surrogate, ratio, advantages, self.clip_range)
-        metrics = ratio_metrics(ratio.detach(), log_ratio.detach(), self.clip_range)
+        loss = ratio_surrogate(self.surrogate, log_ratio, advantages, self.clip_range)
+        metrics = ratio_metrics(log_ratio.detach(), self.clip_range)
         metrics["gap"] = gap
         return loss, metrics
 

@@ -12,28 +12,31 @@ import torch
 
 from models.maths.precision import widened
 from models.maths.transitions import Gaussian, expand, gaussian_kl
+from tasks.algorithms.ratios import policy_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """Return max(-A rho, -A clip(rho, 1 - c, 1 + c)), the PPO loss (arXiv 1707.06347, eq. 7), negated to minimize."""
+    ratio = policy_ratio(log_ratio)
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
 
 
-def simple_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def simple_surrogate(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     """Return -(A rho - |A| / (2 c) (rho - 1)^2), SPO's loss (arXiv 2401.16025), negated to minimize.
 
     At rho = 1 its gradient is that of the clipped loss. It is least at 1 + c for A > 0 and at 1 - c for A < 0, where
     the other begins to clip, and beyond it pulls back, where the other has no gradient.
     """
+    ratio = policy_ratio(log_ratio)
     return -advantages * ratio + advantages.abs() / (2 * clip_range) * (ratio - 1) ** 2
 
 
-def ratio_surrogate(kind: str, ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Return the loss of a policy ratio: 'clip' or 'spo'."""
-    return (simple_surrogate if kind == "spo" else clipped_surrogate)(ratio, advantages, clip_range)
+def ratio_surrogate(kind: str, log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Return the loss of a policy ratio, given as its logarithm: 'clip' or 'spo'."""
+    return (simple_surrogate if kind == "spo" else clipped_surrogate)(log_ratio, advantages, clip_range)
 
 
 def check_surrogate(kind: str) -> None:
@@ -46,11 +49,12 @@ def check_surrogate(kind: str) -> None:
         raise ValueError(f"surrogate is {kind!r}; it must be 'clip' or 'spo'.")
 
 
-def ratio_metrics(ratio: Tensor, log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
+def ratio_metrics(log_ratio: Tensor, clip_range: float) -> dict[str, Tensor]:
     """Return row metrics of a policy ratio: its value and square, clipped high and low, and the k3 KL estimate.
 
     k3 = rho - 1 - log rho is an unbiased, non-negative estimate of KL(old || new) for samples of the old policy.
     """
+    ratio = policy_ratio(log_ratio)
     return {
         "ratio": ratio,
         "ratio_squared": ratio**2,

@@ -47,6 +47,7 @@ class PPO(TokenGRPO):
         assert rows.values is not None
         assert rows.returns is not None
         log_probs, entropy, values = models.log_probs_and_values(rows)
+        values = rows.chosen(values)
         found = self.of_log_probs(rows, models, log_probs, entropy)
         tokens = clipped_value_loss(values, rows.values, rows.returns, self.value_clip)
         metrics = dict(found.metrics)

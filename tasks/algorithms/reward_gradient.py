@@ -6,6 +6,8 @@ has no optimum: it is right where g was taken, so each sample is passed over onc
 
 ``bounded`` regresses x0^ on x0 + c g / rms(g), as far from the sample whatever the reward's scale: mean of the squared
 error over t, so that each level moves v alike. It has an optimum: one epoch of gradients may be passed over often.
+A row whose slope is 0, denormal, or what rewards that cancel leave by rounding has no direction: its loss is 0, and the
+metric ``flat`` counts it.
 
 Both move the velocity so that samples go where the reward rises. g is the reward's slope at one image: nothing holds a
 policy back where a reward is fooled, but a KL. No sample is compared with others.
@@ -16,9 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from models.maths.transitions import expand
 from tasks.algorithms.base import Requirements, RowLoss, expect
-from tasks.algorithms.climbing import fooled_note
+from tasks.algorithms.climbing import fooled_note, scaled_slopes
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch
 from tasks.algorithms.forward import ForwardProcess
 
@@ -77,11 +81,15 @@ class RewardGradient(ForwardProcess):
         # x0^ - x0, written with the error of the velocity: exactly 0 where the policy draws the sample.
         moved = expand(time, velocity) * (rows.target - velocity)
         gain = (rows.gradients * moved).flatten(1).sum(1)
-        rms = (rows.gradients**2).flatten(1).mean(1).sqrt()
+        wanted, rms, flat = scaled_slopes(rows.gradients, self.strength)
         if self.target == "linear":
             loss = -self.strength * gain
         else:
-            wanted = expand(self.strength / rms, rows.gradients) * rows.gradients
-            loss = ((moved - wanted) ** 2).flatten(1).mean(1) / time
-        metrics = {"gain": gain.detach(), "gradient_rms": rms, "moved": (moved.detach() ** 2).flatten(1).mean(1).sqrt()}
+            loss = torch.where(flat, 0.0, ((moved - wanted) ** 2).flatten(1).mean(1) / time)
+        metrics = {
+            "gain": gain.detach(),
+            "gradient_rms": rms,
+            "moved": (moved.detach() ** 2).flatten(1).mean(1).sqrt(),
+            "flat": flat.float(),
+        }
         return RowLoss(loss=self.add_kl(rows, models, velocity, loss, metrics), metrics=metrics)

@@ -60,7 +60,7 @@ class TokenDPO:
         """Return each pair's loss, on both of its rows, so that their mean is that of pairs."""
         rows = expect(batch, TokenBatch)
         log_probs, entropy = models.log_probs(rows)
-        reference = models.reference_log_probs(rows)
+        log_probs, reference = rows.chosen(log_probs), rows.chosen(models.reference_log_probs(rows))
         of_row = masked_mean if self.length_normalized else masked_sum
         gained = of_row(log_probs - reference, rows.mask)
         sign = pair_sign(rows.advantages, rows.units)

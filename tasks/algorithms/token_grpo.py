@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tasks.algorithms.base import Batch, Requirements, RowLoss, expect
+from tasks.algorithms.ratios import policy_ratio
 from tasks.algorithms.token_objectives import (
     Correction,
     Estimator,
@@ -111,7 +112,8 @@ class TokenGRPO:
 
     def of_log_probs(self, rows: TokenBatch, models: TokenModels, log_probs: Tensor, entropy: Tensor) -> RowLoss:
         """Return the loss of every row whose (B, W) log-probs and entropies are known."""
-        old = rows.anchored(log_probs)
+        log_probs = rows.chosen(log_probs)
+        old = rows.chosen(rows.anchored(log_probs))
         log_ratio = self._log_ratio(log_probs, old, rows.mask)
         advantages = rows.by_token
         if self.surrogate == "cispo":
@@ -137,7 +139,7 @@ class TokenGRPO:
                 before = token_kl(log_probs.detach(), rows.reference, name)
                 metrics[f"kl_before_{name}"] = masked_mean(before, rows.mask)
         if self.kl_coef > 0:
-            kl = token_kl(log_probs, models.reference_log_probs(rows), self.kl)
+            kl = token_kl(log_probs, rows.chosen(models.reference_log_probs(rows)), self.kl)
             metrics["kl"] = masked_mean(kl.detach(), rows.mask)
             tokens = tokens + self.kl_coef * kl
         return RowLoss(loss=self._row(tokens, rows), metrics=metrics)
@@ -161,7 +163,7 @@ class TokenGRPO:
         return masked_sum(tokens, rows.mask) / float(self.constant or 1)
 
     def _metrics(self, rows: TokenBatch, log_probs: Tensor, log_ratio: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-        ratio, mask = torch.exp(log_ratio), rows.mask
+        ratio, mask = policy_ratio(log_ratio), rows.mask
         gap = torch.where(mask, (log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         sampler = torch.where(mask, (rows.sampled_log_probs - rows.old_log_probs).abs(), 0.0).amax(-1)
         return {
@@ -169,7 +171,7 @@ class TokenGRPO:
             "ratio_squared": masked_mean(ratio.square(), mask),
             "clip_high": masked_mean((ratio > 1 + self.clip_high).float(), mask),
             "clip_low": masked_mean((ratio < 1 - self.clip_low).float(), mask),
-            "approx_kl": masked_mean(torch.exp(-log_ratio) - 1 + log_ratio, mask),
+            "approx_kl": masked_mean(policy_ratio(-log_ratio) - 1 + log_ratio, mask),
             "entropy": masked_mean(entropy, mask),
             "length": mask.sum(-1).float(),
             "sampler_gap": sampler,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from tasks.algorithms.ratios import policy_ratio
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,7 +39,7 @@ def token_kl(log_probs: Tensor, reference: Tensor, estimator: Estimator) -> Tens
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    return torch.exp(-difference) - 1 + difference
+    return policy_ratio(-difference) - 1 + difference
 
 
 def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
@@ -49,7 +51,7 @@ def clipped_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: floa
         low: how far below 1 a ratio still counts.
         high: how far above.
     """
-    ratio = torch.exp(log_ratio)
+    ratio = policy_ratio(log_ratio)
     clipped = ratio.clamp(1 - low, 1 + high)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
@@ -65,7 +67,7 @@ def simple_tokens(log_ratio: Tensor, advantages: Tensor, low: float, high: float
         low: c of tokens with A < 0.
         high: c of tokens with A > 0.
     """
-    ratio = torch.exp(log_ratio)
+    ratio = policy_ratio(log_ratio)
     bound = torch.where(advantages > 0, high, low).to(ratio.dtype)
     return -ratio * advantages + advantages.abs() / (2 * bound) * (ratio - 1).square()
 
@@ -97,7 +99,7 @@ def cispo_tokens(log_ratio: Tensor, advantages: Tensor, log_probs: Tensor, high:
         log_probs: (B, W) with gradient.
         high: how far above 1 a weight may be.
     """
-    return -torch.exp(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs
+    return -policy_ratio(log_ratio).clamp(max=1 + high).detach() * advantages * log_probs
 
 
 def sampler_weights(
@@ -118,10 +120,10 @@ def sampler_weights(
         correction: what becomes of weights outside.
     """
     log_weight = torch.where(mask, old - sampled, 0.0).detach()
-    weight = torch.exp(log_weight)
+    weight = policy_ratio(log_weight)
     if correction == "clip":
         return weight.clamp(low, high)
-    measure = torch.exp(masked_mean(log_weight, mask))[:, None] if correction == "mask_rows" else weight
+    measure = policy_ratio(masked_mean(log_weight, mask))[:, None] if correction == "mask_rows" else weight
     return torch.where((measure >= low) & (measure <= high), weight, 0.0)
 
 

@@ -51,6 +51,10 @@ class TokenBatch(Batch):
         """The (B, W) advantages of tokens, or one for all of a row, (B, 1)."""
         return self.advantages[:, None] if self.token_advantages is None else self.token_advantages
 
+    def chosen(self, values: Tensor) -> Tensor:
+        """Return (B, W) values with 0 where the policy chose no token, from where no gradient comes either."""
+        return torch.where(self.mask, values, torch.zeros_like(values))
+
     def anchored(self, log_probs: Tensor) -> Tensor:
         """Return the (B, W) old log-probs; where they are the policy's own, exactly those it has now."""
         return torch.where(self.own[:, None], log_probs.detach(), self.old_log_probs)

@@ -17,7 +17,7 @@ from configs.errors import CorruptError
 from configs.rewards import RewardSection
 from storage.tables import read_rows
 from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import WINDOW, correlation, first_opposed, opposes
+from tasks.algorithms.trends import LONGEST, correlation, ends, first_opposed, opposed_window
 from tasks.figures.earnings import group_numbers, optimized_parts
 from tasks.runs.chain import Chain
 
@@ -36,9 +36,9 @@ class Suspicion:
     since: int
     """The first epoch of the window."""
     reward: tuple[float, float]
-    """Mean of the optimized sum at both ends of the window."""
+    """Mean of the optimized sum over the first and over the last fourth of the window."""
     value: tuple[float, float]
-    """Mean of the monitor at both ends."""
+    """Mean of the monitor there."""
 
     def text(self) -> str:
         """Return it in words."""
@@ -56,16 +56,16 @@ def suspicions(chain: Chain) -> list[Suspicion]:
     for slot, rewards, values in _monitored(chain, range(1, chain.config.run.epochs + 1)):
         epoch = first_opposed(rewards, values)
         if epoch is not None:
-            found.append(_suspicion(slot, rewards[:epoch], values[:epoch], epoch))
+            found += _shown(slot, rewards[:epoch], values[:epoch], epoch)
     return found
 
 
 def new_suspicions(chain: Chain, epoch: int) -> list[Suspicion]:
     """Return what monitors show after an epoch and did not show before it; reads manifests of the last epochs only."""
     found = []
-    for slot, rewards, values in _monitored(chain, range(max(1, epoch - WINDOW), epoch + 1)):
-        if opposes(rewards, values) and not opposes(rewards[:-1], values[:-1]):
-            found.append(_suspicion(slot, rewards, values, epoch))
+    for slot, rewards, values in _monitored(chain, range(max(1, epoch - LONGEST), epoch + 1)):
+        if not _shown(slot, rewards[:-1], values[:-1], epoch - 1):
+            found += _shown(slot, rewards, values, epoch)
     return found
 
 
@@ -155,9 +155,10 @@ def _means(chain: Chain, stage: str, slot: str, figure: str, epochs: range) -> T
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _suspicion(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> Suspicion:
-    """Return what the last means up to an epoch show."""
-    window = [series[-WINDOW:].tolist() for series in (rewards, values)]
-    (first, last), (before, after) = ((each[0], each[-1]) for each in window)
-    since = epoch - len(window[0]) + 1
-    return Suspicion(monitor=slot, epoch=epoch, since=since, reward=(first, last), value=(before, after))
+def _shown(slot: str, rewards: Tensor, values: Tensor, epoch: int) -> list[Suspicion]:
+    """Return what the last means up to an epoch show, if anything."""
+    size = opposed_window(rewards, values, epochs=epoch)
+    if size is None:
+        return []
+    reward, value = ends(rewards[-size:]), ends(values[-size:])
+    return [Suspicion(monitor=slot, epoch=epoch, since=epoch - size + 1, reward=reward, value=value)]

@@ -7,10 +7,10 @@ from typing import Any
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
-from models.policies import IMAGE_CONDITIONED, NOT_ENCODED, POLICIES
+from models.policies import IMAGE_CONDITIONED, NOISE_RANGE, NOT_ENCODED, POLICIES
 from tasks.identities.kinds import KindIdentity
 from tasks.identities.nodes import has_gradients
-from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, media_options
+from tasks.inputs.components import algorithm_needs, as_evaluated, call_options, make_algorithm, media_options
 
 
 class DiffusionIdentity(KindIdentity):
@@ -54,11 +54,23 @@ class DiffusionIdentity(KindIdentity):
         if algorithm_needs(config).rewards:
             # What is asked while training, and how the model is called that decodes for it.
             asked = {"asked": [_asked(reward) for reward in config.rewards], "model": call_options(config)}
-        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked}
+        return {"sampler": config.rollout.sampler.model_dump(mode="json"), **summed, **asked, **_ends(config)}
 
     def export_options(self, config: RunConfig) -> Mapping[str, Any]:
         """How the model is called."""
         return {**_drawn(config), "fps": config.rollout.media.fps}
+
+
+def _ends(config: RunConfig) -> dict[str, Any]:
+    """Return what final latents count as in training, of families whose chains end above level 0.
+
+    Policies that were trained on final latents without their length have other names. An algorithm of the user's own
+    is not imported to find out whether it takes the ends.
+    """
+    if config.model.policy not in NOISE_RANGE:
+        return {}
+    takes_ends = ":" in config.optimize.algorithm.name or make_algorithm(config).requires.ends
+    return {"ends": "clean"} if takes_ends else {}
 
 
 def _asked(reward: RewardSection) -> dict[str, Any]:

@@ -38,11 +38,16 @@ class RewardGradients:
         return any(weight != 0 and stored.rms(sample_id) > 0 for weight, stored in self.parts)
 
     def of(self, sample_id: str) -> np.ndarray:
-        """Return the (...) float32 weighted sum at a sample that ``has`` one."""
+        """Return the (...) float32 weighted sum at a sample that ``has`` one.
+
+        Of several it is 0 where they cancel: no more is left than their rounding.
+        """
         found = [(weight, stored.of(sample_id)) for weight, stored in self.parts if weight != 0]
         terms = [np.float32(weight) * gradient for weight, gradient in found if gradient is not None]
         total: np.ndarray = np.asarray(sum(terms), np.float32)
-        return total
+        rounding = sum(abs(weight) * stored.rounding(sample_id) for weight, stored in self.parts if weight != 0)
+        cancels = len(terms) > 1 and float(np.sqrt(np.mean(total.astype(np.float64) ** 2))) <= rounding
+        return np.zeros_like(total) if cancels else total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Figures with this prefix are the largest of all rows; the others are means.
 LARGEST = "max/"
+#: Weights below it underflowed; their logarithm is bounded.
+_SMALLEST = torch.finfo(torch.float64).tiny
 
 
 @dataclass(slots=True)
@@ -78,7 +80,11 @@ class RowFigures:
             parts |= {f"clip_age{age}": (clipped, ages == age) for age in ages.unique().tolist()}
         if replayed and self._importance:
             weight = torch.cat(self._importance).cpu().double()
-            weights = {"importance": weight, "importance_squared": weight**2, "behavior_kl": -torch.log(weight)}
+            weights = {
+                "importance": weight,
+                "importance_squared": weight**2,
+                "behavior_kl": -torch.log(weight.clamp(min=_SMALLEST)),
+            }
             parts |= {name: (values, ages > 0) for name, values in weights.items()}
         return parts
 
@@ -99,7 +105,8 @@ def entry(update: int, rows: int, gradient_norm: float, means: Mapping[str, floa
         found[name.removeprefix(LARGEST)] = found.pop(name)
     if "importance_squared" in found:
         # Effective sample size as a share of the stale rows: (sum w)^2 / (n sum w^2).
-        found["effective_samples"] = found["importance"] ** 2 / found.pop("importance_squared")
+        squared = found.pop("importance_squared")
+        found["effective_samples"] = found["importance"] ** 2 / squared if squared else 0.0
     if "ratio_squared" in found:
         squared = found.pop("ratio_squared")
         found["ratio_std"] = math.sqrt(max(0.0, squared - found["ratio"] ** 2))

@@ -28,7 +28,7 @@ from configs.errors import ConfigError
 from configs.registry import resolve
 from models.libraries import quiet_libraries
 from models.maths.conditioning import Conditioning
-from models.maths.preserving import flow_length
+from models.maths.preserving import clean_ends, flow_length
 from models.maths.sampling import Sampler, grid_at, ode_plan, replay, sample
 from models.maths.schedules import AllSteps
 from models.maths.solvers import Euler
@@ -39,6 +39,7 @@ from models.policies import (
     DISTILLED_GUIDANCE,
     EMBEDDED_GUIDANCE,
     IMAGE_CONDITIONED,
+    NOISE_RANGE,
     POLICIES,
     REFERENCES,
     UNFOLLOWED,
@@ -1028,9 +1029,13 @@ def test_gradients_pass_through_images_that_are_those_that_are_decoded(family: s
         with pytest.raises(ConfigError, match="decoded with the image they start from"):
             policy.decode_smoothly(latents)
         return
-    images = policy.decode_smoothly(latents)
+    clean = policy.clean_latents(latents)
+    images = policy.decode_smoothly(clean)
     rounded = (images.detach().clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1)
     assert torch.equal(rounded, policy.decode(latents.detach()))
+    # What is decoded of a chain's end follows from the level it ends at, which is what is stored of it.
+    assert torch.equal(clean, clean_ends(latents, policy.sigmas(4)[-1:]))
+    assert torch.equal(clean, latents) is (family not in NOISE_RANGE)
     # However far a value is beyond white, what is brighter still is told from it.
     far = policy.decode_smoothly(20 * latents)
     (slope,) = torch.autograd.grad(far.flatten(1).sum(), latents)

@@ -208,8 +208,8 @@ NAMED = (
     Named(
         name="AWM raises the error of what was rewarded",
         path=f"{ALGORITHMS}/awm.py",
-        before="ratio = torch.exp(new - old)",
-        after="ratio = torch.exp(old - new)",
+        before="log_ratio = new - old",
+        after="log_ratio = old - new",
     ),
     Named(
         name="DPO prefers the worse sample",

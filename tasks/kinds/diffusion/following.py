@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -44,7 +45,7 @@ def follow(following: Following, batch: Batch) -> Followed:
     size = min(section.batch_size or needs.batch_size or most, most)
     decode: Callable[[Tensor], Tensor] | None = None
     if needs.media != "latents":
-        decode = cast("DiffusionPolicy", host.decoding()).decode_smoothly
+        decode = partial(_decoded, cast("DiffusionPolicy", host.decoding()))
     parts = []
     for start in range(0, len(batch), size):
         rows = list(range(start, min(start + size, len(batch))))
@@ -56,6 +57,10 @@ def follow(following: Following, batch: Batch) -> Followed:
         values=np.concatenate([part.values for part in parts]),
         gradients=np.concatenate([part.gradients for part in parts]),
     )
+
+
+def _decoded(policy: DiffusionPolicy, final: Tensor) -> Tensor:
+    return policy.decode_smoothly(policy.clean_latents(final))
 
 
 def _follow(

@@ -16,7 +16,8 @@ import torch
 from configs.learning import ReplaySection
 from models.devices import moved
 from models.maths.conditioning import Conditioning
-from models.maths.transitions import Grid, Kernel, grid_of, rectifiers, step_stds
+from models.maths.preserving import clean_ends, flow_length
+from models.maths.transitions import Grid, Kernel, expand, grid_of, rectifiers, step_stds
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import ForwardTimes, Requirements, expect
 from tasks.algorithms.diffusion import DiffusionBatch, DiffusionModels, ForwardBatch, Routed, TransitionBatch
@@ -28,6 +29,7 @@ from tasks.kinds.diffusion.states import About, Condition, StateSet, latents_at
 from tasks.kinds.gradients import RewardGradients
 from tasks.kinds.kind import Training
 from tasks.kinds.proximal import Proximal, RowFile, importance_weights
+from tasks.kinds.reader import SampleReader
 from tasks.kinds.rows import Units, padded, single_rows
 from tasks.kinds.sample_set import Correctable, SampleSet, lists_of, stacked, tensor_of
 from tasks.runs.seeds import derive, generator, permutation
@@ -168,9 +170,8 @@ class TransitionSet(Correctable):
         )
 
     def _ends(self, samples: Sequence[int]) -> Tensor:
-        """Return the final latents of samples."""
-        ends = [latents_at(self.reader, sample, len(self.reader.sigmas[sample]) - 1) for sample in samples]
-        return stacked(ends, self.device)
+        """Return the final latents of samples, as clean ones."""
+        return _clean(self.reader, samples, self.device)
 
     def _is_own(self, sample: int, position: int) -> bool:
         """Return whether a row's old log-prob is one of the policy as it is now."""
@@ -245,7 +246,8 @@ class ForwardSet(SampleSet):
         """Return the noised samples of rows."""
         device = self.device
         keys = common["keys"]
-        clean = stacked([latents_at(self.reader, s, len(self.reader.sigmas[s]) - 1) for s, _ in keys], device)
+        samples = [sample for sample, _ in keys]
+        clean = _clean(self.reader, samples, device)
         noise = torch.stack([self._noise(sample, i, tuple(clean.shape[1:])) for sample, i in keys])
         noise = moved(noise, device)
         sigma = tensor_of([self._level(*key) for key in keys], device)
@@ -256,16 +258,18 @@ class ForwardSet(SampleSet):
             grid=Grid(sigma, torch.zeros_like(sigma), sigma),
             clean=clean,
             noise=noise,
-            gradients=self._followed([sample for sample, _ in keys]),
+            gradients=self._followed(samples),
             subjects=None if self._about is None else self._about.of(self.reader, keys),
             **common,
         )
 
     def _followed(self, samples: Sequence[int]) -> Tensor | None:
-        """Return the gradients of samples, where the algorithm needs them."""
+        """Return the gradients with respect to clean latents, where the algorithm needs them."""
         if self._gradients is None:
             return None
-        return stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
+        # Stored are those with respect to final latents, which are shorter by this factor.
+        stored = stacked([self._gradients.of(self._id(sample)) for sample in samples], self.device)
+        return stored * expand(flow_length(_ends_at(self.reader, samples, self.device)), stored)
 
     def _id(self, sample: int) -> str:
         return str(self.reader.sample_ids[sample].as_py())
@@ -290,6 +294,17 @@ class ForwardSet(SampleSet):
         grid = self.reader.sigmas[sample][:-1]
         order = permutation(len(grid), self._seed, "forward level", name)
         return float(grid[order[position % len(grid)]])
+
+
+def _ends_at(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
+    """Return the (B,) levels that the chains of samples end at."""
+    return tensor_of([reader.sigmas[sample][-1] for sample in samples], device)
+
+
+def _clean(reader: SampleReader, samples: Sequence[int], device: torch.device) -> Tensor:
+    """Return the (B, ...) clean latents that samples were decoded as, whatever level their chains end at."""
+    ends = [latents_at(reader, sample, len(reader.sigmas[sample]) - 1) for sample in samples]
+    return clean_ends(stacked(ends, device), _ends_at(reader, samples, device))
 
 
 def training_set(

@@ -174,12 +174,13 @@ def test_the_loss_of_a_ratio_row_by_row(name: str, options: Options, shift: floa
 
 @pytest.mark.parametrize("name", ["grpo", "tempflow", "grpo_guard", "awm", "v_grpo"])
 def test_spo_pulls_a_ratio_to_where_the_other_surrogate_lets_go_of_it(name: str) -> None:
-    ratio = vector([0.7, 0.8, 1.0, 1.2, 1.3]).requires_grad_()
+    log_ratio = vector([0.7, 0.8, 1.0, 1.2, 1.3]).log().requires_grad_()
+    ratio = log_ratio.detach().exp()
     for advantage, best in ((2.0, 1.2), (-0.5, 0.8)):
-        loss = simple_surrogate(ratio, torch.full_like(ratio, advantage), 0.2)
+        loss = simple_surrogate(log_ratio, torch.full_like(ratio, advantage), 0.2)
         for found, at in zip(loss.tolist(), ratio.tolist(), strict=True):
             assert found == pytest.approx(-(advantage * at - abs(advantage) / 0.4 * (at - 1) ** 2), rel=1e-12)
-        (slope,) = torch.autograd.grad(loss.sum(), ratio)
+        (slope,) = torch.autograd.grad(loss.sum(), log_ratio)
         # It falls towards the bound from either side, and at 1 as fast as the plain policy gradient.
         expected = [math.copysign(1, at - best) if abs(at - best) > 1e-9 else 0.0 for at in ratio.tolist()]
         assert [math.copysign(1, s) if abs(s) > 1e-9 else 0.0 for s in slope.tolist()] == expected
@@ -194,7 +195,7 @@ def test_spo_pulls_a_ratio_to_where_the_other_surrogate_lets_go_of_it(name: str)
 
 
 def test_ends_of_a_clip_range_are_inside_and_those_of_a_trust_region_outside() -> None:
-    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]), vector([0.0] * 4), 0.5)
+    figures = ratio_metrics(vector([0.5, 1.5, 0.25, 2.0]).log(), 0.5)
     assert figures["clip_high"].tolist() == [0, 0, 0, 1]
     assert figures["clip_low"].tolist() == [0, 0, 1, 0]
     up, down = vector([2.0, 2.0, 1.0, 2.0]), vector([0.5, 0.5, 1.0, 0.5])

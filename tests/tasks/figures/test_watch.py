@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from configs.errors import ConfigError
 from configs.schema import RunConfig
 from storage.tables import read_rows
 from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import correlation, first_opposed, opposes, trend
+from tasks.algorithms.trends import FALSE_ALARMS, LONGEST, correlation, ends, first_opposed, opposed_window, trend
 from tasks.figures.describe import describe_run
 from tasks.figures.watch import correlations, read_scored, shares
 from tasks.identities.nodes import Node, run_nodes
@@ -30,14 +34,16 @@ MONITORS = (
 )
 
 
-def test_trends_are_those_of_least_squares() -> None:
+def test_trends_are_those_of_ranks() -> None:
     y = torch.tensor([1.0, 2.5, 2.0, 4.0, 4.5])
-    x = np.arange(5.0)
-    (slope, _), covariance = np.polyfit(x, y.numpy(), 1, cov=True)
-    assert trend(y) == pytest.approx(slope / covariance[0, 0] ** 0.5, rel=1e-9)
+    # Nine pairs rise and one falls; S has the variance 5 * 4 * 15 / 18.
+    assert trend(y) == pytest.approx((8 - 1) / (50 / 3) ** 0.5, rel=1e-9)
     assert trend(-y) == -trend(y)
     assert trend(torch.full((5,), 3.0)) == 0.0
-    assert trend(torch.tensor([1.0, 2.0, 3.0, 4.0])) == float("inf")
+    # Ties: six pairs say nothing, and the variance is less by 4 * 3 * 13 / 18.
+    tied = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21])
+    assert trend(tied) == pytest.approx(-(15 - 1) / (642 / 18) ** 0.5, rel=1e-9)
+    assert ends(torch.arange(9.0)) == (0.5, 7.5)
     assert correlation(y, -2 * y + 1) == pytest.approx(-1.0)
     assert correlation(y, torch.full((5,), 0.7)) is None
     other = torch.tensor([2.0, 1.0, 5.0, 3.0, 3.5])
@@ -105,12 +111,12 @@ def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: lis
 @pytest.mark.parametrize(
     ("rewards", "monitor", "after"),
     [
-        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.9, 0.81, 0.7, 0.62, 0.5], 4),
+        ([0.1, 0.22, 0.29, 0.41, 0.5], [0.9, 0.81, 0.7, 0.62, 0.5], 5),
         ([0.1, 0.22, 0.29, 0.41, 0.5], [0.5, 0.62, 0.7, 0.81, 0.9], None),
         ([0.5, 0.41, 0.29, 0.22, 0.1], [0.9, 0.81, 0.7, 0.62, 0.5], None),
-        ([0.1, 0.22, 0.29], [0.9, 0.81, 0.7], None),
+        ([0.1, 0.22, 0.29, 0.41], [0.9, 0.81, 0.7, 0.62], None),
         ([0.1, 0.5, 0.2, 0.4, 0.3, 0.35], [0.9, 0.5, 0.8, 0.6, 0.7, 0.6], None),
-        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21], 6),
+        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79, 0.9, 1.0], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21, 0.1, 0.0], 9),
     ],
     ids=["opposed", "together", "both fall", "too few", "noise", "later"],
 )
@@ -119,7 +125,81 @@ def test_what_falls_while_the_other_rises_is_found(
 ) -> None:
     one, other = torch.tensor(rewards), torch.tensor(monitor)
     assert first_opposed(one, other) == after
-    assert [stop for stop in range(1, len(one)) if opposes(one[:stop], other[:stop])][:1] in ([], [after])
+    stops = [stop for stop in range(1, len(one) + 1) if opposed_window(one[:stop], other[:stop])]
+    assert stops[:1] == ([] if after is None else [after])
+
+
+def test_a_trend_is_no_likelier_than_it_is_said_to_be() -> None:
+    """Against all orders of values without a trend, ties among them: the normal tail is never the smaller one."""
+    for values in ([0, 1, 2, 3, 4], range(7), [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 1, 2, 3], [0, 0, 0, 1, 1, 1, 2]):
+        orders = {each for each in itertools.permutations(float(value) for value in values)}
+        found = sorted(trend(torch.tensor(order)) for order in orders)
+        for place, statistic in enumerate(found):
+            said = math.erfc(-statistic / math.sqrt(2)) / 2
+            if said <= FALSE_ALARMS / 2:
+                # As many orders have one as small, or smaller.
+                assert bisect.bisect_right(found, statistic) / len(found) <= said, (values, place)
+
+
+@functools.cache
+def alarms(kind: str, epochs: int, *, runs: int = 100, slope: float = 0.0, repeated: float = 0.0) -> float:
+    """Return the share of runs in which a monitor is accused while the reward rises."""
+    draw, found = np.random.default_rng([epochs, runs]), 0
+    for _ in range(runs):
+        noise = {
+            "normal": draw.standard_normal(epochs),
+            "heavy": draw.standard_t(2, epochs),
+            "eighths": draw.binomial(8, 0.5, epochs) / 8.0,
+        }[kind]
+        for epoch in range(1, epochs):
+            noise[epoch] = repeated * noise[epoch - 1] + (1 - repeated**2) ** 0.5 * noise[epoch]
+        monitor = torch.tensor(noise - slope * np.arange(epochs))
+        found += first_opposed(torch.arange(float(epochs)), monitor) is not None
+    return found / runs
+
+
+@pytest.mark.parametrize("epochs", [10, 40])
+@pytest.mark.parametrize("kind", ["normal", "heavy", "eighths"])
+def test_noise_is_accused_in_few_runs(kind: str, epochs: int) -> None:
+    assert alarms(kind, epochs) <= FALSE_ALARMS
+
+
+def test_a_monitor_that_falls_is_accused() -> None:
+    """Slopes in standard deviations of an epoch's noise."""
+    assert alarms("normal", 10, slope=1.0) >= 0.8
+    assert alarms("normal", 30, slope=0.2) >= 0.9
+
+
+def test_a_reward_that_is_noise_accuses_nobody() -> None:
+    draw = np.random.default_rng(0)
+    found = [first_opposed(torch.tensor(draw.standard_normal(20)), -torch.arange(20.0)) is not None for _ in range(100)]
+    assert sum(found) / 100 <= FALSE_ALARMS
+
+
+def test_looks_are_paid_for_over_a_whole_run() -> None:
+    fell = -torch.arange(5.0)
+    assert opposed_window(-fell, fell) == 5
+    # The same five means later, after as many looks as there were epochs.
+    assert opposed_window(-fell, fell, epochs=6) is None
+    long = -torch.arange(200.0)
+    assert opposed_window(-long, long) == LONGEST
+    assert opposed_window(-long[-LONGEST:], long[-LONGEST:], epochs=200) == LONGEST
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("epochs", "repeated", "slope", "least", "most"),
+    [
+        *[(epochs, 0.0, 0.0, 0.0, 0.05) for epochs in (10, 30, 100, 300)],
+        *[(epochs, 0.3, 0.0, 0.0, 0.06) for epochs in (10, 30, 100)],
+        *[(epochs, 0.5, 0.0, 0.0, 0.1) for epochs in (10, 30, 100)],
+        *[(10, 0.0, 1.0, 0.8, 1.0), (20, 0.0, 0.5, 0.9, 1.0), (30, 0.0, 0.2, 0.9, 1.0), (60, 0.0, 0.1, 0.9, 1.0)],
+    ],
+)
+def test_rates_and_power_are_those_of_the_docs(
+    epochs: int, repeated: float, slope: float, least: float, most: float
+) -> None:
+    assert least <= alarms("normal", epochs, runs=1000, slope=slope, repeated=repeated) <= most
 
 
 @pytest.mark.campaign

@@ -28,6 +28,7 @@ from models.policies.diffusion import DiffusionPolicy, DiffusionSettings
 from models.quickstart.tiny import build_tiny
 from storage.commit import ArtifactStore
 from storage.lineage import RunFolder
+from tasks.identities.diffusion import DiffusionIdentity
 from tasks.identities.nodes import TRAINING
 from tasks.runs.context import RunContext
 from tasks.stages.stage_run import StageRun
@@ -316,3 +317,12 @@ def test_noise_ranges_are_those_of_the_family(folders: Callable[[str], Path]) ->
         sigmas = load(folders(family), family).sigmas(50).tolist()
         assert sigmas[0] == pytest.approx(first, abs=2e-3)
         assert sigmas[-1] == pytest.approx(last, abs=1e-4)
+
+
+@pytest.mark.parametrize(("algorithm", "ends"), [("grpo", False), ("nft", True), ("refl", True), ("fdfo", True)])
+def test_training_on_ends_has_another_name_where_chains_end_above_level_0(algorithm: str, ends: bool) -> None:
+    """Earlier versions trained on final latents of Stable Diffusion that were shorter than those that were scored."""
+    for family in ("sd15", "sdxl", "sd3", "cogvideox"):
+        config = load_config(ROOT / "configs" / f"tiny_{family}.yaml", [f"optimize.algorithm={{name: {algorithm}}}"])
+        options = DiffusionIdentity().training_options(config)
+        assert options.get("ends") == ("clean" if ends and family in NOISE_RANGE else None)

@@ -111,7 +111,8 @@ def test_what_is_stored_is_how_the_reward_changes_with_the_latents(make_config: 
         step = 0.02 * found / np.linalg.norm(found)
         with torch.no_grad():
             moved = torch.from_numpy(np.stack([latents + step, latents - step, latents]))
-            up, down, here = reward.differentiable(policy.decode_smoothly(moved), [prompt] * 3, [{}] * 3).tolist()
+            images = policy.decode_smoothly(policy.clean_latents(moved))
+            up, down, here = reward.differentiable(images, [prompt] * 3, [{}] * 3).tolist()
         assert rows[sample]["value"] == pytest.approx(here, abs=1e-4)
         assert (up - down) / 0.04 == pytest.approx(float(np.linalg.norm(found)), rel=0.05)
 
@@ -335,7 +336,8 @@ class Clips:
 
     def decoding(self) -> Any:
         return SimpleNamespace(
-            decode_smoothly=lambda latents: torch.stack([factor * latents for factor in (1.0, 2.0, 3.0)], 1)
+            clean_latents=lambda latents: latents,
+            decode_smoothly=lambda latents: torch.stack([factor * latents for factor in (1.0, 2.0, 3.0)], 1),
         )
 
 

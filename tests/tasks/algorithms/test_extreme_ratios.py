@@ -1,0 +1,189 @@
+"""Log-probs that are 1e4 nats apart: every algorithm has a finite gradient, and exactly 0 where it clips or masks."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.registry import create
+from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS
+from tasks.algorithms.diffusion import DiffusionBatch, ForwardBatch, TransitionBatch
+from tasks.algorithms.objectives import clipped_surrogate
+from tasks.algorithms.ratios import LARGEST_LOG_RATIO, policy_ratio
+from tasks.algorithms.token_objectives import clipped_tokens, masked_sum, token_kl
+from tasks.algorithms.tokens import TokenBatch
+from tests.golden.algorithms2026.rows import given
+from tests.support.toy import SHAPE, draws, liking, noised, states, transitions, vector
+
+FAR = 1e4
+#: The last row only pads; the first and the fourth are on the clipped side of a ratio.
+ADVANTAGES, SIGNS = [1.0, 1.0, -1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0, 1.0]
+CLIPPED = [0, 3]
+#: What an algorithm cannot do without, and the variants that exponentiate something else.
+DIFFUSION: dict[str, list[dict[str, Any]]] = {
+    **{name: [{}, {"reduce": "sum", "clip_range": 0.2}, {"surrogate": "spo"}] for name in ("grpo", "flash_grpo")},
+    **{name: [{}, {"surrogate": "spo"}] for name in ("tempflow", "grpo_guard")},
+    "awm": [{"weighting": kind, "clip_range": 0.2} for kind in ("uniform", "t", "t2", "huber", "ghuber")]
+    + [{"surrogate": "spo"}],
+    "v_grpo": [{"clip_range": 0.2}, {"surrogate": "spo"}],
+    "crd": [{}, {"distance": "bce", "temperature": 0.5}],
+    "reward_gradient": [{}, {"target": "linear"}],
+    "opd": [{"teacher": "teacher"}],
+}
+TOKENS: dict[str, list[dict[str, Any]]] = {
+    "grpo": [
+        {"surrogate": surrogate, "ratio": ratio, "kl_coef": 0.1, "kl": "k3"}
+        for surrogate in ("clip", "cispo", "spo")
+        for ratio in ("token", "sequence", "product")
+    ]
+    + [{"tis": 2.0, "tis_outside": form} for form in ("clip", "mask", "mask_rows")],
+    "dapo": [{"kl_coef": 0.1, "kl": "k2"}],
+    "dr_grpo": [{"constant": 4}],
+    "dpo": [{"form": form} for form in ("sigmoid", "hinge", "ipo")] + [{"likelihood": 1.0}],
+}
+
+
+def cases(table: Any, options: dict[str, list[dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, each) for name in table for each in options.get(name, [{}])]
+
+
+def single(value: Any) -> Any:
+    """Return float64 tensors, and dataclasses that hold them, in float32."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {each.name: single(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
+        return dataclasses.replace(value, **own)
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float64 else value
+
+
+def extreme(data: str, velocity: Tensor) -> tuple[DiffusionBatch, Tensor]:
+    """Return rows and their behavior policy's velocities; log-ratios are about ``FAR`` with the signs of ``SIGNS``."""
+    levels, signs = [0.9, 0.7, 0.5, 0.4, 0.3], vector(SIGNS)
+    if data == "states":
+        return states(rows=5), velocity.double()
+    if data == "transitions":
+        rows: TransitionBatch = transitions(ADVANTAGES, vector([0.0] * 5), sigma=levels)
+        return dataclasses.replace(rows, old_log_probs=rows.old_log_probs - FAR * signs), velocity.double() + 1.0
+    made: ForwardBatch = noised(ADVANTAGES, [0, 0, 1, 1, 2], sigma=levels)
+    # Rows whose errors are to have grown have them now, the others had them before.
+    return made, made.target + torch.where(signs > 0, FAR**0.5, 0.0).reshape(-1, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "options"), cases(ALGORITHMS, DIFFUSION), ids=str)
+def test_of_latents(name: str, options: dict[str, Any]) -> None:
+    algorithm = create(ALGORITHMS, name, options, what="algorithm")
+    rows, behavior = extreme(algorithm.requires.data, torch.zeros(5, *SHAPE))
+    velocity = torch.zeros(5, *SHAPE, dtype=torch.float64)
+    if isinstance(rows, ForwardBatch):
+        velocity = rows.target + torch.where(vector(SIGNS) < 0, FAR**0.5, 0.0).reshape(-1, 1, 1)
+        rows = dataclasses.replace(rows, gradients=draws(1, 5, *SHAPE)[0])
+    rows = dataclasses.replace(rows, weights=vector([1, 1, 1, 1, 0]), count=4)
+    leaf = velocity.float().requires_grad_()
+    models = given(leaf, behavior.float(), torch.zeros(5, *SHAPE))
+    models.rewards = liking
+    found = algorithm.loss(single(rows), models)
+    (slope,) = torch.autograd.grad((found.loss * rows.weights.float()).sum(), leaf)
+    assert bool(found.loss.isfinite().all())
+    assert bool(slope.isfinite().all())
+    assert all(bool(values.isfinite().all()) for values in found.metrics.values())
+    assert not slope[4].any()
+    if hasattr(algorithm, "clip_range") and options.get("surrogate") != "spo" and name != "fdfo":
+        assert not slope[CLIPPED].any()
+
+
+@pytest.mark.parametrize("padding", [FAR, -FAR, float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize(("name", "options"), cases(TOKEN_ALGORITHMS, TOKENS), ids=str)
+def test_of_tokens(name: str, options: dict[str, Any], padding: float) -> None:
+    algorithm = create(TOKEN_ALGORITHMS, name, options, what="algorithm")
+    mask = torch.tensor([[0, 1, 1, 0]] * 5).bool()
+    far = torch.where(mask, FAR * torch.tensor(SIGNS)[:, None], padding)
+    leaf = far.clone().requires_grad_()
+    zeros = torch.zeros(5, 4)
+    rows = TokenBatch(
+        ids=torch.zeros(5, 4, dtype=torch.int64),
+        mask=mask,
+        old_log_probs=zeros,
+        sampled_log_probs=torch.where(mask, -far, 0.0),
+        share=torch.ones(5),
+        own=torch.zeros(5, dtype=torch.bool),
+        token_advantages=torch.tensor(ADVANTAGES)[:, None] * mask if algorithm.requires.per_token else None,
+        returns=zeros,
+        values=zeros,
+        advantages=torch.tensor(ADVANTAGES),
+        weights=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]),
+        units=torch.tensor([0, 0, 1, 1, 2]),
+        importance=torch.ones(5),
+        count=4,
+        age=torch.zeros(5, dtype=torch.int64),
+        step=torch.zeros(5, dtype=torch.int64),
+        keys=tuple((row, 0) for row in range(5)),
+    )
+    found = algorithm.loss(rows, Fixed(leaf, torch.where(mask, 0.0, -padding)))
+    every = sum(found.beside.values(), found.loss)
+    (slope,) = torch.autograd.grad((every * rows.weights).sum(), leaf)
+    assert bool(every.isfinite().all())
+    assert bool(slope.isfinite().all())
+    assert all(bool(values.isfinite().all()) for values in found.metrics.values())
+    assert not slope[~mask].any()
+    assert not slope[4].any()
+    if name != "dpo" and algorithm.surrogate == "clip" and not algorithm.kl_coef and not found.beside:
+        assert not slope[CLIPPED].any()
+
+
+class Fixed:
+    """Models whose log-probs are given; values of a critic are the same numbers."""
+
+    held = False
+
+    def __init__(self, log_probs: Tensor, reference: Tensor) -> None:
+        self._log_probs, self._reference = log_probs, reference
+
+    def log_probs(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        return self._log_probs, torch.zeros_like(self._log_probs)
+
+    def log_probs_and_values(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.log_probs(batch), self._log_probs
+
+    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+        return self._reference
+
+
+def test_the_overflows_that_were_found() -> None:
+    """As reported: 0 times an infinite gradient was NaN."""
+    log_ratio = torch.tensor([[200.0, 0.1]], requires_grad=True)
+    clipped_tokens(log_ratio, torch.ones(1, 1), 0.2, 0.2).sum().backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == [[0.0, pytest.approx(-1.10517, rel=1e-5)]]
+    other = torch.tensor([200.0], requires_grad=True)
+    clipped_surrogate(other, torch.ones(1), 0.2).sum().backward()
+    assert other.grad is not None
+    assert other.grad.tolist() == [0.0]
+    log_probs = torch.tensor([[-1.0, -100.0]], requires_grad=True)
+    kl = token_kl(log_probs, torch.tensor([[-1.5, 0.0]]), "k3")
+    masked_sum(kl, torch.tensor([[True, False]])).sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [[pytest.approx(1 - 0.606531, rel=1e-5), 0.0]]
+
+
+def test_a_ratio_has_the_bits_of_exp_up_to_the_bound_and_pulls_back_beyond_it() -> None:
+    inside = torch.cat([torch.linspace(-200, LARGEST_LOG_RATIO, 1001), torch.tensor([-0.0])]).requires_grad_()
+    torch.testing.assert_close(policy_ratio(inside), inside.exp(), rtol=0, atol=0)
+    slopes = [torch.autograd.grad(values.sum(), inside)[0] for values in (policy_ratio(inside), inside.exp())]
+    torch.testing.assert_close(*slopes, rtol=0, atol=0)
+    beyond = torch.tensor([20.0, 21.0, 1e4], requires_grad=True)
+    (slope,) = torch.autograd.grad(clipped_surrogate(beyond, -torch.ones(3), 0.2).sum(), beyond)
+    assert slope.tolist() == [pytest.approx(4.851652e8, rel=1e-6)] * 3
+
+
+def test_nothing_else_exponentiates() -> None:
+    """``exp`` stands in ``ratios.py``, and once in the softmax of ``objectives.py``, whose exponents are at most 0."""
+    found = {}
+    for file in Path("tasks/algorithms").glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+        found[file.name] = [node.attr for node in calls if node.attr in ("exp", "exp_", "expm1", "exp2")]
+    assert {name: names for name, names in found.items() if names} == {"ratios.py": ["exp"], "objectives.py": ["exp"]}
