@@ -21,8 +21,8 @@ _IMPORTING_TORCHAO = (
 #: Bounds of JSON files: the longest indices of weights have a tenth of so many bytes, configs four levels.
 _MOST_BYTES = 1 << 26
 _MOST_DEPTH = 64
-#: Fields whose default in transformers is infinite (``time_step_limit`` of the classes like Mamba 2).
-_UNBOUNDED = frozenset({"time_step_limit"})
+#: Fields whose default is infinite: of transformers' classes like Mamba 2, of diffusers' DPM schedulers.
+_UNBOUNDED = frozenset({"time_step_limit", "lambda_min_clipped"})
 
 
 def diffusers_class(name: str) -> Any:
@@ -90,7 +90,7 @@ def _check_values(found: Any) -> None:
                 inner.extend(value.items())
             elif isinstance(value, list):
                 inner.extend((name, each) for each in value)
-            elif isinstance(value, float | int) and name not in _UNBOUNDED and not _is_finite(value):
+            elif isinstance(value, float | int) and not _is_finite(value, name in _UNBOUNDED):
                 raise ValueError(f"{name!r} has a number that is not finite")
         if not inner:
             return
@@ -98,9 +98,10 @@ def _check_values(found: Any) -> None:
     raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
 
 
-def _is_finite(value: float) -> bool:
+def _is_finite(value: float, infinite: bool) -> bool:
+    """Return whether a number is finite as a float, or at least a number where it may be infinite."""
     try:
-        return math.isfinite(value)
+        return not math.isnan(value) if infinite else math.isfinite(value)
     except OverflowError:
         return False
 

@@ -169,13 +169,15 @@ def check_model_folder(folder: Path, *, what: str) -> None:
         try:
             _check_component(component)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{what} '{folder}' is not a whole model: {error}. Copy or download it again.") from None
+            kind = "pipeline" if _is_pipeline(folder) else "model"
+            again = "Copy or download it again."
+            raise ConfigError(f"{what} '{folder}' is not a whole {kind}: {error}. {again}") from None
         _check_kernels(component, what)
 
 
 def holds_model(folder: Path) -> bool:
     """Return whether a folder holds a model of transformers or diffusers, or a pipeline."""
-    return any((folder / name).is_file() for name in ("config.json", *_INDICES))
+    return (folder / "config.json").is_file() or _is_pipeline(folder)
 
 
 def check_own_code(folder: Path, entries: dict[str, Any], *, what: str) -> None:
@@ -194,9 +196,13 @@ def check_own_code(folder: Path, entries: dict[str, Any], *, what: str) -> None:
             raise _needs_code(folder, f"its index takes '{name}' from {name}/{entry[0]}.py", what)
 
 
+def _is_pipeline(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _INDICES)
+
+
 def _components(folder: Path) -> Iterator[Path]:
     yield folder
-    if any((folder / name).is_file() for name in _INDICES):
+    if _is_pipeline(folder):
         yield from sorted(path for path in folder.iterdir() if path.is_dir())
 
 

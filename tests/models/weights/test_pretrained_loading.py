@@ -237,6 +237,7 @@ DEEP = '{"a":' * 100 + "1" + "}" * 100
         (DEEP, "nested more than 64 deep"),
         ('{"rope_theta": NaN}', "'rope_theta' has a number that is not finite"),
         ('{"a": {"b": [1, Infinity]}}', "'b' has a number that is not finite"),
+        ('{"time_step_limit": [0.0, NaN]}', "'time_step_limit' has a number that is not finite"),
         ('{"eps": 1e999}', "'eps' has a number that is not finite"),
         ('{"size": ' + "9" * 400 + "}", "'size' has a number that is not finite"),
         ('{"size": ' + "9" * 5000 + "}", "is no JSON"),
