@@ -116,7 +116,7 @@ class FolderPolicy(DecodingPolicy):
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
         # Decoding is a small part of the work, and rewards see its rounding.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
-        loading = {"dtype": kinds, "use_safetensors": True, **placing}
+        loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
         return load_pretrained(diffusers_class(cls.pipeline_name), folder, what="model.path", **loading, **given)
 
     @property

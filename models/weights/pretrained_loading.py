@@ -132,11 +132,13 @@ def check_patterns(about: Mapping[str, Any]) -> None:
         about: peft's settings, of a file or of a safetensors header.
 
     Raises:
-        ValueError: one is a regular expression with a repetition, a group or a choice.
+        ValueError: one is a regular expression with a repetition, a group or a choice, or no text.
     """
     for setting in _PATTERNS:
-        value = about.get(setting)
-        for name in [value] if isinstance(value, str) else value or ():
+        value = about.get(setting) or ()
+        if not isinstance(value, str | list | tuple | set | dict):
+            raise ValueError(f"{setting} is {str(value)[:60]!r}, no name and no list of names")
+        for name in [value] if isinstance(value, str) else value:
             if not _PLAIN.fullmatch(str(name)):
                 raise ValueError(f"{setting} has {str(name)[:60]!r}, which is a regular expression and no layer's name")
 
@@ -180,7 +182,7 @@ def holds_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or _is_pipeline(folder)
 
 
-def check_own_code(folder: Path, entries: dict[str, Any], *, what: str) -> None:
+def check_own_code(folder: Path, entries: Mapping[str, Any], *, what: str) -> None:
     """Check that no component of a pipeline is of a class whose code lies in its folder.
 
     Args:

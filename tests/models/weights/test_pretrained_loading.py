@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ProcessorMixin
 
@@ -175,9 +176,12 @@ def test_a_model_and_an_adapter_in_one_folder_are_refused_for_every_use(tmp_path
     ):
         with pytest.raises(ConfigError, match=refused):
             load()
-    data["rewards"] = [{"name": "sequence_classification", "options": {"model": sentiment}}]
-    with pytest.raises(ConfigError, match=r"rewards\.0\.options\.model '.*' " + refused):
-        check_names(RunConfig.model_validate(data))
+    reward = {"name": "sequence_classification", "options": {"model": sentiment}}
+    teacher = {"name": "opd", "options": {"teacher": str(critic)}}
+    drawn = {"model": {"policy": "sd3", "path": str(tmp_path)}, "optimize": {"algorithm": teacher}}
+    for changed, setting in (({"rewards": [reward]}, "rewards.0"), (drawn, "optimize.algorithm")):
+        with pytest.raises(ConfigError, match=re.escape(setting) + r"\.options\.(model|teacher) '.*' " + refused):
+            check_names(RunConfig.model_validate({**data, **changed}))
 
 
 def test_an_adapter_in_a_component_is_refused(tiny_base: Path, tmp_path: Path) -> None:
@@ -302,11 +306,26 @@ def test_policies_critics_and_empty_models_refuse_nan_weights(tmp_path: Path) ->
     check_finite(tiny_model(0), "x")
 
 
+def test_a_class_in_a_component_s_folder_is_refused(tiny_base: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_base, tmp_path / "pipeline")
+    config = RunConfig.model_validate(small_data(tmp_path, tmp_path / "pipeline"))
+    check_model(config)
+    (tmp_path / "pipeline" / "vae" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    change(tmp_path / "pipeline" / "model_index.json", vae=["own", "Own"])
+    with pytest.raises(ConfigError, match=r"needs code of its own: its index takes 'vae' from vae/own\.py"):
+        check_model(config)
+    with pytest.raises(ConfigError, match="needs code of its own"):
+        load_pretrained(DiffusionPipeline, tmp_path / "pipeline", what="model.path")
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("setting", ["target_modules", "layers_pattern", "rank_pattern", "alpha_pattern"])
 def test_regular_expressions_of_others_are_names(setting: str) -> None:
     for name in ("to_q", "layers.3.to_out.0", r"^blocks\.0\.ff$", "all-linear"):
         check_patterns({setting: name})
         check_patterns({setting: {name: 3}})
+    with pytest.raises(ValueError, match="no name and no list of names"):
+        check_patterns({setting: 3})
     for pattern in ("(a+)+$", ".*q_proj", "q|k", "[ab]", "x{3}"):
         for value in (pattern, [pattern], {pattern: 3}):
             with pytest.raises(ValueError, match=f"{setting} has .* is a regular expression"):
