@@ -1,9 +1,11 @@
-"""The large libraries: imported where a model is loaded, and kept from writing notices into our own output."""
+"""The large libraries: imported where a model is loaded, kept from writing notices into our own output, and the JSON
+files of others that they and we read."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,11 @@ _IMPORTING_TORCHAO = (
     "torch.utils._pytree",
     "diffusers.quantizers.torchao.torchao_quantizer",
 )
+#: Bounds of JSON files: the longest indices of weights have a tenth of so many bytes, configs four levels.
+_MOST_BYTES = 1 << 26
+_MOST_DEPTH = 64
+#: Fields whose default is infinite: of transformers' classes like Mamba 2, of diffusers' DPM schedulers.
+_UNBOUNDED = frozenset({"time_step_limit", "lambda_min_clipped"})
 
 
 def diffusers_class(name: str) -> Any:
@@ -30,19 +37,73 @@ def diffusers_class(name: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, such as a component's config.
+    """Return the object in a JSON file of others, such as a component's config or an index of weights.
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is no JSON, or no object.
+        ValueError: it is no JSON, no object, too large, nested too deeply, or has a number that is not finite.
     """
     try:
+        # A pipe would be waited for, and a device read without end.
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"'{path}' is no JSON ({error})") from None
+        if isinstance(found, dict):
+            _check_values(found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"'{path}' is no JSON that can be read ({error})") from None
     if not isinstance(found, dict):
         raise ValueError(f"'{path}' is no JSON object")
     return found
+
+
+def read_weight_index(path: Path) -> dict[str, str]:
+    """Return the file of each weight by its name, of an index such as ``model.safetensors.index.json``.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it cannot be read, see ``read_json``, or lists something else than files beside it.
+    """
+    listed = read_json(path).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ValueError(f"'{path}' has no weight_map")
+    for name, file in listed.items():
+        # Another folder's file would be trained, and no checksum of this folder would tell.
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"'{path}' says of '{name}' {file!r}, not the name of a file beside it")
+    return listed
+
+
+def _check_values(found: Any) -> None:
+    """Check that a parsed value is not nested deeply, and that all its numbers are finite.
+
+    Raises:
+        ValueError: one is not, or it is nested deeply.
+    """
+    level: list[tuple[str, Any]] = [("", found)]
+    for _ in range(_MOST_DEPTH):
+        inner: list[tuple[str, Any]] = []
+        for name, value in level:
+            if isinstance(value, dict):
+                inner.extend(value.items())
+            elif isinstance(value, list):
+                inner.extend((name, each) for each in value)
+            elif isinstance(value, float | int) and not _is_finite(value, name in _UNBOUNDED):
+                raise ValueError(f"{name!r} has a number that is not finite")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
+
+
+def _is_finite(value: float, infinite: bool) -> bool:
+    """Return whether a number is finite as a float, or at least a number where it may be infinite."""
+    try:
+        return not math.isnan(value) if infinite else math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def quiet_libraries() -> None:

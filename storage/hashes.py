@@ -1,4 +1,4 @@
-"""Checksums of files outside any store, kept in the user's cache by path, size and time of last change.
+"""Checksums of files outside any store, kept in the user's cache by path, size, time of last change and links.
 
 A file of the same size whose time was set back is not noticed; ``deep`` reads everything again.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import xxhash
 
+from configs.folders import led_to
 from configs.places import user_cache
 from storage.checksums import hash_file
 
@@ -36,11 +37,13 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
     for name in names:
         now = time.time_ns()
         stat = (folder / name).stat()
+        # A link may lead elsewhere without any file having changed.
+        place = [each for each in (led_to(folder, name),) if each]
         known = None if deep else kept.get(name)
-        fresh = known is not None and known[:2] == [stat.st_size, stat.st_mtime_ns]
+        fresh = known is not None and [*known[:2], *known[3:]] == [stat.st_size, stat.st_mtime_ns, *place]
         hashes[name] = str(known[2]) if known is not None and fresh else hash_file(folder / name)
         if stat.st_mtime_ns < now - _YOUNG_NS:
-            entries[name] = [stat.st_size, stat.st_mtime_ns, hashes[name]]
+            entries[name] = [stat.st_size, stat.st_mtime_ns, hashes[name], *place]
     if entries != kept:
         _save(folder, entries)
     return hashes
@@ -49,7 +52,10 @@ def file_hashes(folder: Path, names: Sequence[str], *, deep: bool = False) -> di
 def _load(folder: Path) -> dict[str, list[int | str]]:
     try:
         data = json.loads(_place(folder).read_text())
-        return {str(name): [int(size), int(mtime), str(xxh3)] for name, (size, mtime, xxh3) in data["files"].items()}
+        return {
+            str(name): [int(size), int(mtime), str(xxh3), *map(str, place)]
+            for name, (size, mtime, xxh3, *place) in data["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # A cache that is not there or cannot be read costs a pass over the files, nothing else.
         return {}

@@ -18,8 +18,16 @@ from configs.schema import RunConfig
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
-from models.policies.language_folders import check_causal, check_critic, check_folder, context_length, load_tokenizer
+from models.policies.language_folders import (
+    check_causal,
+    check_critic,
+    check_folder,
+    context_length,
+    load_language_config,
+    load_tokenizer,
+)
 from models.policies.trainable import Trainable
+from models.weights.pretrained_loading import auto_from_config, load_pretrained
 from models.weights.stored_weights import StoredWeights, empty_model
 
 if TYPE_CHECKING:
@@ -78,16 +86,12 @@ class CausalLM(Policy):
         build(cls.options_type, "causal_lm", options, what="model.options of")
         check_folder(folder)
         model: Any
-        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
+        loading: dict[str, Any] = {"attn_implementation": settings.attention or "sdpa", "dtype": settings.dtype}
         if settings.empty:
-            from transformers import AutoConfig
-
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = empty_model(lambda: AutoModelForCausalLM.from_config(config), settings.dtype)
+            config = load_language_config(folder)
+            model = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config), settings.dtype)
         else:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=settings.dtype, use_safetensors=True, **loading
-            )
+            loaded = load_pretrained(AutoModelForCausalLM, folder, what="model.path", use_safetensors=True, **loading)
             model = loaded.to(settings.device)
         check_causal(folder, model)
         # Dropout would make the first ratios others than 1.

@@ -14,8 +14,9 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Part, Policy, PolicySettings
-from models.policies.language_folders import check_causal
+from models.policies.language_folders import check_causal, load_language_config
 from models.policies.trainable import Trainable
+from models.weights.pretrained_loading import load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +84,8 @@ class CriticLM(Policy):
         """Load a backbone from a language model's folder, and give it a head of zeros."""
         from transformers import AutoModel
 
-        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
-        backbone: Any = AutoModel.from_pretrained(folder, dtype=settings.dtype, use_safetensors=True, **loading)
+        loading: dict[str, Any] = {"attn_implementation": settings.attention or "sdpa", "dtype": settings.dtype}
+        backbone = load_pretrained(AutoModel, folder, what="critic.path", use_safetensors=True, **loading)
         check_causal(folder, backbone, what="critic.path")
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
@@ -94,9 +95,7 @@ class CriticLM(Policy):
     @classmethod
     def on_policy(cls, folder: Path, settings: PolicySettings) -> CriticLM:
         """Return a head alone, for hidden states of the policy of a folder."""
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = load_language_config(folder)
         return cls(settings, ValueModel(None, int(config.hidden_size), settings.device))
 
     @property

@@ -131,16 +131,17 @@ DISCRETE: Mapping[str, Fields] = {
 
 @contextmanager
 def whole(folder: Path) -> Iterator[None]:
-    """Say of a file that is missing or unreadable in here that the folder is not whole.
+    """Say of a file that is missing, unreadable or has a value of another type in here that the folder is not whole.
 
     Raises:
         ConfigError: one is.
     """
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        said = str(error) if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {error}"
         raise ConfigError(
-            f"model.path '{folder}' is not a whole pipeline: {error}. Copy or download the folder again."
+            f"model.path '{folder}' is not a whole pipeline: {said}. Copy or download the folder again."
         ) from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from models.libraries import read_json
+from models.weights.pretrained_loading import check_model_folder, load_pretrained
 
 
 def load_tokenizer(folder: Path, *, what: str = "model.path") -> Any:
@@ -22,20 +23,28 @@ def load_tokenizer(folder: Path, *, what: str = "model.path") -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{what} '{folder}' has no tokenizer that can be read: {error}. Save it beside the model with "
-            "tokenizer.save_pretrained()."
-        ) from None
+    remedy = "Save a tokenizer beside the model with tokenizer.save_pretrained()."
+    return load_pretrained(AutoTokenizer, folder, what=f"{what}: the tokenizer of", remedy=remedy)
+
+
+def load_language_config(folder: Path, *, what: str = "model.path") -> Any:
+    """Return a model's config of transformers.
+
+    Args:
+        folder: of a model.
+        what: the setting that names it.
+
+    Raises:
+        ConfigError: there is none that can be read.
+    """
+    from transformers import AutoConfig
+
+    return load_pretrained(AutoConfig, folder, what=what)
 
 
 def context_length_of(folder: Path) -> int | None:
     """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
-    from transformers import AutoConfig
-
-    return context_length(AutoConfig.from_pretrained(folder, local_files_only=True))
+    return context_length(load_language_config(folder))
 
 
 def context_length(config: Any) -> int | None:
@@ -54,9 +63,7 @@ def check_vocabulary(folder: Path, *, what: str = "model.path") -> None:
     Raises:
         ConfigError: it has not.
     """
-    from transformers import AutoConfig
-
-    config, tokenizer = AutoConfig.from_pretrained(folder, local_files_only=True), load_tokenizer(folder)
+    config, tokenizer = load_language_config(folder, what=what), load_tokenizer(folder, what=what)
     largest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
     if size is not None and largest >= size:
         raise ConfigError(
@@ -100,6 +107,7 @@ def check_folder(folder: Path, *, what: str = "model.path") -> None:
     Raises:
         ConfigError: it does not.
     """
+    check_model_folder(folder, what=what)
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
@@ -107,6 +115,8 @@ def check_folder(folder: Path, *, what: str = "model.path") -> None:
             "model.save_pretrained() and tokenizer.save_pretrained()."
         )
     classes: Sequence[str] = read_json(path).get("architectures") or ()
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(f"{what} '{folder}': architectures in its config.json is {classes!r}, not a list of classes.")
     if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
         raise ConfigError(
             f"{what} '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "

@@ -31,6 +31,7 @@ from models.policies.folders import (
 )
 from models.policies.indices import CLASSIC
 from models.policies.single_files import check_parts, write_folder
+from models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
 from models.weights.single_file import HeldPart, held_parts
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
 
@@ -115,8 +116,8 @@ class FolderPolicy(DecodingPolicy):
         placing = {} if settings.device_map is None else {"device_map": settings.device_map}
         # Decoding is a small part of the work, and rewards see its rounding.
         kinds = {"default": settings.dtype, **dict.fromkeys(cls.decoder_names, torch.float32)}
-        loading = {"dtype": kinds, "local_files_only": True, "use_safetensors": True, **placing}
-        return diffusers_class(cls.pipeline_name).from_pretrained(folder, **loading, **given)
+        loading: dict[str, Any] = {"dtype": kinds, "use_safetensors": True, **placing}
+        return load_pretrained(diffusers_class(cls.pipeline_name), folder, what="model.path", **loading, **given)
 
     @property
     def denoisers(self) -> dict[str, Any]:
@@ -160,6 +161,8 @@ class FolderPolicy(DecodingPolicy):
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:
         """Check that a folder is of this family and its size, and all of it is read; return its index."""
         index = cls._index_of(folder)
+        check_model_folder(folder, what="model.path")
+        check_own_code(folder, index, what="model.path")
         with whole(folder):
             check_variants(folder, [name for name in index if name not in cls.unused_parts])
             cls.check_size(folder, settings)

@@ -21,6 +21,7 @@ from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.folders import check_guider
 from models.policies.indices import MODULAR
 from models.policies.pipeline import PipelinePolicy
+from models.weights.pretrained_loading import load_pretrained
 
 
 class ModularPolicy(PipelinePolicy, ABC):
@@ -77,10 +78,10 @@ class ModularPolicy(PipelinePolicy, ABC):
     @classmethod
     def _loaded(cls, made: Any, folder: Path, settings: DiffusionSettings) -> Any:
         if not issubclass(made, torch.nn.Module):
-            return made.from_pretrained(folder, local_files_only=True)
+            return load_pretrained(made, folder, what="model.path")
         # Decoding is a small part of the work, and rewards see its rounding.
         dtype = torch.float32 if folder.name in cls.decoder_names else settings.dtype
-        return made.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+        return load_pretrained(made, folder, what="model.path", dtype=dtype, use_safetensors=True)
 
     @classmethod
     def check_folder(cls, folder: Path, settings: DiffusionSettings) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.weights.pretrained_loading import load_pretrained
+
 
 def _plain(tokenizer: Any, text: str) -> Any:
     return text
@@ -76,4 +78,4 @@ def load_tokenizers(folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     names = [reader.tokenizer for reader in readers if (folder / reader.tokenizer).is_dir()]
-    return {name: AutoTokenizer.from_pretrained(folder / name, local_files_only=True) for name in names}
+    return {name: load_pretrained(AutoTokenizer, folder / name, what="model.path") for name in names}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.folders import files_below
 from models.libraries import read_json
 from models.policies.indices import in_folder, index_file, portable_index
 from models.weights.single_file import HeldPart, check_part, unfit, write_part
@@ -90,11 +91,10 @@ def write_folder(parts: Mapping[str, HeldPart], folder: Path, index: Mapping[str
 
 
 def _copy(source: Path, target: Path) -> None:
-    for path in sorted(source.rglob("*")):
-        if path.is_file() and path.suffix in _READ:
-            copied = target / path.relative_to(source)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copied)
+    for name in files_below(source):
+        if (source / name).suffix in _READ:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
 
 
 def _listed(index: Mapping[str, Any], name: str) -> bool:

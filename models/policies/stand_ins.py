@@ -15,6 +15,8 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, models, normalizers
 
+from models.weights.pretrained_loading import load_pretrained
+
 
 def silent_t5(width: int) -> tuple[Any, Any]:
     """Return a T5 encoder of ``width`` parameters twice, and its tokenizer, that give zeros for every text.
@@ -58,8 +60,8 @@ class TextImageProcessor(transformers.ProcessorMixin):
     @classmethod
     def load(cls, folder: Path) -> TextImageProcessor:
         """Load both from a processor's folder."""
-        images = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
-        return cls(images, transformers.AutoTokenizer.from_pretrained(folder))
+        images = load_pretrained(transformers.Qwen2VLImageProcessorPil, folder, what="model.path")
+        return cls(images, load_pretrained(transformers.AutoTokenizer, folder, what="model.path"))
 
     def __call__(self, *, text: Sequence[str], images: Any, padding: bool, return_tensors: str) -> Any:
         """Return tokens, with as many image tokens as each image has patches, and the patches.
@@ -83,7 +85,7 @@ class TextProcessor(transformers.ProcessorMixin):
     @classmethod
     def load(cls, folder: Path) -> TextProcessor:
         """Load it from a processor's folder."""
-        return cls(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        return cls(load_pretrained(transformers.AutoTokenizer, folder, what="model.path"))
 
     def save_pretrained(self, folder: Path, **options: Any) -> None:
         """Write the tokenizer's files."""

@@ -18,6 +18,7 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokeni
 
 from models.policies.stand_ins import silent_t5
 from models.quickstart.corpus import WIDTH
+from models.weights.pretrained_loading import load_pretrained
 
 MAX_TOKENS = 8
 TEXT_WIDTH = 32
@@ -116,4 +117,5 @@ def _character_tokenizer(folder: Path) -> CLIPTokenizer:
     tokens = characters + [f"{char}</w>" for char in characters] + ["<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    return CLIPTokenizer.from_pretrained(folder, model_max_length=MAX_TOKENS)  # type: ignore[no-any-return]
+    made: CLIPTokenizer = load_pretrained(CLIPTokenizer, folder, what="model.build:", model_max_length=MAX_TOKENS)
+    return made

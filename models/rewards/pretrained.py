@@ -7,6 +7,12 @@ from typing import Any
 
 from configs.errors import ConfigError
 from models.libraries import quiet_libraries
+from models.weights import pretrained_loading
+
+_REMEDY = (
+    "Give the id of a repository that can be reached and has safetensors weights, or a local folder of one "
+    "('hf download ID')."
+)
 
 
 def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) -> Any:
@@ -25,12 +31,9 @@ def load_pretrained(kind: str, path: str, revision: str | None, *, reward: str) 
 
     quiet_libraries()
     weights = {} if kind.endswith(("Processor", "Tokenizer", "Config")) else {"use_safetensors": True}
-    # What a repository brings along as code is never run; a terminal is not asked either.
-    code = {"trust_remote_code": False} if kind.startswith("Auto") else {}
-    try:
-        return getattr(transformers, kind).from_pretrained(path, revision=revision, **weights, **code)
-    except (OSError, ValueError) as error:
-        raise _unreachable(path, error, reward) from None
+    options = {"revision": revision, "local_files_only": Path(path).is_dir(), **weights}
+    what = f"reward '{reward}':"
+    return pretrained_loading.load_pretrained(getattr(transformers, kind), path, what=what, remedy=_REMEDY, **options)
 
 
 def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
@@ -59,7 +62,4 @@ def downloaded(path: str, revision: str | None, *, reward: str) -> Path:
 
 
 def _unreachable(path: str, error: Exception, reward: str) -> ConfigError:
-    return ConfigError(
-        f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} Give the id of a repository "
-        "that can be reached and has safetensors weights, or a local folder of one ('hf download ID')."
-    )
+    return ConfigError(f"reward '{reward}': '{path}' cannot be loaded: {str(error).splitlines()[0]} {_REMEDY}")

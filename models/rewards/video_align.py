@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch.nn.functional import interpolate
 from configs.errors import ConfigError
 from configs.outside import FilePlace, ModelPlace
 from models.devices import chosen_device, local_rank
+from models.libraries import read_json
 from models.rewards.base import Needs, Scores
 from models.rewards.sizes import Takes, encoder_of
 from models.rewards.verdicts import TOKEN, Reader, read_instruction, token_grid
@@ -58,7 +58,7 @@ class Settings:
         """
         where = f"reward 'video_align': option 'settings': '{file}'"
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = read_json(file)
             data, lora, scores = (found[name] for name in ("data_config", "peft_lora_config", "inference_config"))
             rank = math.sqrt(lora["lora_r"]) if lora.get("use_rslora") else lora["lora_r"]
             made = cls(

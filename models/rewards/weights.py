@@ -14,6 +14,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
+from models.weights.finite import check_tensors
 
 #: What tensors of a published name are in a model, by name.
 Names = Callable[[str, Tensor], Mapping[str, Tensor]]
@@ -42,7 +43,7 @@ class WeightsFile:
         """Return its tensors.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: it cannot be read, or holds numbers that are not finite.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -51,6 +52,7 @@ class WeightsFile:
             stored: dict[str, Tensor] = load_file(self.file)
         except (OSError, SafetensorError) as error:
             raise self.unusable(str(error).splitlines()[0]) from None
+        check_tensors(stored, f"reward '{self.reward}': option '{self.option}': '{self.file}'")
         return stored
 
     def fill(

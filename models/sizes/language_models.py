@@ -20,7 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.maths.tokens import draw
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
+from models.policies.language_folders import load_language_config
 from models.sizes.footprints import fake_module, forget_gradient, traced
+from models.weights.pretrained_loading import auto_from_config
 from models.weights.stored_weights import empty_model, on_meta
 
 if TYPE_CHECKING:
@@ -69,15 +71,16 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 
 def language_config(path: str) -> Any:
-    """Return the transformers config of a model's folder or a published model, None of one that is not known."""
+    """Return the transformers config of a model's folder or a published model, None of one that is not known.
+
+    Raises:
+        ConfigError: the folder has none that can be read.
+    """
     from transformers import AutoConfig
 
     folder = Path(path).expanduser()
     if folder.is_dir():
-        try:
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError):
-            return None  # loading it reports the error
+        return load_language_config(folder)
     if path not in PUBLISHED:
         return None
     about = dict(PUBLISHED[path])
@@ -88,7 +91,7 @@ def meta_language_model(config: Any) -> nn.Module:
     """Return the language model without weights."""
     from transformers import AutoModelForCausalLM
 
-    made: nn.Module = on_meta(lambda: AutoModelForCausalLM.from_config(config))
+    made: nn.Module = on_meta(lambda: auto_from_config(AutoModelForCausalLM, config))
     return made
 
 
@@ -96,7 +99,7 @@ def meta_critic(config: Any, *, own: bool) -> ValueModel:
     """Return the critic of such a model without weights: with a backbone of its own, or a head alone."""
     from transformers import AutoModel
 
-    backbone = on_meta(lambda: AutoModel.from_config(config)) if own else None
+    backbone = on_meta(lambda: auto_from_config(AutoModel, config)) if own else None
     return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
 
 
@@ -254,7 +257,7 @@ class TextFootprints:
         from transformers import AutoModelForCausalLM
 
         config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
-        model: Any = empty_model(lambda: AutoModelForCausalLM.from_config(config), self._settings.dtype).eval()
+        model: Any = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config), self._settings.dtype).eval()
         if self._settings.gradient_checkpointing:
             recompute_layers(model)
         with torch.device("meta"):
@@ -271,7 +274,7 @@ class TextFootprints:
             return None
         backbone: Any = None
         if self._own:
-            backbone = empty_model(lambda: AutoModel.from_config(config), settings.dtype).eval()
+            backbone = empty_model(lambda: auto_from_config(AutoModel, config), settings.dtype).eval()
             if settings.gradient_checkpointing:
                 recompute_layers(backbone)
         with torch.device("meta"):

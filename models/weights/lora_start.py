@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from models.libraries import diffusers_class, quiet_libraries, read_json
 from models.weights.lora import LoraSpec, targeted
 from models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit
+from models.weights.pretrained_loading import check_patterns
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +197,10 @@ def _names(file: Path) -> list[str]:
 def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
     from safetensors.torch import load_file
 
-    about = read_json(file.parent / PEFT_CONFIG)
+    try:
+        about = read_json(file.parent / PEFT_CONFIG)
+    except (OSError, ValueError) as error:
+        raise unfit(file.parent, f"has settings that cannot be read ({error})", "Copy it again") from None
     for name, fits in (("use_dora", (False, None)), ("modules_to_save", (None, [])), ("bias", ("none", None))):
         if about.get(name) not in fits:
             found = f"has '{name}: {about[name]}' in its {PEFT_CONFIG}"
@@ -257,6 +261,10 @@ def _in_peft_form(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _paired(
     file: Path, tensors: Mapping[str, Tensor], module: str, about: Mapping[str, Any], alphas: Mapping[str, float]
 ) -> Iterator[tuple[str, Layer]]:
+    try:
+        check_patterns(about)
+    except ValueError as error:
+        raise unfit(file, f"has settings that cannot be followed: {error}", "Give one without") from None
     sides: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         found = _SIDES.match(name)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from configs.errors import ConfigError
 from models.libraries import diffusers_class, read_json
+from models.weights.pretrained_loading import load_pretrained
 from models.weights.stored_weights import on_meta
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def _made(folder: Path, library: str, name: str) -> Any:
     import transformers
 
     made = getattr(transformers, name)
-    return made(made.config_class.from_pretrained(folder, local_files_only=True))
+    return made(load_pretrained(made.config_class, folder, what="model.path"))
 
 
 def _converted(part: HeldPart, module: Any, *, empty: bool) -> dict[str, Tensor]:

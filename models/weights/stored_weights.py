@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.errors import ConfigError
+from models.libraries import read_weight_index
+from models.weights.finite import check_tensors
 from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class StoredWeights:
         """Fill tensors, whole or spread, with what the model had, rounded to the dtype it was loaded in.
 
         Raises:
-            ConfigError: the files lack one.
+            ConfigError: the files lack one or hold weights that are no finite numbers.
         """
         rounded = {
             name: target if target.dtype == self.dtypes[name] else torch.empty_like(target, dtype=self.dtypes[name])
@@ -59,6 +60,7 @@ class StoredWeights:
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config asks for. Save the "
                 "model again with save_pretrained(), or download it anew."
             ) from None
+        check_tensors(rounded, f"model.path: '{self.files[0].parent}'")
         for name, target in targets.items():
             if rounded[name] is not target:
                 target.copy_(rounded[name])
@@ -112,13 +114,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the safetensors files of a component.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or an index of them that cannot be read.
     """
     for name in _NAMES:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            parts = set(json.loads(index.read_text())["weight_map"].values())
-            return tuple(folder / part for part in sorted(parts))
+            try:
+                listed = read_weight_index(index)
+            except ValueError as error:
+                raise ConfigError(f"model.path: {error}. Copy or download the model again.") from None
+            return tuple(folder / part for part in sorted(set(listed.values())))
         if (folder / name).is_file():
             return (folder / name,)
     raise ConfigError(f"model.path: '{folder}' has no {' or '.join(_NAMES)}. {_CONVERT}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.folders import files_below
 from models.libraries import diffusers_class, read_json
 from models.policies.diffusion import DiffusionPolicy, SchedulerChoice
 from models.policies.indices import component_entry, in_folder, index_file, portable_index
@@ -25,7 +26,7 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     for name, entry in index.items():
         listed = isinstance(entry, list) and entry[0] is not None
         if listed and (base / name).is_dir() and name not in policy.denoisers:
-            shutil.copytree(base / name, target / name)
+            _copy(base / name, target / name)
     # The base's folder may name another pipeline that it is alike for.
     index["_class_name"] = policy.pipeline_name or index["_class_name"]
     _write(index, target / path.name)
@@ -36,6 +37,13 @@ def write_pipeline(policy: DiffusionPolicy, base: Path, target: Path) -> None:
     policy.complete(target)
     _forget_paths(target)
     copy_licenses(base, target)
+
+
+def _copy(component: Path, target: Path) -> None:
+    """Copy the files of a component, those that links lead to as files of its own."""
+    for name in files_below(component):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(component / name, target / name)
 
 
 def store_scheduler(choice: SchedulerChoice, target: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,6 +10,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.proxies import by_proxy
+from models.libraries import read_json
 from models.policies.indices import CLASSIC, INDICES, plain_index
 
 #: Weights that are not safetensors: pickles, and those of other libraries.
@@ -61,7 +61,7 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
         names = [sibling.rfilename for sibling in about.siblings or ()]
         listed = next((name for name in INDICES if name in names), CLASSIC)
         path = huggingface_hub.hf_hub_download(repo, listed, revision=about.sha)
-        index = json.loads(Path(path).read_text())
+        index = read_json(Path(path))
         wanted = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
         return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
     except (OSError, ValueError) as error:

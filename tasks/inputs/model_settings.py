@@ -31,6 +31,7 @@ from models.policies import (
     most_images,
 )
 from models.policies.attention import BACKENDS, FIXED, MASKED
+from models.policies.folders import whole
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
 from models.sizes.architectures import architecture_of
@@ -152,7 +153,9 @@ def check_reference_images(config: RunConfig, prompts: Sequence[Prompt]) -> None
 
 def _check_size(config: RunConfig) -> None:
     """Check that the model has positions for an image of the configured size, where its architecture is known."""
-    model, most = config.model, _positions(config.model)
+    model = config.model
+    with whole(Path(str(model.path)).expanduser()):
+        most = _positions(model)
     for name, size in (("height", model.height), ("width", model.width)):
         if most is not None and size > most:
             raise ConfigError(
@@ -165,7 +168,7 @@ def _positions(model: ModelSection) -> int | None:
     """Return the pixels along a side that a model has positions for, if that is limited and known."""
     found = None if model.path is None else architecture_of(model.path)
     if found is not None:
-        return found.config.get("pos_embed_max_size", 0) * found.patch * found.latents[1] or None
+        return int(found.config.get("pos_embed_max_size", 0)) * found.patch * found.latents[1] or None
     config = Path(str(model.path)).expanduser() / "transformer" / "config.json"
     most = read_json(config).get("pos_embed_max_size") if config.is_file() else None
     family = resolve(POLICIES, model.policy, what="model.policy")

@@ -15,6 +15,7 @@ from typing import Any
 from configs import peek
 from configs.components import components
 from configs.fingerprint import fingerprint
+from configs.folders import changed_ns, files_below
 from configs.outside import looks_local
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
@@ -159,7 +160,7 @@ def held(place: Place, metadata: Callable[[], Metadata], *, deep: bool = False) 
         if not names:
             return None
         hashes = file_hashes(folder, names, deep=deep)
-        changed = max((folder / name).stat().st_mtime_ns for name in names)
+        changed = max(changed_ns(folder, name) for name in names)
     except OSError:
         return None
     return Held(hashes[names[0]] if place.is_file else fingerprint(hashes), changed)
@@ -187,5 +188,4 @@ def _files(place: Place, metadata: Callable[[], Metadata]) -> tuple[Path, list[s
 
 def _visible_files(folder: Path) -> list[str]:
     """Return all files of a folder but those that programs keep there for themselves."""
-    files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
-    return sorted(file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts))
+    return [name for name in files_below(folder) if not any(part.startswith(".") for part in name.split("/"))]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
+from configs.folders import files_below
 from configs.model import ModelSection
 from configs.outside import looks_local
 from models.weights.lora_files import adapter_files
@@ -125,10 +126,16 @@ def model_identity(path: str, revision: str | None, *, without: frozenset[str] =
         without: components of a hub id whose weights are not downloaded.
     """
     folder = local_model(path, revision, without=without)
-    commit = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix())
-    if commit:
+    commit, local = re.search(r"/snapshots/([0-9a-f]{40})$", folder.as_posix()), Path(path).is_dir()
+    if commit and not (local and _is_changed(folder)):
         return {"hub": path, "commit": commit[1]}
     return {"files": file_hashes(folder, model_files(folder))}
+
+
+def _is_changed(snapshot: Path) -> bool:
+    """Return whether a local folder that is called as a snapshot of the hub's cache has other files than the cache."""
+    blobs = snapshot.parent.parent / "blobs"
+    return any((snapshot / name).resolve().parent != blobs.resolve() for name in model_files(snapshot))
 
 
 def checkpoint_identity(folder: Path) -> dict[str, str]:
@@ -167,8 +174,7 @@ def changed_files(section: ModelSection) -> list[str] | None:
 
 def model_files(folder: Path) -> list[str]:
     """Return the files that a model is loaded from, by their paths below its folder, sorted."""
-    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix in _MODEL_SUFFIXES)
-    return sorted(file.relative_to(folder).as_posix() for file in files)
+    return [name for name in files_below(folder) if PurePath(name).suffix in _MODEL_SUFFIXES]
 
 
 def weight_files(store: ArtifactStore, ref: ArtifactRef, weights: Weights) -> list[Path] | None:

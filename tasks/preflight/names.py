@@ -25,6 +25,7 @@ from models.maths import KERNELS, PLANS, SOLVERS
 from models.policies import POLICIES
 from models.quickstart import BUILDERS
 from models.rewards import REWARDS
+from models.weights.pretrained_loading import check_model_folder, holds_model
 from storage.trajectories import TRAJECTORY_STORES
 from tasks.algorithms import algorithms_of
 from tasks.execution.launchers import LAUNCHERS
@@ -159,10 +160,20 @@ def _lacking_places(config: RunConfig) -> Iterator[tuple[str, ConfigError]]:
             # What it reads is where it is served.
             continue
         for named in places(component, tables[setting.rstrip(".0123456789")], what=setting):
-            lacking = _lacking(named)
+            place, lacking = f"{setting}.options.{named.option}", _lacking(named)
             if lacking:
-                place = f"{setting}.options.{named.option}"
                 yield place, ConfigError(f"{place} '{named.path}' {lacking}{_SEEN_FROM}")
+            elif not named.is_file and ("ModelPlace" in named.kind or holds_model(Path(named.path))):
+                yield from ((place, error) for error in _unusable(Path(named.path), place))
+
+
+def _unusable(folder: Path, place: str) -> Iterator[ConfigError]:
+    """Yield why the folder of a model cannot be loaded as one; nothing of a model on the hub."""
+    try:
+        if folder.is_dir():
+            check_model_folder(folder, what=place)
+    except ConfigError as error:
+        yield error
 
 
 def _lacking(named: Place) -> str:

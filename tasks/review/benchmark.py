@@ -23,6 +23,7 @@ from configs.load import load_config, parse_config
 from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.libraries import read_json
 from models.policies import POLICIES
 from models.policies.indices import index_file
 from storage.commit import ArtifactStore
@@ -336,7 +337,10 @@ def _family_of(folder: Path) -> str:
             f"--model '{folder}' is no pipeline of diffusers: it has no model_index.json. Of another model, say with "
             "--config which policy loads it."
         )
-    kind = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    try:
+        kind = read_json(index).get("_class_name")
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}. Copy or download the pipeline again.") from None
     found = [name for name in POLICIES if resolve(POLICIES, name, what="model.policy").pipeline_name == kind]
     if len(found) != 1:
         raise ConfigError(

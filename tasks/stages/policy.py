@@ -50,6 +50,9 @@ class PolicyStage(Stage):
         if weights:
             from safetensors.torch import save_file
 
+            from models.weights.finite import check_tensors
+
+            check_tensors(weights, f"model.{'checkpoint' if self.config.model.checkpoint else 'lora.start'}")
             save_file(dict(weights), folder / Weights.TRAINED.value)
         return Output(rows=1)
 

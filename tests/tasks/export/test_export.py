@@ -539,7 +539,14 @@ def test_a_snapshot_of_the_hub_is_named_by_its_repository(
 ) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     snapshot = tmp_path / "hub" / "models--owner--digits" / "snapshots" / commit
-    shutil.copytree(tiny_base, snapshot)
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir(parents=True)
+
+    def link(source: str, target: str) -> None:
+        blob = shutil.copy(source, blobs / Path(target).relative_to(snapshot).as_posix().replace("/", "-"))
+        Path(target).symlink_to(blob)
+
+    shutil.copytree(tiny_base, snapshot, copy_function=link)
     folder = untrained(make_config(f"model.path={snapshot}", "model.lora={rank: 2, alpha: 8}"))
     head, text = front_matter(folder / "README.md"), snippet_of(folder)
     assert (head["base_model"], head["base_model_relation"]) == ("owner/digits", "adapter")

@@ -1,0 +1,82 @@
+"""The files of folders that a person names: links are followed, so that a linked file counts by what it leads to.
+
+Folders of a store are listed by ``storage.roots``, where no link leads outside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import ConfigError
+
+#: Files and folders that links of one folder may lead to: what leads to a whole disk is a mistake.
+_MOST_LINKED = 100_000
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return all files of a folder, by their paths below it with ``/``, sorted.
+
+    A folder that holds itself, through a link, is listed once. What cannot be read, and links to nothing, are left out.
+
+    Raises:
+        ConfigError: links in it lead to too many files.
+    """
+    return sorted(_files(folder))
+
+
+def changed_ns(folder: Path, name: str) -> int:
+    """Return when a file below a folder changed last, or a link on the way to it, nanoseconds since 1970.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    path = folder / name
+    links = [part for part in (path, *path.parents) if part.is_relative_to(folder) and part.is_symlink()]
+    return max([path.stat().st_mtime_ns, *(part.lstat().st_mtime_ns for part in links)])
+
+
+def led_to(folder: Path, name: str) -> str:
+    """Return where links lead a path below a folder; empty where it has none."""
+    plain, real = folder.resolve() / name, Path(os.path.realpath(folder / name))
+    return "" if real == plain else str(real)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    # Of each folder that is still to be listed: its name, whether a link leads to it, and the folders that hold it.
+    waiting, linked = [("", False, frozenset[tuple[int, int]]())], 0
+    while waiting:
+        prefix, by_link, above = waiting.pop()
+        here = _number(folder / prefix)
+        if here is None or here in above:
+            continue
+        for entry in _entries(folder / prefix):
+            linked += by_link
+            if linked > _MOST_LINKED:
+                raise ConfigError(
+                    f"'{folder}': links in it lead to more than {_MOST_LINKED} files, to '{prefix}' among others. Name "
+                    "a folder whose links lead to its own files alone."
+                )
+            name = f"{prefix}{entry.name}"
+            if Path(entry.path).is_dir():
+                waiting.append((f"{name}/", by_link or entry.is_symlink(), above | {here}))
+            elif Path(entry.path).is_file():
+                yield name
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except PermissionError:
+        return []
+
+
+def _number(folder: Path) -> tuple[int, int] | None:
+    """Return device and number of a folder, by which it is the same under any name."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

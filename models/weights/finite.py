@@ -1,0 +1,65 @@
+"""Weights of others are finite numbers: one NaN makes every output NaN, and says nothing of where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check_finite(loaded: Any, what: str) -> None:
+    """Check that the parameters of what was loaded are finite; of a pipeline those of all its components.
+
+    Args:
+        loaded: a module, a pipeline of diffusers, or something without parameters, such as a tokenizer.
+        what: the setting and the path, for messages.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for module in _modules(loaded):
+        check_tensors(dict(module.named_parameters()), what)
+
+
+def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Check that tensors are finite; of spread ones this rank's part, and nothing of those on the meta device.
+
+    Args:
+        tensors: of any dtype and shape, by name.
+        what: the setting and the path, for messages.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name, tensor in tensors.items():
+        if not _is_finite(tensor):
+            raise ConfigError(
+                f"{what} holds weights that are no finite numbers ('{name}'), so that everything computed with them "
+                "is none either. Copy or download it again, or take the last model before its training diverged."
+            )
+
+
+def _modules(loaded: Any) -> Iterator[nn.Module]:
+    if isinstance(loaded, nn.Module):
+        yield loaded
+    else:
+        parts = getattr(loaded, "components", None)
+        yield from (part for part in (parts or {}).values() if isinstance(part, nn.Module))
+
+
+@torch.no_grad()
+def _is_finite(tensor: Tensor) -> bool:
+    held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if held.is_meta or not held.is_floating_point() or not held.numel():
+        return True
+    # Minimum and maximum propagate NaN, and take no memory; there is none of numbers of a byte.
+    low, high = torch.aminmax(held.float() if held.element_size() == 1 else held)
+    return bool(torch.isfinite(low) and torch.isfinite(high))
