@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, CorruptError
 from models.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class StoredWeights:
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config asks for. Save the "
                 "model again with save_pretrained(), or download it anew."
             ) from None
+        except CorruptError as error:
+            raise ConfigError(f"model.path: {error}") from None
         for name, target in targets.items():
             if rounded[name] is not target:
                 target.copy_(rounded[name])
