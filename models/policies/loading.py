@@ -182,6 +182,13 @@ class FolderPolicy(DecodingPolicy):
                     check_complete(folder / name, made, what="model.path")
 
     @classmethod
+    def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
+        """Return the denoisers of a folder on the meta device."""
+        index = cls._index_of(folder)
+        found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
+        return {name: described(folder / name, made) for name, made in found.items() if made and not critic}
+
+    @classmethod
     def setting_defaults(cls) -> Mapping[str, Any]:
         """Return the settings that the pipeline takes from its index beside components, with their defaults."""
         return settings_of(cls.pipeline_name)
