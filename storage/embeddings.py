@@ -24,6 +24,7 @@ import xxhash
 
 from configs.errors import CorruptError, NotCommittedError
 from configs.fingerprint import fingerprint, hash_text
+from storage.arrays import stored_dtype
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -226,7 +227,8 @@ def _check(shard: _Shard, count: int) -> None:
     if len(shard.hashes) != count or bool(shard.tensors) != bool(count):
         raise ValueError(f"{len(shard.hashes)} hashes and {len(shard.tensors)} tensors for {count} rows")
     for name, about in shard.tensors.items():
-        plain = np.dtype(about["stored"]).kind in "biuf" and all(type(n) is int and n >= 0 for n in about["shape"])
+        stored_dtype(about["stored"], about["shape"])
+        plain = all(type(n) is int and n >= 0 for n in about["shape"])
         if not plain or type(about["offset"]) is not int or "/" in name:
             raise ValueError(f"'{name}' is {about}")
 

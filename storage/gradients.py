@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from configs.errors import CorruptError
+from storage.arrays import stored_dtype
+from storage.checksums import REMEDY
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.records import ShardRecord
@@ -100,12 +102,15 @@ class StoredGradients:
         row = self._row(sample_id)
         if row.offset < 0:
             return None
+        try:
+            kind = stored_dtype(row.dtype, row.shape)
+        except ValueError as error:
+            raise CorruptError(f"{row.ref}: the gradient of sample {sample_id}: {error}. {REMEDY}") from None
         key = (row.ref, row.record.shard)
         if key not in self._blobs:
             self._blobs[key] = self._store.files(row.ref, row.record).blob(PAYLOADS)
-        dtype = np.dtype(row.dtype)
-        data = self._blobs[key].read(row.offset, math.prod(row.shape) * dtype.itemsize)
-        found: np.ndarray = np.ndarray(row.shape, dtype, data).astype(np.float32) * np.float32(row.rms)
+        data = self._blobs[key].read(row.offset, math.prod(row.shape) * kind.itemsize)
+        found: np.ndarray = np.ndarray(row.shape, kind, data).astype(np.float32) * np.float32(row.rms)
         return found
 
     def _row(self, sample_id: str) -> _Row:

@@ -124,6 +124,19 @@ class Policy(ABC):
         )
 
     @classmethod
+    def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
+        """Return what ``trained`` is of a local model, on the meta device, by its configs alone.
+
+        Args:
+            folder: of the model; checked.
+            critic: of a critic with a backbone of its own instead.
+
+        Returns:
+            Modules by name; none where only loading the model tells.
+        """
+        return {}
+
+    @classmethod
     def read_adapter(cls, path: str) -> Any:
         """Read adapters to begin as; return a ``models.weights.lora_start:StartAdapter``.
 

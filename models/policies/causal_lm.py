@@ -17,7 +17,15 @@ from configs.registry import build
 from configs.schema import RunConfig
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
 from models.policies.base import Part, Policy, PolicySettings
-from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
+from models.policies.critic_lm import (
+    CRITIC,
+    CriticLM,
+    TrainableCritic,
+    ValueModel,
+    block_lists,
+    let_recompute,
+    recompute_layers,
+)
 from models.policies.language_folders import (
     check_causal,
     check_critic,
@@ -28,7 +36,7 @@ from models.policies.language_folders import (
 )
 from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
-from models.weights.stored_weights import StoredWeights, empty_model
+from models.weights.stored_weights import StoredWeights, empty_model, on_meta
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,6 +127,20 @@ class CausalLM(Policy):
         check_folder(folder)
         made = CriticLM.load(folder, settings, frozenset(), {}) if own else CriticLM.on_policy(folder, settings)
         return made.trainable(lora, seed=seed)
+
+    @classmethod
+    def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
+        """Return the language model, or a critic's value model, on the meta device."""
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if not critic:
+            model = on_meta(lambda: AutoModelForCausalLM.from_config(config))
+            check_causal(folder, model)
+            return {MODEL: model}
+        made = on_meta(lambda: AutoModel.from_config(config))
+        check_causal(folder, made, what="critic.path")
+        return {CRITIC: ValueModel(made, int(config.hidden_size), torch.device("meta"))}
 
     @classmethod
     def read_adapter(cls, path: str) -> StartAdapter:

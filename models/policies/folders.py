@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from configs.errors import ConfigError
 from models.libraries import diffusers_class, read_json
 from models.policies.indices import CLASSIC, read_index_file
 from models.weights.stored_weights import on_meta
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +184,20 @@ def _component(index: Mapping[str, Any], name: str) -> str | None:
     if not isinstance(entry, list) or len(entry) != 2 or not all(isinstance(each, str | None) for each in entry):
         raise ValueError(f"model_index.json says of '{name}' {entry!r}, not its library and class")
     return None if entry[1] is None else str(entry[1])
+
+
+def component_class(index: Mapping[str, Any], name: str) -> type[nn.Module] | None:
+    """Return the class of a component that is a module of diffusers or transformers, or None where it is none.
+
+    Raises:
+        ValueError: the index says something else of it.
+    """
+    import transformers
+
+    made = _component(index, name) if isinstance(index.get(name), list) else None
+    library = {"transformers": transformers, "diffusers": diffusers_class("models")}.get(str(index[name][0]))
+    found = None if made is None else getattr(library, made, None)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 
 def check_scheduler(

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from models.libraries import read_json
+from models.weights.complete import check_complete
 from models.weights.pretrained_loading import check_model_folder, load_pretrained
 
 
@@ -122,6 +123,12 @@ def check_folder(folder: Path, *, what: str = "model.path") -> None:
             f"{what} '{folder}' holds a {', '.join(classes)}, but model.policy 'causal_lm' needs a causal language "
             "model (...ForCausalLM). Choose another model."
         )
+    from transformers import AutoModelForCausalLM
+
+    try:
+        check_complete(folder, AutoModelForCausalLM, what=what)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{what} '{folder}' cannot be loaded: {str(error)[:300]}. Save it again.") from None
 
 
 def check_causal(folder: Path, model: Any, *, what: str = "model.path") -> None:

@@ -24,6 +24,7 @@ from models.policies.folders import (
     Fields,
     check_index,
     check_scheduler,
+    component_class,
     described,
     read_index,
     settings_of,
@@ -31,6 +32,7 @@ from models.policies.folders import (
 )
 from models.policies.indices import CLASSIC
 from models.policies.single_files import check_parts, write_folder
+from models.weights.complete import check_complete
 from models.weights.pretrained_loading import check_model_folder, check_own_code, load_pretrained
 from models.weights.single_file import HeldPart, held_parts
 from models.weights.stored_weights import StoredWeights, check_safetensors, check_variants, empty_model, on_meta
@@ -79,6 +81,7 @@ class FolderPolicy(DecodingPolicy):
         chosen = build(cls.options_type, cls.family, options, what="model.options of")
         index = cls.check_folder(folder, settings)
         cls.check_options(folder, chosen)
+        cls.check_weights(folder)
         has = [name for name in (*cls.text_parts, *cls.denoiser_names) if index.get(name, [None])[0]]
         absent: dict[str, Any] = {name: None for name in (*cls.text_parts, *cls.unused_parts) if name not in has}
         absent |= {} if Part.TEXT in parts else dict.fromkeys(cls.text_parts)
@@ -170,6 +173,23 @@ class FolderPolicy(DecodingPolicy):
             defaults = cls.setting_defaults()
             check_index(folder, cls.family, index, defaults, cls.settings_read, name=cls.index_name)
         return index
+
+    @classmethod
+    def check_weights(cls, folder: Path) -> None:
+        """Check that a folder, which ``check_folder`` found in order, has all weights of its components."""
+        index = cls._index_of(folder)
+        with whole(folder):
+            for name in (name for name in index if name not in cls.unused_parts and (folder / name).is_dir()):
+                made = component_class(index, name)
+                if made is not None:
+                    check_complete(folder / name, made, what="model.path")
+
+    @classmethod
+    def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
+        """Return the denoisers of a folder on the meta device."""
+        index = cls._index_of(folder)
+        found = {name: index.get(name, [None, None])[1] for name in cls.denoiser_names}
+        return {name: described(folder / name, made) for name, made in found.items() if made and not critic}
 
     @classmethod
     def setting_defaults(cls) -> Mapping[str, Any]:

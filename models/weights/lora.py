@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,15 @@ def targeted(name: str, targets: Sequence[str]) -> bool:
 
 
 def _takes_adapters(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d | nn.Conv3d]:
-    return isinstance(layer, torch.nn.Linear | torch.nn.Conv2d | torch.nn.Conv3d)
+    return isinstance(layer, torch.nn.Linear | torch.nn.Conv2d | torch.nn.Conv3d) or is_transposed(layer)
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is linear with a weight of shape (inputs, outputs): transformers' ``Conv1D`` of GPT-2."""
+    # Its class is only there once transformers is; what imports no transformers has no such layer.
+    return any(
+        kind.__module__ == "transformers.pytorch_utils" and kind.__name__ == "Conv1D" for kind in type(layer).__mro__
+    )
 
 
 def check_lora_targets(name: str, module: nn.Module, targets: Sequence[str]) -> None:
@@ -86,10 +95,16 @@ def add_lora(name: str, module: Any, lora: LoraSpec, *, seed: int) -> None:
 
     check_lora_targets(name, module, lora.targets)
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=list(lora.targets)
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        init_lora_weights="gaussian",
+        target_modules=list(lora.targets),
+        fan_in_fan_out=all(map(is_transposed, _adapted(module, lora))),
     )
     # peft draws initial weights from the global generator; the surrounding program's draws must not change.
-    with _as_if_in_memory(module), torch.random.fork_rng(devices=[]):
+    with _as_if_in_memory(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # Of a model with layers of both kinds; peft does for each what is right.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         torch.manual_seed(seed)
         module.add_adapter(config)
     for layer in module.modules():

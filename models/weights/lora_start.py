@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from models.libraries import diffusers_class, quiet_libraries, read_json
+from models.weights.adapter_settings import check_header, check_settings
 from models.weights.lora import LoraSpec, targeted
 from models.weights.lora_files import PEFT_CONFIG, PEFT_FILE, adapter_file, unfit
 from models.weights.pretrained_loading import check_patterns
@@ -33,6 +34,13 @@ _OTHERS = {
     "oft_": "OFT",
     "lora_mid": "LoCon with a middle matrix",
     ".diff": "differences of whole weights",
+    "w_norm": "trained norms",
+    "b_norm": "trained norms",
+    ".scalar": "a trained scale",
+    "lora_E": "AdaLoRA",
+    "ia3_": "IA3",
+    "vera_": "VeRA",
+    "lora_bias": "a bias of an adapter",
     "lora_embedding_": "adapters of embeddings",
 }
 _SIDES = re.compile(r"^(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
@@ -183,7 +191,7 @@ def _names(file: Path) -> list[str]:
 
     try:
         with safe_open(file, "pt") as opened:
-            names = list(opened.keys())
+            names, header = list(opened.keys()), opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise unfit(file, f"cannot be read ({error})", "Copy it again") from None
     for name in names:
@@ -191,6 +199,7 @@ def _names(file: Path) -> list[str]:
         if kind is not None:
             remedy = "Merge it into the model's weights and start from those"
             raise unfit(file, f"holds '{name}', which is {kind}", remedy)
+    check_header(file, header)
     return names
 
 
@@ -201,10 +210,7 @@ def _peft_layers(file: Path, module: str) -> Iterator[tuple[str, Layer]]:
         about = read_json(file.parent / PEFT_CONFIG)
     except (OSError, ValueError) as error:
         raise unfit(file.parent, f"has settings that cannot be read ({error})", "Copy it again") from None
-    for name, fits in (("use_dora", (False, None)), ("modules_to_save", (None, [])), ("bias", ("none", None))):
-        if about.get(name) not in fits:
-            found = f"has '{name}: {about[name]}' in its {PEFT_CONFIG}"
-            raise unfit(file.parent, found, "Merge it into the model's weights and start from those")
+    check_settings(file.parent, f"its {PEFT_CONFIG}", about)
     names, tensors = _names(file), load_file(file)
     renamed = {f"{module}.{name.removeprefix('base_model.model.')}": tensors[name] for name in names}
     yield from _paired(file, renamed, module, about, {})
@@ -239,7 +245,9 @@ def _pipeline_layers(file: Path, pipeline_name: str, module: str) -> Iterator[tu
     tensors = _in_peft_form(tensors)
     if not tensors:
         raise unfit(file, f"has nothing for {pipeline_name} among its {len(names)} tensors", _OTHER_MODEL)
-    about = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
+    own = {name.removeprefix(f"{module}."): value for name, value in about.items() if name.startswith(f"{module}.")}
+    # What a model's own save_lora_adapter() writes has no name of the model before, here either.
+    about = own or {name: value for name, value in about.items() if "." not in name}
     yield from _paired(file, tensors, module, about, _by_layer(alphas))
 
 

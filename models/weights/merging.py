@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from models.weights.lora import is_transposed
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -68,7 +70,8 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         self._layer, self._base = layer, layer.base_layer
         self._scale = layer.scaling[_NAME]
-        self._linear = isinstance(self._base, torch.nn.Linear)
+        self._transposed = is_transposed(self._base)
+        self._linear = self._transposed or isinstance(self._base, torch.nn.Linear)
         self._weight = self._base.weight.detach()
         layer.forward = self.forward
 
@@ -86,6 +89,11 @@ class _Layer:
         """Add the adapters to the weight."""
         self._weight = self._base.weight.detach() + self._layer.get_delta_weight(_NAME)
 
+    @property
+    def _matrix(self) -> Tensor:
+        """The sum as linear layers have it, (O, I)."""
+        return self._weight.T if self._transposed else self._weight
+
     def remove(self) -> None:
         """Let the layer compute as it did."""
         del self._layer.forward
@@ -97,11 +105,11 @@ class _Layer:
             return base(inputs)  # type: ignore[no-any-return]
         if not torch.is_grad_enabled():
             if self._linear:
-                return torch.nn.functional.linear(inputs, self._weight, base.bias)
+                return torch.nn.functional.linear(inputs, self._matrix, base.bias)
             return base._conv_forward(inputs, self._weight, base.bias)  # type: ignore[no-any-return]
         if not self._linear:
             return type(self._layer).forward(self._layer, inputs)  # type: ignore[no-any-return]
-        return _Adapted.apply(inputs, self._weight, base.bias, self.down, self.up, self._scale)  # type: ignore[no-any-return]
+        return _Adapted.apply(inputs, self._matrix, base.bias, self.down, self.up, self._scale)  # type: ignore[no-any-return]
 
 
 class _Adapted(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, CorruptError
 from models.libraries import read_weight_index
 from models.weights.finite import check_tensors
 from models.weights.tensor_files import TensorFiles
@@ -60,6 +60,8 @@ class StoredWeights:
                 f"model.path: '{self.files[0].parent}' has no weight {error}, which its config asks for. Save the "
                 "model again with save_pretrained(), or download it anew."
             ) from None
+        except CorruptError as error:
+            raise ConfigError(f"model.path: {error}") from None
         check_tensors(rounded, f"model.path: '{self.files[0].parent}'")
         for name, target in targets.items():
             if rounded[name] is not target:

@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from configs.errors import CorruptError
+from models.weights.coverage import check_covered
 from models.weights.safetensors_header import canonical_header
 
 if TYPE_CHECKING:
@@ -38,12 +40,16 @@ class TensorFiles:
     """Stored tensors: files of whole ones, or the parts of one set of tensors."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Read the headers."""
-        self._reader = _Reader(files)
-        prefix = files[0].name + _IN
+        """Read the headers.
+
+        Raises:
+            CorruptError: a file is none, or their parts do not make up whole tensors.
+        """
+        self._reader = _read_headers(files)
+        self._folder, prefix = files[0].parent, files[0].name + _IN
         entries = self._reader.metadata.state_dict_metadata.items()
         self._stored = {
-            key.removeprefix(prefix): (key, entry.size)
+            key.removeprefix(prefix): (key, entry.size, entry.properties.dtype)
             for key, entry in entries
             if isinstance(entry, TensorStorageMetadata)
         }
@@ -51,23 +57,51 @@ class TensorFiles:
     @property
     def shapes(self) -> dict[str, torch.Size]:
         """The shape of every tensor, whole, by name."""
-        return {name: size for name, (_, size) in self._stored.items()}
+        return {name: size for name, (_, size, _) in self._stored.items()}
 
     @torch.no_grad()
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
         """Fill tensors, in place: of spread ones each rank reads its part, without waiting for the others.
 
         Args:
-            targets: tensors of any dtype by name, of the stored shapes.
+            targets: tensors by name, of the stored shapes; floating ones of any dtype, others of the stored one.
 
         Raises:
             KeyError: the files lack one of them.
+            CorruptError: one has another shape, or numbers of another kind.
         """
+        for name, tensor in targets.items():
+            _, size, dtype = self._stored[name]
+            alike = (tensor.is_floating_point() and dtype.is_floating_point) or tensor.dtype == dtype
+            if tensor.shape != size or not alike:
+                raise CorruptError(
+                    f"'{self._folder}' has '{name}' of {dtype} and shape {tuple(size)}, where {tensor.dtype} and "
+                    f"{tuple(tensor.shape)} are read. It belongs to another model."
+                )
         wanted = {self._stored[name][0]: tensor.detach() for name, tensor in targets.items()}
         with warnings.catch_warnings():
             # Every rank reads for itself, which torch takes for a program of one process.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(wanted, storage_reader=self._reader, no_dist=True)
+
+
+def _read_headers(files: Sequence[Path]) -> _Reader:
+    from safetensors import SafetensorError
+
+    try:
+        reader = _Reader(files)
+        for name, entry in reader.metadata.state_dict_metadata.items():
+            if isinstance(entry, TensorStorageMetadata):
+                try:
+                    check_covered(entry.size, [(chunk.offsets, chunk.sizes) for chunk in entry.chunks])
+                except ValueError as error:
+                    raise ValueError(f"{name[:100]!r}: {error}") from None
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        names = f"'{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        raise CorruptError(
+            f"{names} cannot be read as safetensors files of whole tensors ({str(error)[:300]}). Copy them again."
+        ) from None
+    return reader
 
 
 def write_parts(files: Mapping[str, Mapping[str, Tensor]], folder: Path, group: ProcessGroup | None = None) -> None:

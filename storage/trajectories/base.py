@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from configs.errors import CorruptError
 from configs.fingerprint import canonical_json
+from storage.arrays import stored_dtype
 from storage.checksums import REMEDY
 from storage.files import Files
 from storage.media import MediaFormat, Sound, decode, decode_sound
@@ -241,13 +242,10 @@ class _Kind(NamedTuple):
             CorruptError: no array is like that.
         """
         try:
-            kind = np.dtype(dtype)
-            # Takes no memory, and refuses shapes NumPy cannot hold.
-            np.broadcast_to(np.zeros((), kind), shape)
-        except (TypeError, ValueError):
-            kind = np.dtype(object)
-        if kind.kind not in "biuf":
-            raise CorruptError(f"{where}: there are no {name} of type {dtype} and shape {list(shape)}. {REMEDY}")
+            kind = stored_dtype(dtype, shape)
+        except ValueError:
+            what = f"{name} of type {dtype} and shape {list(shape)}"
+            raise CorruptError(f"{where}: there are no {what}. {REMEDY}") from None
         return cls(name, kind, shape, math.prod(shape) * kind.itemsize)
 
 

@@ -1,7 +1,7 @@
 """Whether a series of means rises or falls for certain, however often it is looked at. Pure, float64 inside.
 
-After every epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution and size of
-the noise. Looks are paid for by alpha spending (Lan and DeMets 1983): look k may err with the
+After every epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution and
+size of the noise. Looks are paid for by alpha spending (Lan and DeMets 1983): look k may err with the
 probability ``FALSE_ALARMS`` / (k (k + 1)), which adds up to ``FALSE_ALARMS`` over any number of epochs, and the windows
 of one look share it. So a monitor that is noise around one value is accused in at most that share of runs.
 """

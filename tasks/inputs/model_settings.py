@@ -84,6 +84,7 @@ def _check_base(config: RunConfig) -> None:
     if folder.is_dir():
         family.check_folder(folder, settings)
         family.check_options(folder, options)
+        family.check_weights(folder)
     else:
         family.check_size(None, settings)
 

@@ -17,6 +17,7 @@ from tasks.inputs.components import make_algorithm
 from tasks.inputs.model_settings import check_model, check_reference_images
 from tasks.inputs.policy_kind import kind_name
 from tasks.inputs.prompts import SOURCE, Prompt, source_prompts
+from tasks.inputs.trained_weights import check_teachers, check_trained
 from tasks.kinds.cost import Cost
 from tasks.kinds.kind import Kind, make_kind
 from tasks.optimize.optimizers import check_optimizer
@@ -51,6 +52,8 @@ def check_config(config: RunConfig, *, rewards: bool = True) -> Cost:
     check_render(config)
     check_optimizer(config)
     kind.check(config, requires)
+    check_trained(config)
+    check_teachers(config)
     sources = source_prompts(config)
     check_reference_images(config, [*sources["train"], *sources["heldout"]])
     check_rewards(config, sources, build=rewards)

@@ -20,7 +20,9 @@ from configs.errors import ConfigError, CorruptError, PromptError, StoreError
 from configs.load import load_config
 from configs.schema import PromptsSection
 from models.rewards.failures import log_traceback
+from storage.arrays import stored_dtype
 from storage.commit import ArtifactStore
+from storage.gradients import StoredGradients, _Row
 from storage.layout import ArtifactRef
 from storage.lineage import RunFolder
 from storage.names import below, inside, part
@@ -252,3 +254,32 @@ def test_tracebacks_are_for_their_owner_alone(tmp_path: Path, monkeypatch: pytes
     assert tmp_path in path.parents
     assert path.stat().st_mode & 0o777 == 0o600
     assert "what somebody's data says" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("object", (1,)),
+        ("O", (1,)),
+        ("V8", (1,)),
+        ("<U4", (1,)),
+        ("M8[s]", (1,)),
+        ("no", (1,)),
+        ("f4", (-1,)),
+        ("f4", (2**40, 2**40)),
+        ("f4", ("x",)),
+    ],
+)
+def test_bytes_are_read_as_numbers_alone(dtype: str, shape: tuple[Any, ...]) -> None:
+    # NumPy takes bytes as addresses where they are said to be objects, and the process ends at the first look.
+    with pytest.raises(ValueError, match="there are no arrays of type"):
+        stored_dtype(dtype, shape)
+
+
+@pytest.mark.parametrize("dtype", ["object", "V4", "no"])
+def test_a_gradient_that_is_no_numbers_is_refused(tmp_path: Path, dtype: str) -> None:
+    store, ref = ArtifactStore(LocalRoot(tmp_path)), ArtifactRef("gradients", "f" * 32)
+    stored = StoredGradients(store, [])
+    stored._rows["s"] = _Row(ref, None, 1.0, dtype, (1,), 0)  # type: ignore[arg-type]
+    with pytest.raises(CorruptError, match="the gradient of sample s: there are no arrays of type"):
+        stored.of("s")

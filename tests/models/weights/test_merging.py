@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from models.weights.lora import LoraSpec
 from models.weights.merging import Merged, adapter_gradients
@@ -48,21 +49,23 @@ def test_both_ways_are_taken() -> None:
 
 
 class _Layers(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, transposed: bool = False) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 5), nn.Conv2d(1, 2, 3)
+        self.first, self.second = Conv1D(5, 6) if transposed else nn.Linear(6, 5), nn.Conv2d(1, 2, 3)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.first(rows).flatten(), self.second(rows[None, None]).flatten()])
 
 
-def test_adapters_of_linear_layers_and_convolutions_learn_and_are_given_back() -> None:
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_adapters_of_linear_layers_and_convolutions_learn_and_are_given_back(transposed: bool) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     spec = LoraSpec(rank=2, alpha=4, targets=("first", "second"))
     torch.manual_seed(0)
     config = LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=list(spec.targets), init_lora_weights=False)
-    module = inject_adapter_in_model(config, _Layers())
+    module = inject_adapter_in_model(config, _Layers(transposed=transposed))
     rows = torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
     trained = [parameter for name, parameter in module.named_parameters() if "lora" in name]
 

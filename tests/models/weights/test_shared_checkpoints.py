@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,98 @@ def test_files_outside_the_folder_are_not_read(tmp_path: Path, name: str) -> Non
     (folder / METADATA).write_bytes(pickle.dumps(read))
     with pytest.raises(ConfigError, match="is no file in the folder"):
         SharedCheckpoint(folder)
+
+
+def change(folder: Path, name: str, how: Callable[[about.TensorStorageMetadata], None]) -> None:
+    read = pickle.loads((folder / METADATA).read_bytes())  # noqa: S301 - of this test's own
+    how(read.state_dict_metadata[name])
+    (folder / METADATA).write_bytes(pickle.dumps(read))
+
+
+def chunks(*parts: tuple[int, int]) -> Callable[[about.TensorStorageMetadata], None]:
+    def changed(entry: about.TensorStorageMetadata) -> None:
+        entry.chunks = [about.ChunkStorageMetadata(torch.Size((at, 0)), torch.Size((rows, 3))) for at, rows in parts]
+
+    return changed
+
+
+def dtype(kind: torch.dtype) -> Callable[[about.TensorStorageMetadata], None]:
+    def changed(entry: about.TensorStorageMetadata) -> None:
+        entry.properties.dtype = kind
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (chunks((0, 2)), r"leave a gap at \(2, 0\)"),
+        (chunks(), r"leave a gap at \(0, 0\)"),
+        (chunks((0, 5)), r"overlap or lie outside of it at \(4, 0\)"),
+        (chunks((0, 4), (0, 4)), r"overlap or lie outside of it at \(0, 0\)"),
+        (chunks((1, 3)), "no file has the part of 'model.net.a' at"),
+        (dtype(torch.float16), r"a part of torch.float16 and shape \(4, 3\) is of torch.FloatStorage"),
+        (dtype(torch.int64), "is of torch.int64, and weights are read from torch.float64, torch.float32"),
+        (dtype(torch.complex64), "is of torch.complex64, and weights"),
+    ],
+)
+def test_parts_that_are_not_all_of_a_tensor_are_refused(tmp_path: Path, how: Any, said: str) -> None:
+    dcp.save({"model": {"net": weights()}}, checkpoint_id=tmp_path)
+    change(tmp_path, "model.net.a", how)
+    with pytest.raises(ConfigError, match=said):
+        SharedCheckpoint(tmp_path).read(SHAPES)
+
+
+class Part:
+    """Makes a tensor of 12 numbers out of a storage of fewer, as the pickle of a part could ask for."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        storage = torch.storage.TypedStorage(
+            wrap_storage=torch.zeros(1).untyped_storage(), dtype=torch.float32, _internal=True
+        )
+        return torch._utils._rebuild_tensor_v2, (storage, 0, (4, 3), (3, 1), False, collections.OrderedDict())
+
+
+class Unfilled:
+    """Makes a tensor of memory that was never written, as ``weights_only`` permits."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return torch.FloatTensor, (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Part(), "it has 4 bytes, which are not those of shape"),
+        (Unfilled(), "it names 'torch"),
+        (torch.zeros(4, 3, dtype=torch.float64), "is of torch.DoubleStorage"),
+        (torch.zeros(5, 3), r"is of torch.FloatStorage and \(5, 3\)"),
+        (torch.zeros(12), r"and \(12,\)"),
+        (torch.full((4, 3), float("nan")), "holds numbers that are not finite"),
+        ({"a": torch.zeros(4, 3)}, "model.checkpoint: the files of"),
+        (b"no tensor", "model.checkpoint: the files of"),
+    ],
+    ids=str,
+)
+def test_parts_that_are_no_such_tensors_are_refused(tmp_path: Path, content: Any, said: str) -> None:
+    dcp.save({"model": {"net": weights()}}, checkpoint_id=tmp_path)
+    made = io.BytesIO()
+    torch.save(content, made)
+    (tmp_path / "part").write_bytes(made.getvalue())
+    read = pickle.loads((tmp_path / METADATA).read_bytes())  # noqa: S301 - of this test's own
+    for index, part in read.storage_data.items():
+        if index.fqn == "model.net.a":
+            part.relative_path, part.offset, part.length = "part", 0, len(made.getvalue())
+    (tmp_path / METADATA).write_bytes(pickle.dumps(read))
+    with pytest.raises(ConfigError, match=said):
+        SharedCheckpoint(tmp_path).read(SHAPES)
+
+
+def test_strides_empty_and_single_numbers_are_read(tmp_path: Path) -> None:
+    made = {"t": torch.arange(12.0).reshape(4, 3).t(), "one": torch.tensor(2.5), "none": torch.zeros(0, 3)}
+    dcp.save(made, checkpoint_id=tmp_path)
+    found = SharedCheckpoint(tmp_path).read({f"net.{name}": value.shape for name, value in made.items()})
+    assert all(torch.equal(found[f"net.{name}"], value) for name, value in made.items())
 
 
 def test_a_damaged_file_is_said_to_be(tmp_path: Path) -> None:

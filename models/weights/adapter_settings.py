@@ -1,0 +1,208 @@
+"""What adapters' settings mean: which fields are followed, which do not matter; all others are refused by name.
+
+Settings are those of peft (``adapter_config.json``), of diffusers (``lora_adapter_metadata`` in a safetensors header),
+and of kohya's scripts, LyCORIS and ai-toolkit (further entries of the header). A setting that is ignored makes another
+function of an adapter. A new field of peft belongs in one of the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.weights.lora_files import unfit
+
+#: Read by ``models.weights.lora_start``.
+FOLLOWED = frozenset({"lora_alpha", "use_rslora", "alpha_pattern"})
+_TENSORS = "the names and shapes of the tensors say which layers, and of which rank"
+_BESIDE = "only counts with another setting, which is refused"
+#: Fields that leave what an adapter computes as it is, and why.
+MOOT: Mapping[str, str] = {
+    "r": _TENSORS,
+    "rank_pattern": _TENSORS,
+    "target_modules": _TENSORS,
+    "exclude_modules": _TENSORS,
+    "layers_to_transform": _TENSORS,
+    "layers_pattern": _TENSORS,
+    "task_type": "says what is wrapped around the model, not what a layer computes",
+    "auto_mapping": "names classes of the model that was adapted",
+    "base_model_name_or_path": "a name; layers and shapes must fit the model",
+    "revision": "of that name",
+    "peft_version": "of the program that wrote it",
+    "inference_mode": "says whether peft would train it",
+    "lora_dropout": "acts while peft trains; here nothing is dropped, so that draws and training agree",
+    "fan_in_fan_out": "says how the model's layer stores its weight, which its class says",
+    "runtime_config": "says where peft computes",
+    "megatron_core": _BESIDE,
+    "loftq_config": _BESIDE,
+    "eva_config": "says how first weights were found; what was trained is in the tensors",
+    "corda_config": _BESIDE,
+    "lora_ga_config": _BESIDE,
+    "qalora_group_size": _BESIDE,
+    "ensure_weight_tying": _BESIDE,
+}
+#: The values of further fields that are understood; all others are refused.
+ALLOWED: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA", None),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
+    **dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), (False, None)),
+    **dict.fromkeys(("modules_to_save", "target_parameters", "alora_invocation_tokens"), (None, [])),
+    **dict.fromkeys(("trainable_token_indices", "layer_replication"), (None, [], {})),
+    **dict.fromkeys(
+        (
+            "megatron_config",
+            "velora_config",
+            "monteclora_config",
+            "use_bdlora",
+            "arrow_config",
+            "kasa_config",
+        ),
+        (None, False, {}),
+    ),
+}
+_MERGE = "Merge it into the model's weights and start from those"
+_REMEDIES = {
+    "init_lora_weights": (
+        "It is relative to weights that its initialization changed. Convert it with peft's save_pretrained(..., "
+        "path_initial_model_for_weight_conversion=...), or merge it into the model's weights and start from those"
+    ),
+    "alora_invocation_tokens": (
+        "It acts after these tokens alone, while training and draws here use one model for all tokens. Give an adapter "
+        "without them"
+    ),
+}
+#: The entry of a safetensors header that has peft's settings (diffusers' ``LORA_ADAPTER_METADATA_KEY``).
+_DIFFUSERS = "lora_adapter_metadata"
+#: Notes of kohya's scripts, of ai-toolkit and of the standard for model files: of training data, rates and names.
+_NOTES = ("ss_", "sshs_", "modelspec.")
+_MODULE, _ARGUMENTS = "ss_network_module", "ss_network_args"
+#: Networks of kohya's scripts that are low-rank adapters; LyCORIS makes several kinds.
+_NETWORKS = ("networks.lora", "lycoris.kohya")
+#: Arguments of networks that leave the function as it is: ranks and alphas are in the tensors, others act in training.
+MOOT_ARGUMENTS = frozenset(
+    {
+        "conv_dim",
+        "conv_alpha",
+        "conv_lora_dim",
+        "linear_dim",
+        "linear_alpha",
+        "preset",
+        "dropout",
+        "rank_dropout",
+        "module_dropout",
+        "rank_dropout_scale",
+        "block_dims",
+        "block_alphas",
+        "conv_block_dims",
+        "conv_block_alphas",
+        "block_lr_zero_threshold",
+        "down_lr_weight",
+        "mid_lr_weight",
+        "up_lr_weight",
+        "loraplus_lr_ratio",
+        "loraplus_unet_lr_ratio",
+        "loraplus_text_encoder_lr_ratio",
+        "train_t5xxl",
+        "train_blocks",
+        "train_double_block_indices",
+        "train_single_block_indices",
+        "split_qkv",
+        "in_dims",
+        "img_attn_dim",
+        "txt_attn_dim",
+        "img_mlp_dim",
+        "txt_mlp_dim",
+        "img_mod_dim",
+        "txt_mod_dim",
+        "single_dim",
+        "single_mod_dim",
+        "verbose",
+        "include_patterns",
+        "exclude_patterns",
+        "bypass_mode",
+        "use_tucker",
+        "use_conv_cp",
+        "decompose_both",
+        "factor",
+        "constraint",
+        "rescaled",
+        "block_size",
+        "full_matrix",
+        "unbalanced_factorization",
+    }
+)
+#: LyCORIS's name of what its tensors are.
+_ALGORITHMS = ("lora", "locon")
+
+
+def check_settings(path: Path, where: str, settings: Mapping[str, Any]) -> None:
+    """Check that settings of peft describe low-rank adapters of weights, relative to the model's own.
+
+    Args:
+        path: of the adapter, for messages.
+        where: the file or entry with the settings.
+        settings: the settings by name.
+
+    Raises:
+        ConfigError: a setting means something else.
+    """
+    for name, value in settings.items():
+        if name in FOLLOWED or name in MOOT or any(_same(value, each) for each in ALLOWED.get(name, (None, False, {}))):
+            continue
+        raise unfit(path, f"has '{name}: {_short(value)}' in {where}", _REMEDIES.get(name, _MERGE))
+
+
+def check_header(path: Path, header: Mapping[str, str]) -> None:
+    """Check what the header of a safetensors file says of adapters.
+
+    Args:
+        path: of the file.
+        header: its texts by name.
+
+    Raises:
+        ConfigError: an entry says that they are something else than low-rank adapters of weights.
+    """
+    settings = _json(path, _DIFFUSERS, header.get(_DIFFUSERS))
+    # diffusers writes the model's name before each.
+    for name, value in settings.items():
+        check_settings(path, f"{_DIFFUSERS} of its header", {name.rpartition(".")[2]: value})
+    module, arguments = header.get(_MODULE), _json(path, _ARGUMENTS, header.get(_ARGUMENTS))
+    if module is not None and not module.startswith(_NETWORKS):
+        raise unfit(path, f"has '{_MODULE}: {_short(module)}' in its header", _MERGE)
+    for name, value in arguments.items():
+        if name == "algo" and str(value).lower() in _ALGORITHMS:
+            continue
+        if name not in MOOT_ARGUMENTS and str(value).lower() not in ("false", "none", "0", ""):
+            raise unfit(path, f"has '{name}: {_short(value)}' in {_ARGUMENTS} of its header", _MERGE)
+    for name, text in header.items():
+        # Trainers without a form of their own write peft's names.
+        if not name.startswith(_NOTES) and name in ALLOWED:
+            check_settings(path, "its header", {name: _value(text)})
+
+
+def _json(path: Path, name: str, text: str | None) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if found is None and text is not None and text.strip() == "null":
+        return {}
+    if not isinstance(found, dict):
+        raise unfit(path, f"has a '{name}' in its header that is no JSON object", "Remove it, or copy the file again")
+    return found
+
+
+def _value(text: str) -> Any:
+    return {"true": True, "false": False, "none": None, "null": None, "": None}.get(text.strip().lower(), text)
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _short(value: Any) -> str:
+    found = str(value)
+    return found if len(found) <= 100 else f"{found[:100]}..."

@@ -1,0 +1,85 @@
+"""What a run would train and compare with, checked by configs and headers: adapters, checkpoints and teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.errors import ConfigError
+from configs.outside import looks_local
+from configs.registry import resolve
+from configs.schema import RunConfig
+from models.policies import POLICIES
+from models.policies.loading import FolderPolicy
+from models.weights.lora import LoraSpec, add_lora
+from models.weights.shared_checkpoints import SharedCheckpoint
+from tasks.inputs.components import lora_spec, make_algorithm
+from tasks.inputs.sources import critic_folder
+
+
+def check_trained(config: RunConfig) -> None:
+    """Check that what a run would train can be made: adapters on the model's layers, with the weights it begins with.
+
+    Only of a local folder; a model of the hub is checked when it is there.
+
+    Raises:
+        ConfigError: a target matches no layer; an adapter or checkpoint to begin with is of another model.
+    """
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is None or config.model.single_files or not folder.is_dir():
+        return
+    lora = lora_spec(config, family)
+    shapes = _trained_shapes(family.trained_on_meta(folder), lora)
+    start = None if config.model.lora is None else config.model.lora.start
+    if shapes and start is not None:
+        family.read_adapter(start).weights(shapes)
+    if shapes and config.model.checkpoint is not None:
+        SharedCheckpoint(Path(config.model.checkpoint)).places(shapes)
+    if make_algorithm(config).requires.critic and config.critic.backbone == "own":
+        own = folder if config.critic.path is None else critic_folder(config.critic.path)
+        _trained_shapes(family.trained_on_meta(own, critic=True), lora)
+
+
+def check_teachers(config: RunConfig) -> None:
+    """Check the folders of an algorithm's teachers as the folder of the base model is checked.
+
+    Raises:
+        ConfigError: one is no folder of the family.
+    """
+    family = resolve(POLICIES, config.model.policy, what="model.policy")
+    for name, path in make_algorithm(config).requires.teachers:
+        folder, option = Path(path).expanduser(), f"teachers.{name}" if name else "teacher"
+        if not folder.is_dir() and looks_local(path):
+            raise ConfigError(
+                f"optimize.algorithm.options.{option} '{path}' is no folder. Paths are relative to the config file."
+            )
+        if folder.is_dir() and issubclass(family, FolderPolicy):
+            _check_teacher(config, family, folder, option)
+
+
+def _check_teacher(config: RunConfig, family: type[FolderPolicy], folder: Path, option: str) -> None:
+    settings = family.settings_for(config, dtype=torch.float32, device=torch.device("cpu"), empty=False)
+    try:
+        family.check_folder(folder, settings)
+        family.check_weights(folder)
+    except ConfigError as error:
+        raise ConfigError(f"optimize.algorithm.options.{option}, a model like that of model.path: {error}") from None
+
+
+def _trained_shapes(modules: Mapping[str, Any], lora: LoraSpec | None) -> dict[str, torch.Size]:
+    """Return the shapes of what would be trained of modules on the meta device, by name."""
+    for name, module in modules.items():
+        if lora is not None:
+            # There drawing the initial weights of adapters costs nothing.
+            with torch.device("meta"):
+                add_lora(name, module, lora, seed=0)
+    return {
+        f"{name}.{key}": parameter.shape
+        for name, module in modules.items()
+        for key, parameter in module.named_parameters()
+        if lora is None or parameter.requires_grad
+    }
