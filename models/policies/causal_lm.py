@@ -16,9 +16,23 @@ import torch
 from configs.registry import build
 from configs.schema import RunConfig
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
+from models.policies.attention import LANGUAGE_BACKENDS
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import CriticLM, TrainableCritic, block_lists, let_recompute, recompute_layers
-from models.policies.language_folders import check_causal, check_critic, check_folder, context_length, load_tokenizer
+from models.policies.language_classes import (
+    attention_of,
+    check_causal,
+    check_installed,
+    takes_positions,
+    whole_positions,
+)
+from models.policies.language_folders import (
+    check_critic,
+    check_folder,
+    context_length,
+    load_tokenizer,
+    read_generation_config,
+)
 from models.policies.trainable import Trainable
 from models.weights.stored_weights import StoredWeights, empty_model
 
@@ -42,6 +56,7 @@ class CausalLM(Policy):
 
     kind = "tokens"
     options_type = CausalOptions
+    attentions = LANGUAGE_BACKENDS
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
@@ -73,20 +88,21 @@ class CausalLM(Policy):
         Raises:
             ConfigError: the folder holds no causal language model, no tokenizer, or no safetensors.
         """
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         build(cls.options_type, "causal_lm", options, what="model.options of")
         check_folder(folder)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        attention = attention_of(AutoModelForCausalLM, config, settings.attention)
+        check_installed(attention)
+        called: dict[str, Any] = {"attn_implementation": attention}
         model: Any
-        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
         if settings.empty:
-            from transformers import AutoConfig
-
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = empty_model(lambda: AutoModelForCausalLM.from_config(config), settings.dtype)
+            model = empty_model(lambda: AutoModelForCausalLM.from_config(config, **called), settings.dtype)
+            model.generation_config = read_generation_config(folder, model)
         else:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=settings.dtype, use_safetensors=True, **loading
+                folder, dtype=settings.dtype, use_safetensors=True, local_files_only=True, **called
             )
             model = loaded.to(settings.device)
         check_causal(folder, model)
@@ -142,6 +158,11 @@ class CausalLM(Policy):
         self.model.save_pretrained(folder)
 
     @property
+    def facts(self) -> dict[str, str]:
+        """Which attention it computes with."""
+        return {"attention": str(self.model.config._attn_implementation)}
+
+    @property
     def eos(self) -> frozenset[int]:
         """Tokens that end a completion: the tokenizer's, and those of the model's own configuration files."""
         named = [self.tokenizer.eos_token_id, self.model.config.eos_token_id]
@@ -166,10 +187,10 @@ class CausalLM(Policy):
             out = self.model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **({"position_ids": positions} if takes_positions(type(self.model)) else {}),
             )
         return out.logits[:, -1], out.past_key_values
 
@@ -191,7 +212,9 @@ class CausalLM(Policy):
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            return model(input_ids=ids, use_cache=False, output_hidden_states=hidden)
+            return model(
+                input_ids=ids, **whole_positions(self.model, ids), use_cache=False, output_hidden_states=hidden
+            )
 
     @contextmanager
     def _keeping_cache(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Part, Policy, PolicySettings
-from models.policies.language_folders import check_causal
+from models.policies.language_classes import attention_of, check_causal, check_installed, whole_positions
 from models.policies.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ValueModel(nn.Module):
     def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
         """Return (B, W) float32 values of the state after each token."""
         if self.backbone is not None:
-            out = self.backbone(input_ids=ids, use_cache=False)
+            out = self.backbone(input_ids=ids, **whole_positions(self.backbone, ids), use_cache=False)
             hidden = out.last_hidden_state
         assert hidden is not None
         # A head of half precision would round values that differ by little.
@@ -81,11 +81,14 @@ class CriticLM(Policy):
         cls, folder: Path, settings: PolicySettings, parts: frozenset[Part], options: Mapping[str, Any]
     ) -> CriticLM:
         """Load a backbone from a language model's folder, and give it a head of zeros."""
-        from transformers import AutoModel
+        from transformers import AutoConfig, AutoModel
 
-        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": settings.attention or "sdpa"}
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        attention = attention_of(AutoModel, config, settings.attention, what="critic.path")
+        check_installed(attention)
+        loading: dict[str, Any] = {"local_files_only": True, "attn_implementation": attention}
         backbone: Any = AutoModel.from_pretrained(folder, dtype=settings.dtype, use_safetensors=True, **loading)
-        check_causal(folder, backbone, what="critic.path")
+        check_causal(folder, backbone, what="critic.path", draws=False)
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)

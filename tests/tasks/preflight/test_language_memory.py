@@ -14,7 +14,8 @@ from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.quickstart.addition import character_tokenizer, tiny_model
 from models.sizes.footprints import PeakMemory, forget_gradient
-from models.sizes.language_models import PUBLISHED, TextFootprints, language_config, meta_language_model
+from models.sizes.language_architectures import PUBLISHED, language_config, meta_language_model
+from models.sizes.language_models import TextFootprints
 from models.weights.lora import LoraSpec
 from tasks.kinds.memory import Memory
 from tasks.preflight.memory import estimate_memory
