@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _FEW = 2
 
 
+class NotMeasuredError(Exception):
+    """What a model takes cannot be told without its weights; the message is a note."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """Bytes of the generation loop beside the weights."""
@@ -148,7 +152,20 @@ class TextFootprints:
         return self._of_layers(measure)
 
     def _of_layers(self, measure: Callable[[int], int]) -> int:
-        """Return a measure of the whole model, from models with a few layers."""
+        """Return a measure of the whole model, from models with a few layers.
+
+        Raises:
+            NotMeasuredError: the class needs numbers to compute with, as to choose experts by them.
+        """
+        try:
+            return self._extrapolated(measure)
+        except Exception as error:  # layers of any class, on tensors without numbers
+            kind = self._config.model_type
+            raise NotMeasuredError(
+                f"memory: not estimated, as layers of a '{kind}' cannot be carried out without numbers."
+            ) from error
+
+    def _extrapolated(self, measure: Callable[[int], int]) -> int:
         total = int(self._config.num_hidden_layers)
         if total <= _FEW + 1:
             return measure(total)
