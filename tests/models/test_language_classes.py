@@ -98,9 +98,7 @@ def test_attention_is_what_the_class_has() -> None:
     ]
     without = tiny_config("gpt_neo")
     assert attention_of(AutoModelForCausalLM, without, None) == "eager"
-    with pytest.raises(
-        ConfigError, match=r"attention is 'sdpa', but model\.path holds a GPTNeo.* which has eager"
-    ):
+    with pytest.raises(ConfigError, match=r"attention is 'sdpa', but model\.path holds a GPTNeo.* which has eager"):
         attention_of(AutoModelForCausalLM, without, "sdpa")
     # A class may name kernels that are downloaded in place of a package.
     with pytest.raises(ConfigError, match=r"'flash_attention_2', but model\.path holds a GptOssForCausalLM"):

@@ -49,6 +49,9 @@ print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_toke
 {figures}
 """
 
+#: What of a generation config says nothing of how texts are drawn, besides the tokens that end them.
+_KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
+
 
 class LanguageModelExport:
     """A model folder, or an adapter beside the base model's name; card and settings."""
@@ -131,20 +134,16 @@ def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
 
 
 def generation_config(policy: CausalLM) -> Any:
-    """Return a generation config of transformers with the tokens that begin, end and fill up texts, and nothing else.
+    """Return a generation config of transformers with the tokens that begin, end and fill up texts, and what is moot.
 
     The base model's own may change probabilities (``repetition_penalty``, ``min_p``, ``suppress_tokens``), of which
     rollouts know nothing, or hold what transformers does not save.
     """
     from transformers import GenerationConfig
 
-    base, ends = policy.model.generation_config, sorted(policy.eos)
+    base, ends = policy.model.generation_config.to_dict(), sorted(policy.eos)
+    stated = base.get("eos_token_id")
     # An id alone stays one, and a list that says the same as it was.
-    stated = base.eos_token_id
-    listed = stated if isinstance(stated, list) else [stated]
-    same = stated is not None and sorted(set(listed)) == ends
-    return GenerationConfig(
-        bos_token_id=base.bos_token_id,
-        pad_token_id=base.pad_token_id,
-        eos_token_id=stated if same else ends,
-    )
+    same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
+    kept = {name: base[name] for name in _KEPT if base.get(name) is not None}
+    return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)
