@@ -73,7 +73,8 @@ class ModelSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time, same gradients."""
     attention: str | None = None
-    """Attention backend of diffusers (native, flash, sage, ...); its default when absent."""
+    """Attention backend of diffusers (native, flash, sage, ...), of language models one of transformers (sdpa, eager,
+    flash_attention_2, ...); the default of both when absent."""
     device_map: str | None = None
     """How diffusers places a pipeline's parts (balanced, cuda, ...); all on execution.device when absent."""
     compile: bool = False

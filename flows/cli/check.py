@@ -31,7 +31,7 @@ def check_command(
     check_names(config, source=path, overrides=overrides, later=True)
     from tasks.preflight.check import check_config
     from tasks.preflight.idle import idle_notes, idle_shares
-    from tasks.preflight.memory import estimate_memory
+    from tasks.preflight.memory import memory_and_notes
     from tasks.preflight.notes import cut_notes, padding_notes, training_notes
     from tasks.preflight.try_rewards import loads_model, time_rewards, try_rewards
 
@@ -50,8 +50,8 @@ def check_command(
         ),
     ]
     changed = _changed(config) if deep else None
-    memory = estimate_memory(config, reference=cost.reference)
-    notes += [] if memory is None else memory.notes
+    memory, told = memory_and_notes(config, reference=cost.reference)
+    notes += told
     if as_json:
         needs = None if memory is None else memory.as_dict()
         data = {

@@ -195,7 +195,7 @@ class OpenAI:
             **self._drawing(prompt, max_tokens=sampling.max_new, temperature=sampling.temperature, seed=seed),
             "stop": list(asked.stop),
             "include_stop_str_in_output": True,
-            "stop_token_ids": sorted(sampling.eos),
+            "stop_token_ids": sorted(sampling.eos | sampling.stop_ids),
             # Ends are ours alone, see above; a model's own files may name others.
             "ignore_eos": True,
             "return_token_ids": True,

@@ -46,6 +46,8 @@ class Sampling:
     """Tokens that end a completion; the one that does is part of it."""
     stopped: Callable[[Sequence[int]], bool] = lambda ids: False
     """Whether a completion (token ids) ends in what stops it."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that ``stopped`` stops at whatever is before them, for engines that end texts by themselves."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ Legend: B rows, W positions, V vocabulary.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,13 +66,27 @@ def draw(logits: Tensor, uniforms: Tensor | None, temperature: float) -> tuple[T
     return chosen, log_p.gather(-1, chosen[:, None])[:, 0]
 
 
-def padded_width(length: int, most: int | None = None) -> int:
-    """Return the width of a batch whose longest row has so many tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """What widths of batches of whole rows follow from, besides the rows themselves."""
 
-    Args:
-        length: of that row.
-        most: tokens of a run's longest row, where that is known: no batch is wider than it needs. Where that is below
-            ``WIDTH``, it is the width of all batches.
-    """
-    width = -(-length // WIDTH) * WIDTH
-    return width if most is None or length > most else min(width, -(-most // _STEP) * _STEP)
+    most: int | None = None
+    """Tokens of a run's longest row, where that is known: no batch is wider than it needs."""
+    limit: int | None = None
+    """Tokens that the model takes at most: it may have no position beyond, or turn all keys another way."""
+
+    def of(self, length: int) -> int:
+        """Return the width of a batch whose longest row has so many tokens.
+
+        Where ``most`` is below ``WIDTH``, or rounded up beyond ``limit``, it is the width of all batches.
+        """
+        width, most = _rounded(length, WIDTH), self.most
+        limit = math.inf if self.limit is None else self.limit
+        if most is None or length > most:
+            return int(max(length, min(width, limit)))
+        rounded = _rounded(most, _STEP)
+        return min(width, rounded) if rounded <= limit else most
+
+
+def _rounded(length: int, step: int) -> int:
+    return -(-length // step) * step

@@ -1,4 +1,4 @@
-"""Attention backends of diffusers: which change results, and what each needs. Cheap to ask.
+"""Attention backends of diffusers and transformers: which change results, and what each needs. Cheap to ask.
 
 Exact backends compute the same attention and differ in rounding alone, as two devices do; they are no part of a
 fingerprint. Approximate ones quantize queries, keys or values: their images are others, and fingerprints name them.
@@ -59,6 +59,16 @@ BACKENDS: Mapping[str, Backend] = {
     "_sage_qk_int8_pv_fp16_cuda": _SAGE,
     "_sage_qk_int8_pv_fp16_triton": _SAGE,
     "sage_varlen": Backend(exact=False, trains=False, half=True, cuda=True),
+}
+
+#: Implementations of transformers, for language models; which of them a class has, ``language_classes`` asks.
+LANGUAGE_BACKENDS: Mapping[str, Backend] = {
+    "sdpa": Backend(),
+    "eager": Backend(),
+    "flex_attention": Backend(cuda=True),
+    "flash_attention_2": _VARLEN,
+    "flash_attention_3": _VARLEN,
+    "flash_attention_4": _VARLEN,
 }
 
 #: Families whose blocks call torch's attention directly, so that a backend would be set and never used.

@@ -13,6 +13,7 @@ import torch
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig
+from models.policies.attention import BACKENDS, Backend
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +61,8 @@ class Policy(ABC):
     """What its policies are: a name of the table of kinds, or "package.module:Class"."""
     pipeline_name: ClassVar[str | None] = None
     """Class of the diffusers pipeline it loads; none where its models are no pipelines."""
+    attentions: ClassVar[Mapping[str, Backend]] = BACKENDS
+    """Values that ``model.attention`` can have, the default first."""
     readers: ClassVar[tuple[Reader, ...]] = ()
     """How its tokenizers read prompts, where they cut off what is too long."""
     blocks: ClassVar[tuple[str, ...]]
@@ -78,6 +81,11 @@ class Policy(ABC):
         """Counts what the models compute, where somebody wants to know."""
         self.lockstep = False
         """Every call must run every trained module, rows for it or not: the other ranks wait for this one's part."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What records say of how it computes, where that follows from the model."""
+        return {}
 
     @classmethod
     @abstractmethod

@@ -16,6 +16,7 @@ import torch
 from configs.registry import build
 from configs.schema import RunConfig
 from models.maths.tokens import log_probs_and_entropy, token_log_probs
+from models.policies.attention import LANGUAGE_BACKENDS
 from models.policies.base import Part, Policy, PolicySettings
 from models.policies.critic_lm import (
     CRITIC,
@@ -26,13 +27,20 @@ from models.policies.critic_lm import (
     let_recompute,
     recompute_layers,
 )
-from models.policies.language_folders import (
+from models.policies.language_classes import (
+    attention_of,
     check_causal,
+    check_installed,
+    takes_positions,
+    whole_positions,
+)
+from models.policies.language_folders import (
     check_critic,
     check_folder,
     context_length,
     load_language_config,
     load_tokenizer,
+    read_generation_config,
 )
 from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import auto_from_config, load_pretrained
@@ -58,6 +66,7 @@ class CausalLM(Policy):
 
     kind = "tokens"
     options_type = CausalOptions
+    attentions = LANGUAGE_BACKENDS
     lora_targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
     def __init__(self, settings: PolicySettings, model: Any, tokenizer: Any) -> None:
@@ -93,13 +102,17 @@ class CausalLM(Policy):
 
         build(cls.options_type, "causal_lm", options, what="model.options of")
         check_folder(folder)
+        config = load_language_config(folder)
+        attention = attention_of(AutoModelForCausalLM, config, settings.attention)
+        check_installed(attention)
+        called: dict[str, Any] = {"attn_implementation": attention}
         model: Any
-        loading: dict[str, Any] = {"attn_implementation": settings.attention or "sdpa", "dtype": settings.dtype}
         if settings.empty:
-            config = load_language_config(folder)
-            model = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config), settings.dtype)
+            model = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config, **called), settings.dtype)
+            model.generation_config = read_generation_config(folder, model)
         else:
-            loaded = load_pretrained(AutoModelForCausalLM, folder, what="model.path", use_safetensors=True, **loading)
+            loading = {"dtype": settings.dtype, "use_safetensors": True, **called}
+            loaded = load_pretrained(AutoModelForCausalLM, folder, what="model.path", **loading)
             model = loaded.to(settings.device)
         check_causal(folder, model)
         # Dropout would make the first ratios others than 1.
@@ -131,14 +144,14 @@ class CausalLM(Policy):
     @classmethod
     def trained_on_meta(cls, folder: Path, *, critic: bool = False) -> Mapping[str, Any]:
         """Return the language model, or a critic's value model, on the meta device."""
-        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+        from transformers import AutoModel, AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = load_language_config(folder)
         if not critic:
-            model = on_meta(lambda: AutoModelForCausalLM.from_config(config))
+            model = on_meta(lambda: auto_from_config(AutoModelForCausalLM, config))
             check_causal(folder, model)
             return {MODEL: model}
-        made = on_meta(lambda: AutoModel.from_config(config))
+        made = on_meta(lambda: auto_from_config(AutoModel, config))
         check_causal(folder, made, what="critic.path")
         return {CRITIC: ValueModel(made, int(config.hidden_size), torch.device("meta"))}
 
@@ -168,6 +181,11 @@ class CausalLM(Policy):
         self.model.save_pretrained(folder)
 
     @property
+    def facts(self) -> dict[str, str]:
+        """Which attention it computes with."""
+        return {"attention": str(self.model.config._attn_implementation)}
+
+    @property
     def eos(self) -> frozenset[int]:
         """Tokens that end a completion: the tokenizer's, and those of the model's own configuration files."""
         named = [self.tokenizer.eos_token_id, self.model.config.eos_token_id]
@@ -192,10 +210,10 @@ class CausalLM(Policy):
             out = self.model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **({"position_ids": positions} if takes_positions(type(self.model)) else {}),
             )
         return out.logits[:, -1], out.past_key_values
 
@@ -217,7 +235,9 @@ class CausalLM(Policy):
         """
         model = self.model if modules is None else modules[MODEL]
         with self._autocast():
-            return model(input_ids=ids, use_cache=False, output_hidden_states=hidden)
+            return model(
+                input_ids=ids, **whole_positions(self.model, ids), use_cache=False, output_hidden_states=hidden
+            )
 
     @contextmanager
     def _keeping_cache(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ from torch import nn
 
 from configs.schema import RunConfig
 from models.policies.base import Part, Policy, PolicySettings
-from models.policies.language_folders import check_causal, load_language_config
+from models.policies.language_classes import attention_of, check_causal, check_installed, whole_positions
+from models.policies.language_folders import load_language_config
 from models.policies.trainable import Trainable
 from models.weights.pretrained_loading import load_pretrained
 
@@ -51,7 +52,7 @@ class ValueModel(nn.Module):
     def forward(self, ids: Tensor, hidden: Tensor | None) -> Tensor:
         """Return (B, W) float32 values of the state after each token."""
         if self.backbone is not None:
-            out = self.backbone(input_ids=ids, use_cache=False)
+            out = self.backbone(input_ids=ids, **whole_positions(self.backbone, ids), use_cache=False)
             hidden = out.last_hidden_state
         assert hidden is not None
         # A head of half precision would round values that differ by little.
@@ -84,9 +85,12 @@ class CriticLM(Policy):
         """Load a backbone from a language model's folder, and give it a head of zeros."""
         from transformers import AutoModel
 
-        loading: dict[str, Any] = {"attn_implementation": settings.attention or "sdpa", "dtype": settings.dtype}
+        config = load_language_config(folder, what="critic.path")
+        attention = attention_of(AutoModel, config, settings.attention, what="critic.path")
+        check_installed(attention)
+        loading: dict[str, Any] = {"attn_implementation": attention, "dtype": settings.dtype}
         backbone = load_pretrained(AutoModel, folder, what="critic.path", use_safetensors=True, **loading)
-        check_causal(folder, backbone, what="critic.path")
+        check_causal(folder, backbone, what="critic.path", draws=False)
         backbone = backbone.to(settings.device).eval()
         if settings.gradient_checkpointing:
             recompute_layers(backbone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,53 @@ def load_language_config(folder: Path, *, what: str = "model.path") -> Any:
     return load_pretrained(AutoConfig, folder, what=what)
 
 
+#: What the tokens are that a model takes at most, for messages.
+CONTEXT = "max_position_embeddings, or of two rotary tables (rope_type 'longrope') the length of the first"
+
+
 def context_length_of(folder: Path) -> int | None:
     """Return the tokens that a folder's model takes at most, prompt and completion; None where there is no limit."""
     return context_length(load_language_config(folder))
 
 
 def context_length(config: Any) -> int | None:
-    """Return what a model's config of transformers names as that."""
+    """Return what a model's config of transformers names as that.
+
+    Two rotary tables, one for rows up to a length (``longrope``), are taken for a model of that length: keys that a
+    cache holds are turned by the first table when the second begins, which no forward over a whole row computes.
+    """
+    config = config.get_text_config(decoder=True)
     found = getattr(config, "max_position_embeddings", None)
-    return None if found is None else int(found)
+    lengths = [*([] if found is None else [int(found)]), *_first_tables(config)]
+    return min(lengths, default=None)
+
+
+def _first_tables(config: Any) -> list[int]:
+    """Return up to which length rotary tables of a config reach that are then replaced by another."""
+    stated = getattr(config, "rope_parameters", None) or {}
+    tables = [stated, *(each for each in stated.values() if isinstance(each, Mapping))]
+    usual = getattr(config, "original_max_position_embeddings", None)
+    found = [each.get("original_max_position_embeddings") or usual for each in tables if two_tables(each)]
+    return [int(length) for length in found if length]
+
+
+def two_tables(table: Mapping[str, Any]) -> bool:
+    """Return whether rotary parameters of transformers are of two tables, by the length of what is read."""
+    return table.get("rope_type", table.get("type")) == "longrope"
+
+
+def read_generation_config(folder: Path, model: Any) -> Any:
+    """Return what ``from_pretrained`` of a model reads as its generation config; the model's own where there is none.
+
+    Args:
+        folder: of the model.
+        model: of transformers, made from its config alone.
+    """
+    from transformers import GenerationConfig
+
+    if not (folder / "generation_config.json").is_file():
+        return model.generation_config
+    return load_pretrained(GenerationConfig, folder, what="model.path: the generation config of")
 
 
 def check_vocabulary(folder: Path, *, what: str = "model.path") -> None:
@@ -129,23 +167,3 @@ def check_folder(folder: Path, *, what: str = "model.path") -> None:
         check_complete(folder, AutoModelForCausalLM, what=what)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{what} '{folder}' cannot be loaded: {str(error)[:300]}. Save it again.") from None
-
-
-def check_causal(folder: Path, model: Any, *, what: str = "model.path") -> None:
-    """Check that a loaded model reads no later token: log-probs and values would be of tokens that it has seen.
-
-    Args:
-        folder: that it was loaded from.
-        model: of transformers.
-        what: the setting that names it.
-
-    Raises:
-        ConfigError: it reads texts both ways, as encoders do whose class has a language head (BERT's without
-            ``is_decoder``).
-    """
-    decoder = getattr(model.config, "is_decoder", True)
-    if not decoder and not any(getattr(module, "is_causal", False) for module in model.modules()):
-        raise ConfigError(
-            f"{what} '{folder}' holds a {type(model).__name__} that reads texts both ways (is_decoder is {decoder}), "
-            "so that what it says of a token would be said with that token seen. Choose a causal language model."
-        )

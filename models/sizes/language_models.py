@@ -9,9 +9,9 @@ Legend: B rows, W positions, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from models.maths.tokens import draw
 from models.policies.causal_lm import CausalLM
 from models.policies.critic_lm import CriticLM, ValueModel, recompute_layers
-from models.policies.language_folders import load_language_config
+from models.policies.language_classes import attention_of
 from models.sizes.footprints import fake_module, forget_gradient, traced
 from models.weights.pretrained_loading import auto_from_config
-from models.weights.stored_weights import empty_model, on_meta
+from models.weights.stored_weights import empty_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from models.policies.base import PolicySettings
     from models.policies.causal_lm import TrainableLM
     from models.policies.critic_lm import TrainableCritic
@@ -38,69 +36,8 @@ if TYPE_CHECKING:
 _FEW = 2
 
 
-def _qwen25(hidden: int, inner: int, layers: int, heads: int, groups: int, **other: Any) -> dict[str, Any]:
-    """Return the settings of a Qwen2.5 that differ from the class's defaults, as in its config.json."""
-    shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-    known = {"vocab_size": 151_936, "max_position_embeddings": 32_768, "tie_word_embeddings": True}
-    attention = {"num_attention_heads": heads, "num_key_value_heads": groups}
-    return {"model_type": "qwen2", **shape, **attention, **known, **other}
-
-
-_QWEN25_05B = _qwen25(896, 4864, 24, 14, 2)
-_QWEN25_7B = _qwen25(3584, 18_944, 28, 28, 4, vocab_size=152_064, tie_word_embeddings=False)
-#: Published models, so that a config can be checked before anything is downloaded.
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _QWEN25_05B,
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_05B,
-    "Qwen/Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12, 2),
-    "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 8960, 28, 12, 2),
-    "Qwen/Qwen2.5-7B": _QWEN25_7B,
-    "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
-    "HuggingFaceTB/SmolLM2-135M-Instruct": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-}
-
-
-def language_config(path: str) -> Any:
-    """Return the transformers config of a model's folder or a published model, None of one that is not known.
-
-    Raises:
-        ConfigError: the folder has none that can be read.
-    """
-    from transformers import AutoConfig
-
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return load_language_config(folder)
-    if path not in PUBLISHED:
-        return None
-    about = dict(PUBLISHED[path])
-    return AutoConfig.for_model(about.pop("model_type"), **about)
-
-
-def meta_language_model(config: Any) -> nn.Module:
-    """Return the language model without weights."""
-    from transformers import AutoModelForCausalLM
-
-    made: nn.Module = on_meta(lambda: auto_from_config(AutoModelForCausalLM, config))
-    return made
-
-
-def meta_critic(config: Any, *, own: bool) -> ValueModel:
-    """Return the critic of such a model without weights: with a backbone of its own, or a head alone."""
-    from transformers import AutoModel
-
-    backbone = on_meta(lambda: auto_from_config(AutoModel, config)) if own else None
-    return ValueModel(backbone, int(config.hidden_size), torch.device("meta"))
+class NotMeasuredError(Exception):
+    """A model's memory is not known without its weights; the message is a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +154,20 @@ class TextFootprints:
         return self._of_layers(measure)
 
     def _of_layers(self, measure: Callable[[int], int]) -> int:
-        """Return a measure of the whole model, from models with a few layers."""
+        """Return a measure of the whole model, from models with a few layers.
+
+        Raises:
+            NotMeasuredError: the class needs numbers to compute with, as to choose experts by them.
+        """
+        try:
+            return self._extrapolated(measure)
+        except Exception as error:  # layers of any class, on tensors without numbers
+            kind = self._config.model_type
+            raise NotMeasuredError(
+                f"memory: not estimated, as layers of a '{kind}' cannot be carried out without numbers."
+            ) from error
+
+    def _extrapolated(self, measure: Callable[[int], int]) -> int:
         total = int(self._config.num_hidden_layers)
         if total <= _FEW + 1:
             return measure(total)
@@ -257,7 +207,9 @@ class TextFootprints:
         from transformers import AutoModelForCausalLM
 
         config, fakes = self._shortened(layers), FakeTensorMode(allow_non_fake_inputs=True)
-        model: Any = empty_model(lambda: auto_from_config(AutoModelForCausalLM, config), self._settings.dtype).eval()
+        attention = attention_of(AutoModelForCausalLM, config, self._settings.attention)
+        made_of = partial(auto_from_config, AutoModelForCausalLM, config, attn_implementation=attention)
+        model: Any = empty_model(made_of, self._settings.dtype).eval()
         if self._settings.gradient_checkpointing:
             recompute_layers(model)
         with torch.device("meta"):
@@ -274,7 +226,9 @@ class TextFootprints:
             return None
         backbone: Any = None
         if self._own:
-            backbone = empty_model(lambda: auto_from_config(AutoModel, config), settings.dtype).eval()
+            attention = attention_of(AutoModel, config, settings.attention, what="critic.path")
+            made_of = partial(auto_from_config, AutoModel, config, attn_implementation=attention)
+            backbone = empty_model(made_of, settings.dtype).eval()
             if settings.gradient_checkpointing:
                 recompute_layers(backbone)
         with torch.device("meta"):
@@ -308,7 +262,9 @@ def _forward(policy: TrainableLM, rows: int, width: int, cache: Any) -> tuple[to
 
 
 def _filled_tensors(cache: Any) -> list[torch.Tensor]:
-    held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    # Decoders of encoder-decoders have a second cache, of what they never read here.
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    held = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
     return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
 
 

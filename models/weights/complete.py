@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from configs.errors import ConfigError
 from models.libraries import quiet_libraries, read_json
+from models.weights.pretrained_loading import load_pretrained
 from models.weights.stored_weights import on_meta, weight_files
 
 
@@ -70,9 +71,8 @@ def _of_diffusers(folder: Path, made: Any, what: str) -> Iterable[str]:
 def _of_transformers(folder: Path, made: Any, what: str) -> Iterable[str]:
     """Yield what is missing after the renaming and merging that loading does, which this is without any number."""
     try:
-        _, about = made.from_pretrained(
-            folder, device_map="meta", output_loading_info=True, local_files_only=True, use_safetensors=True
-        )
+        loading = {"device_map": "meta", "output_loading_info": True, "use_safetensors": True}
+        _, about = load_pretrained(made, folder, what=what, **loading)
     except RuntimeError as error:
         said = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()] or [str(error)]
         raise ConfigError(

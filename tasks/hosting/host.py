@@ -113,7 +113,8 @@ class ModelHost:
 
     def facts(self) -> dict[str, str]:
         """Return the facts besides inputs that decide the computed bits; see ``computing_facts``."""
-        return computing_facts(self.device)
+        own = {} if self._trainable is None else self._trainable.policy.facts
+        return {**computing_facts(self.device), **own}
 
     def computed(self) -> dict[str, float]:
         """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""

@@ -9,6 +9,7 @@ from configs.critic import PLACES, CriticSection
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.engines import engine_identity
+from models.policies.attention import LANGUAGE_BACKENDS
 from tasks.advantages.estimators import make_estimator
 from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
@@ -65,4 +66,6 @@ def _learning(section: CriticSection) -> dict[str, Any]:
 
 
 def _called(config: RunConfig) -> dict[str, Any]:
-    return {"dtype": config.model.dtype, "options": config.model.options, "attention": config.model.attention}
+    # All that transformers has are exact; those of a family of one's own may not be.
+    attention = None if config.model.attention in LANGUAGE_BACKENDS else config.model.attention
+    return {"dtype": config.model.dtype, "options": config.model.options, "attention": attention}

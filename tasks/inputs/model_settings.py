@@ -30,7 +30,7 @@ from models.policies import (
     REFERENCES,
     most_images,
 )
-from models.policies.attention import BACKENDS, FIXED, MASKED
+from models.policies.attention import FIXED, MASKED
 from models.policies.folders import whole
 from models.policies.pipeline import PipelinePolicy
 from models.quickstart import BUILDERS
@@ -281,9 +281,10 @@ def _check_attention(config: RunConfig) -> None:
     model, name = config.model, config.model.attention
     if name is None:
         return
-    if name not in BACKENDS:
-        raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, BACKENDS)}")
-    backend, reason = BACKENDS[name], None
+    known = resolve(POLICIES, model.policy, what="model.policy").attentions
+    if name not in known:
+        raise ConfigError(f"model.attention '{name}' does not exist. {did_you_mean(name, known)}")
+    backend, reason = known[name], None
     if model.policy in FIXED and name != "native":
         reason = f"model.policy '{model.policy}' calls torch's attention directly, so it would never be used"
     elif not backend.trains:
@@ -297,7 +298,7 @@ def _check_attention(config: RunConfig) -> None:
     elif backend.cuda and config.execution.device == "cpu":
         reason = "it runs on CUDA devices only, and execution.device is 'cpu'"
     if reason is not None:
-        raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to 'native' or remove it.")
+        raise ConfigError(f"model.attention is '{name}', but {reason}. Set it to '{next(iter(known))}' or remove it.")
 
 
 def _check_placement(config: RunConfig) -> None:

@@ -11,6 +11,7 @@ from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.rewards.make import needs_of, takes_of, why_not_spread, works_on_accelerator
+from models.sizes.language_models import NotMeasuredError
 from tasks.inputs.components import make_algorithm
 from tasks.kinds.kind import make_kind
 from tasks.kinds.memory import REWARD_MODELS, Memory, OptimizerSizes
@@ -161,10 +162,22 @@ def estimate_memory(config: RunConfig, *, reference: bool) -> RunMemory | None:
     Args:
         config: a config that was checked.
         reference: the base model is compared with.
+
+    Raises:
+        NotMeasuredError: a class cannot be carried out without its weights.
     """
     requires = make_algorithm(config).requires
     policy = make_kind(config).memory(config, requires, optimizer_sizes(config), reference=reference)
     return None if policy is None else with_rewards(config, policy)
+
+
+def memory_and_notes(config: RunConfig, *, reference: bool) -> tuple[RunMemory | None, Sequence[str]]:
+    """Return what ``estimate_memory`` does with its notes; None with the reason where it cannot be measured here."""
+    try:
+        found = estimate_memory(config, reference=reference)
+    except NotMeasuredError as error:
+        return None, [str(error)]
+    return found, () if found is None else found.notes
 
 
 def with_rewards(config: RunConfig, policy: Memory) -> RunMemory:

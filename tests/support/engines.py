@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from models.maths.tokens import padded_width, token_log_probs
+from models.maths.tokens import Widths, token_log_probs
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 
@@ -75,7 +75,7 @@ class Engine(ThreadingHTTPServer):
         return found
 
     def _logits(self, ids: Sequence[int]) -> torch.Tensor:
-        row = torch.zeros(1, padded_width(len(ids)), dtype=torch.int64)
+        row = torch.zeros(1, Widths().of(len(ids)), dtype=torch.int64)
         row[0, : len(ids)] = torch.tensor(ids)
         return self.policy.logits(row)[0].float()
 

@@ -23,6 +23,7 @@ from models.policies.language_folders import (
     load_tokenizer,
 )
 from models.rewards.base import Needs
+from models.sizes.language_architectures import check_class
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
@@ -144,6 +145,7 @@ def _check_base(config: RunConfig) -> None:
     if config.model.path is not None and folder.is_dir():
         check_folder(folder)
         check_vocabulary(folder)
+        check_class(folder, config.model.attention)
 
 
 def _check_prompts(config: RunConfig) -> None:
@@ -174,6 +176,7 @@ def _check_critic(config: RunConfig) -> None:
     if section.path is not None:
         folder, base = critic_folder(section.path), Path(str(config.model.path)).expanduser()
         check_folder(folder, what="critic.path")
+        check_class(folder, config.model.attention, critic=True)
         if config.model.path is not None and base.is_dir():
             check_critic(folder, base)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from configs.visible import in_code, in_markdown, in_python
 from models.policies.causal_lm import CausalLM
@@ -21,9 +21,12 @@ _MODEL = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(".")"""
 _ADAPTER = """from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}), ".")"""
+model = AutoModelForCausalLM.from_pretrained({base})
+# That of the base model may change probabilities, and end texts elsewhere.
+model.generation_config = GenerationConfig.from_pretrained(".")
+model = PeftModel.from_pretrained(model, ".")"""
 _CARD = """---
 {front}
 ---
@@ -37,7 +40,7 @@ Trained from {base} with {algorithm}.
 tokenizer = AutoTokenizer.from_pretrained(".")
 {inputs}
 drawn = {{"do_sample": True, "temperature": {temperature}, "top_k": 0, "top_p": 1.0}}
-ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn)
+ids = model.generate(**inputs, max_new_tokens={max_new}, **drawn{stops})
 print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 ```
 
@@ -45,6 +48,9 @@ print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_toke
 |---|---|--:|--:|
 {figures}
 """
+
+#: What of a generation config says nothing of how texts are drawn, besides the tokens that end them.
+_KEPT = ("bos_token_id", "pad_token_id", "use_cache", "output_attentions", "output_hidden_states", "_from_model_config")
 
 
 class LanguageModelExport:
@@ -75,6 +81,7 @@ class LanguageModelExport:
         """Return the card: front matter, how to call the model, and what came of training."""
         identity, config = self._exporting.identity, self._config
         lora, section = identity.format == "lora", tokens_of(config)
+        stops = ", ".join(map(in_python, section.stop))
         head = {
             "library_name": "peft" if lora else "transformers",
             "pipeline_tag": "text-generation",
@@ -89,6 +96,7 @@ class LanguageModelExport:
             "inputs": call_of(Prompts(policy.tokenizer, section, None)),
             "max_new": section.max_new,
             "temperature": section.temperature,
+            "stops": f", stop_strings=[{stops}], tokenizer=tokenizer" if stops else "",
             "figures": "\n".join(self._figures()),
         }
         return _CARD.format(**values)
@@ -117,8 +125,25 @@ def call_of(prompts: Prompts) -> str:
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:
     """Write a model, or its adapters alone, with its tokenizer, as ``from_pretrained`` reads it."""
+    policy.model.generation_config = generation_config(policy)
     if adapters:
         policy.save_lora(folder)
     else:
         policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+
+
+def generation_config(policy: CausalLM) -> Any:
+    """Return a generation config of transformers with the tokens that begin, end and fill up texts, and what is moot.
+
+    The base model's own may change probabilities (``repetition_penalty``, ``min_p``, ``suppress_tokens``), of which
+    rollouts know nothing, or hold what transformers does not save.
+    """
+    from transformers import GenerationConfig
+
+    base, ends = policy.model.generation_config.to_dict(), sorted(policy.eos)
+    stated = base.get("eos_token_id")
+    # An id alone stays one, and a list that says the same as it was.
+    same = stated is not None and sorted({*stated} if isinstance(stated, list) else {stated}) == ends
+    kept = {name: base[name] for name in _KEPT if base.get(name) is not None}
+    return GenerationConfig(**kept, eos_token_id=stated if same else ends or None)

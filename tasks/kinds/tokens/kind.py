@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.maths.tokens import Widths
 from models.policies.base import Part
 from models.policies.causal_lm import TrainableLM
 from models.policies.critic_lm import CRITIC, TrainableCritic
@@ -105,8 +106,8 @@ class Tokens(Kind):
     ) -> SampleSet:
         """Return texts as rows."""
         device = None if training.host is None else training.host.device
-        most = None if training.host is None else read_prompts(training.context).most
-        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, most=most)
+        widths = Widths() if training.host is None else read_prompts(training.context).widths
+        return TextSet(shards, advantages, ahead=training.config.execution.ahead, device=device, widths=widths)
 
     def values(self, valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.ndarray] | None]:
         """One forward of each text through critic and base model."""

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from configs.errors import EngineError
 from models.devices import moved
 from models.engines import make_engine
 from models.engines.base import Asked, Engine
 from models.engines.local import Local
 from models.maths.generation import Completion, Sampling
-from models.maths.tokens import padded_width
+from models.maths.tokens import Widths
 from models.policies.causal_lm import CausalLM, TrainableLM
 from storage.trajectories.base import Sample
 from tasks.inputs.components import tokens_of
 from tasks.inputs.sources import Weights
 from tasks.kinds.kind import Job, Making
 from tasks.kinds.tokens.exporting import write_model
+from tasks.kinds.tokens.gap import check_gap
 from tasks.kinds.tokens.prompts import RunPrompts, read_prompts
-from tasks.kinds.tokens.text import FINISHES, completed_text
+from tasks.kinds.tokens.text import FINISHES, Stops, completed_text
 from tasks.runs.seeds import derive
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TextMaker:
         self._making, self._host, self._weights, self._seed = making, making.host, weights, seed
         self._section, self._copies = tokens_of(making.config), copies
         self._unproved = Local() if engine is None else engine
-        self._brought = False
+        self._brought = self._compared = False
 
     def load(self) -> None:
         """The policy; all ranks ask together, and the first brings its weights to the engine."""
@@ -86,27 +86,41 @@ class TextMaker:
         prompts = [self._read.prompts.ids(job.prompt.text) for job in jobs]
         seeds = [0 if self._seed is None else self._seed(job, 0) for job in jobs]
         found = self._engine.complete(self._asked(jobs, prompts, seeds))
-        own = self._log_probs(prompts, found)
-        self._check_gap(found, own)
+        own = self._behavior(prompts, found)
         return [self._sample(job, prompts[row], found[row], own[row], seeds[row]) for row, job in enumerate(jobs)]
 
     @property
     def _size(self) -> int:
         return self._making.config.execution.rollout_batch_size
 
+    def _behavior(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
+        """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each.
+
+        Where they are not computed as training does, the first rows that are made are, to be compared.
+
+        Raises:
+            EngineError: they are too far from those that were drawn with; see ``check_gap``.
+        """
+        if self._section.rescore:
+            own = self._log_probs(prompts, found)
+            self._check_gap(prompts, found, own)
+            return own
+        if not self._compared:
+            few = slice(self._making.config.execution.micro_batch_size)
+            self._check_gap(prompts[few], found[few], self._log_probs(prompts[few], found[few]))
+            self._compared = True
+        return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
+
     def _log_probs(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion]) -> list[Tensor]:
-        """Return the log-probs of completions that are the behavior's, a row of float32 on the CPU for each."""
-        if not self._section.rescore:
-            return [torch.tensor(completion.log_probs, dtype=torch.float32) for completion in found]
-        rows = [(*prompt, *completion.ids) for prompt, completion in zip(prompts, found, strict=True)]
+        """Return the log-probs of completions as training computes them, a row of float32 on the CPU for each."""
+        rows = [(*prompt, *each.ids) for prompt, each in zip(prompts, found, strict=True)]
         # What is computed of a row follows from no other, so that what was written twice is computed once.
         places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         # Logits of all positions are many times what drawing them takes.
         size = min(self._size, self._making.config.execution.micro_batch_size)
-        scored = _rescored(
-            self._held(), list(places), self._section.temperature, self._host.device, size=size, most=self._read.most
-        ).cpu()
-        return [scored[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
+        temperature, widths = self._section.temperature, self._read.widths
+        own = _rescored(self._held(), list(places), temperature, self._host.device, size=size, widths=widths).cpu()
+        return [own[places[row], len(prompt) : len(row)] for row, prompt in zip(rows, prompts, strict=True)]
 
     def _asked(self, jobs: Sequence[Job], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Asked:
         policy = self._held().policy
@@ -133,7 +147,8 @@ class TextMaker:
             if not self._brought:
                 self._bring()
             ids = self._proof()
-            found = _rescored(self._held(), [ids], 1.0, self._host.device, size=1)
+            widths = Widths(limit=self._held().policy.context_length)
+            found = _rescored(self._held(), [ids], 1.0, self._host.device, size=1, widths=widths)
             engine.prove(ids, found[0, 1 : len(ids)].tolist())
         return engine
 
@@ -154,25 +169,8 @@ class TextMaker:
         texts = [prompt.text for prompt in self._making.context.prompts["train"][:_PROOF]]
         return list(islice((token for text in cycle(texts) for token in self._read.prompts.ids(text)), most))
 
-    def _check_gap(self, found: Sequence[Completion], own: Sequence[Tensor]) -> None:
-        """Check that what an engine drew with is what the policy says of it: weights may change while it draws.
-
-        Raises:
-            EngineError: it is further away than the engine tolerates.
-        """
-        tolerance = self._engine.tolerance
-        if tolerance is None:
-            return
-        theirs = np.concatenate([np.asarray(each.log_probs, np.float64) for each in found])
-        gaps = np.abs(theirs - torch.cat(list(own)).double().numpy())
-        if not gaps.mean() <= tolerance:
-            raise EngineError(
-                f"rollout.tokens.engine: of {len(gaps)} tokens it drew its log-probs are {gaps.mean():.3g} nats per "
-                f"token from the policy's (at most {gaps.max():.3g}), more than its option 'tolerance', {tolerance:g}: "
-                "it drew with other weights, or with another temperature than it was asked for. Load the policy into "
-                "the server; of vLLM, start it with --logprobs-mode processed_logprobs. Nothing of this batch was "
-                "stored: give the same command again."
-            )
+    def _check_gap(self, prompts: Sequence[Sequence[int]], found: Sequence[Completion], own: Sequence[Tensor]) -> None:
+        check_gap(self._engine, self._held().policy, [len(prompt) for prompt in prompts], found, own)
 
     def _held(self) -> TrainableLM:
         return cast(TrainableLM, self._host.trainable(self._making.policy, self._weights))
@@ -183,15 +181,14 @@ class TextMaker:
 
     @cached_property
     def _sampling(self) -> Sampling:
-        policy, stop = self._held().policy, self._section.stop
-        decode = policy.tokenizer.decode
-
-        def stopped(ids: Sequence[int]) -> bool:
-            text = decode(list(ids), skip_special_tokens=True) if stop else ""
-            return any(each in text for each in stop)
-
+        policy, section = self._held().policy, self._section
+        stops = Stops.of(policy.tokenizer, section.stop)
         return Sampling(
-            max_new=self._section.max_new, temperature=self._section.temperature, eos=policy.eos, stopped=stopped
+            max_new=section.max_new,
+            temperature=section.temperature,
+            eos=policy.eos,
+            stopped=stops.reached,
+            stop_ids=stops.ids,
         )
 
     def _uniforms(self, jobs: Sequence[Job]) -> Callable[[int], Tensor]:
@@ -251,23 +248,23 @@ def _rescored(
     device: torch.device,
     *,
     size: int,
-    most: int | None = None,
+    widths: Widths,
 ) -> Tensor:
     """Return (B, W) log-probs of whole rows, as training computes them, in forwards of ``size`` rows."""
     filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
-    parts = padded_rows(filled, device, most).split(size)
+    parts = padded_rows(filled, device, widths).split(size)
     return torch.cat([held.log_probs(part, temperature)[0] for part in parts])[: len(rows)]
 
 
-def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, most: int | None = None) -> Tensor:
+def padded_rows(rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, widths: Widths) -> Tensor:
     """Return rows of token ids padded on the right, (B, W) int64, on a device.
 
     Args:
         rows: token ids of each.
         device: where they go.
-        most: tokens of the run's longest row, see ``padded_width``.
+        widths: how wide they can be.
     """
     lengths = np.array([len(row) for row in rows])
-    ids = np.zeros((len(rows), padded_width(int(lengths.max()), most)), np.int64)
+    ids = np.zeros((len(rows), widths.of(int(lengths.max()))), np.int64)
     ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate([np.asarray(row, np.int64) for row in rows])
     return moved(torch.from_numpy(ids), device)

@@ -9,11 +9,12 @@ from typing import Any
 from configs.registry import resolve
 from configs.schema import RunConfig
 from models.libraries import quiet_libraries
-from models.maths.tokens import padded_width
+from models.maths.tokens import Widths
 from models.policies import POLICIES
 from models.policies.critic_lm import block_lists
-from models.policies.language_folders import load_tokenizer
-from models.sizes.language_models import TextFootprints, language_config, meta_language_model
+from models.policies.language_folders import context_length, load_tokenizer
+from models.sizes.language_architectures import language_config, meta_language_model
+from models.sizes.language_models import TextFootprints
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.inputs.components import lora_spec, tokens_of
@@ -190,9 +191,9 @@ def language_memory(
     measured = TextFootprints(
         about, settings_of(config, model.dtype), spec, critic=beside.settings, own=config.critic.backbone == "own"
     )
-    prompt, notes = _prompt_tokens(config, getattr(about, "max_position_embeddings", None))
+    prompt, notes = _prompt_tokens(config, context_length(about))
     new = tokens_of(config).max_new
-    width = padded_width(prompt + new, prompt + new)
+    width = Widths(most=prompt + new, limit=context_length(about)).of(prompt + new)
     sampled = measured.sampling(execution.rollout_batch_size, prompt=prompt, new=new)
     compared, stored = reference or estimator.needs_reference, estimator.needs_values or estimator.needs_reference
     drawing, told = drawing_of(config)

@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.policies.language_folders import context_length_of, load_tokenizer
+from models.maths.tokens import Widths
+from models.policies.language_folders import CONTEXT, context_length_of, load_tokenizer
 from tasks.inputs.components import tokens_of
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ class RunPrompts:
     """Gives the ids of each."""
     longest: int
     """Tokens of the longest."""
+    context: int | None
+    """Tokens that the model takes at most."""
 
     @property
-    def most(self) -> int:
-        """Tokens of the longest row, prompt and completion, that the run can have."""
-        return self.longest + self.prompts.section.max_new
+    def widths(self) -> Widths:
+        """Widths of the run's batches."""
+        return Widths(most=self.longest + self.prompts.section.max_new, limit=self.context)
 
 
 #: Read once for each run of this process.
@@ -53,9 +56,10 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
     if found is None:
         folder = context.base_folder
         tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
-        prompts = Prompts(tokenizer, tokens_of(context.config), context_length_of(folder))
+        limit = context_length_of(folder)
+        prompts = Prompts(tokenizer, tokens_of(context.config), limit)
         everything = (prompt.text for split in ("train", "heldout") for prompt in context.prompts[split])
-        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything))
+        found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit)
     return found
 
 
@@ -86,7 +90,7 @@ class Prompts:
         if room is not None and room < 1:
             raise ConfigError(
                 f"rollout.tokens.max_new is {section.max_new}, but the model takes {context_length} tokens in all, so "
-                "no prompt fits. Lower it."
+                f"no prompt fits ({CONTEXT}). Lower it."
             )
         limits = [limit for limit in (section.max_prompt, room) if limit is not None]
         self.limit = min(limits) if limits else None
@@ -125,7 +129,7 @@ class Prompts:
             return found[-self.limit :]
         raise ConfigError(
             f"prompt {text[:60]!r} has {len(found)} tokens, but at most {self.limit} fit (rollout.tokens.max_prompt, "
-            "and what the model takes less rollout.tokens.max_new). Shorten it, lower max_new, or set "
+            f"and what the model takes, {CONTEXT}, less rollout.tokens.max_new). Shorten it, lower max_new, or set "
             "rollout.tokens.on_overlong to 'cut_left'."
         )
 

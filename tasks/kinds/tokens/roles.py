@@ -14,7 +14,8 @@ import torch
 from configs.schema import RunConfig
 from models.policies.base import PolicySettings
 from models.policies.critic_lm import ValueModel, block_lists
-from models.sizes.language_models import TextFootprints, language_config, meta_critic
+from models.sizes.language_architectures import language_config, meta_critic
+from models.sizes.language_models import TextFootprints
 from models.weights.lora import LoraSpec, adapted_parameters, lora_parameters
 from models.weights.sharding import units
 from tasks.kinds.memory import BYTES, MASTER, WHOLE_BLOCKS, OptimizerSizes, Placed, step_bytes
@@ -114,7 +115,9 @@ def frozen_bytes(module: Any, number: int) -> int:
 def settings_of(config: RunConfig, dtype: str) -> PolicySettings:
     """Return how a model computes that is trained."""
     model = config.model
-    return PolicySettings(dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing)
+    return PolicySettings(
+        dtype=getattr(torch, dtype), gradient_checkpointing=model.gradient_checkpointing, attention=model.attention
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import torch
 
 from configs.learning import ReplaySection
 from models.devices import moved
+from models.maths.tokens import Widths
 from storage.trajectories.base import TrajectoryShard
 from tasks.algorithms.base import Requirements, expect
 from tasks.algorithms.tokens import TokenBatch, TokenModels
@@ -46,7 +47,7 @@ class TextSet(Correctable):
         *,
         ahead: int = 0,
         device: torch.device | None = None,
-        most: int | None = None,
+        widths: Widths,
     ) -> None:
         """Bind to the samples; see ``SampleSet``.
 
@@ -55,10 +56,10 @@ class TextSet(Correctable):
             advantages: see there.
             ahead: see there.
             device: see there.
-            most: tokens of the run's longest row.
+            widths: of batches.
         """
         super().__init__(shards, advantages, ahead=ahead, device=device)
-        self._most = most
+        self._widths = widths
         self._unchanged, self._share = True, 1.0
         self._recomputed: dict[int, np.ndarray] = {}
         columns = {name: self.earned.column(name) for name in _BY_TOKEN if name in self.earned.column_names}
@@ -120,7 +121,7 @@ class TextSet(Correctable):
         """Return the texts of rows."""
         samples, device = rows[:, 0].tolist(), self.device
         corrected = np.array([sample in self._recomputed for sample in samples])
-        ids = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._most)
+        ids = padded_rows([self.reader.array("tokens", sample) for sample in samples], device, self._widths)
         masks = [self.reader.array("token_mask", sample).astype(bool) for sample in samples]
         shape = (len(samples), ids.shape[1])
         old = [self._recomputed.get(sample, self.reader.log_probs[sample]) for sample in samples]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import CorruptError
@@ -10,6 +11,39 @@ from storage.trajectories.base import TrajectoryShard
 
 #: Why a completion ended, by the number that is stored.
 FINISHES = ("eos", "length", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stops:
+    """Texts that end a completion."""
+
+    tokenizer: Any
+    """Of the policy."""
+    plain: tuple[str, ...]
+    """Those that are looked for in what is stored as the text."""
+    marked: tuple[str, ...]
+    """Those that hold a special token, which the text leaves out."""
+    ids: frozenset[int]
+    """Special tokens that are a stop text by themselves."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, stop: Sequence[str]) -> Stops:
+        """Return the stop texts of a run, by whether they hold special tokens of its tokenizer."""
+        added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+        special = {*tokenizer.all_special_tokens, *added}
+        marked = tuple(each for each in stop if any(token in each for token in special))
+        ids = frozenset(int(tokenizer.convert_tokens_to_ids(each)) for each in marked if each in special)
+        return cls(tokenizer=tokenizer, plain=tuple(set(stop) - set(marked)), marked=marked, ids=ids)
+
+    def reached(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion (token ids) ends in what stops it."""
+        if self.ids and ids[-1] in self.ids:
+            return True
+        return self._in(self.plain, ids, skip=True) or self._in(self.marked, ids, skip=False)
+
+    def _in(self, stop: Sequence[str], ids: Sequence[int], *, skip: bool) -> bool:
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=skip) if stop else ""
+        return any(each in text for each in stop)
 
 
 def completed_text(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -37,11 +37,11 @@ def values_of(valuing: Valuing, shard: TrajectoryShard) -> Mapping[str, list[np.
         host.give_reference(policy)
     values: list[np.ndarray] = []
     reference: list[np.ndarray] = []
-    count, most = shard.table.num_rows, read_prompts(valuing.context, policy.policy).most
+    count, widths = shard.table.num_rows, read_prompts(valuing.context, policy.policy).widths
     for start in range(0, count, size):
         rows = list(range(start, min(start + size, count)))
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        ids = padded_rows([shard.array("tokens", row) for row in filled], host.device, most)
+        ids = padded_rows([shard.array("tokens", row) for row in filled], host.device, widths)
         masks = [shard.array("token_mask", row).astype(bool) for row in rows]
         if critic is not None:
             hidden = policy.log_probs_and_hidden(ids, temperature)[2] if critic.reads_policy else None

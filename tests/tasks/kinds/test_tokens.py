@@ -18,7 +18,7 @@ from configs.load import load_config
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
 from models.maths.generation import Sampling, generate, reading_once
-from models.maths.tokens import draw, padded_width, token_log_probs
+from models.maths.tokens import Widths, draw, token_log_probs
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.policies.language_folders import load_tokenizer
@@ -226,7 +226,7 @@ def test_log_probs_of_a_row_are_the_same_bits_at_any_width_and_whatever_fills_it
     found = []
     # Multiples of four, as the longest row of a run may make them, and of sixteen.
     for more in (0, 4, 8, 16):
-        width = padded_width(length) + more
+        width = Widths().of(length) + more
         rows = torch.nn.functional.pad(ids, (0, width - length), value=more // 2).repeat(3, 1)
         rows[1:] = more // 2
         logits = policy.logits(rows)
@@ -235,10 +235,21 @@ def test_log_probs_of_a_row_are_the_same_bits_at_any_width_and_whatever_fills_it
 
 
 def test_batches_are_no_wider_than_the_longest_row_of_the_run() -> None:
-    assert [padded_width(length) for length in (1, 16, 17)] == [16, 16, 32]
-    assert [padded_width(length, 11) for length in (1, 8, 11)] == [12, 12, 12], "one width for all of them"
-    assert [padded_width(length, 18) for length in (3, 16, 17, 18)] == [16, 16, 20, 20]
-    assert padded_width(19, 18) == 32, "rows of a run with other prompts"
+    assert [Widths().of(length) for length in (1, 16, 17)] == [16, 16, 32]
+    assert [Widths(most=11).of(length) for length in (1, 8, 11)] == [12, 12, 12], "one width for all of them"
+    assert [Widths(most=18).of(length) for length in (3, 16, 17, 18)] == [16, 16, 20, 20]
+    assert Widths(most=18).of(19) == 32, "rows of a run with other prompts"
+
+
+@pytest.mark.parametrize("limit", range(1, 70))
+def test_no_batch_is_wider_than_the_model_takes(limit: int) -> None:
+    for length in range(1, limit + 1):
+        assert length <= Widths(limit=limit).of(length) <= limit
+        for most in range(1, limit + 1):
+            assert length <= Widths(most=most, limit=limit).of(length) <= limit
+    widths = {Widths(most=50, limit=50).of(length) for length in range(1, 51)}
+    assert widths == {50}, "one width for all of them, as 50 is no multiple of 4"
+    assert {Widths(most=48, limit=50).of(length) for length in range(1, 49)} == {16, 32, 48}
 
 
 def test_log_probs_as_they_were_drawn_spare_a_forward_and_train_from_ratios_of_1(tmp_path: Path) -> None:

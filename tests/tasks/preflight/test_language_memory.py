@@ -14,10 +14,12 @@ from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
 from models.quickstart.addition import character_tokenizer, tiny_model
 from models.sizes.footprints import PeakMemory, forget_gradient
-from models.sizes.language_models import PUBLISHED, TextFootprints, language_config, meta_language_model
+from models.sizes.language_architectures import PUBLISHED, language_config, meta_language_model
+from models.sizes.language_models import TextFootprints
 from models.weights.lora import LoraSpec
 from tasks.kinds.memory import Memory
-from tasks.preflight.memory import estimate_memory
+from tasks.preflight.memory import estimate_memory, memory_and_notes
+from tests.support.causal_classes import tiny_config
 from tests.support.language_models import texts_data
 
 pytestmark = pytest.mark.slow
@@ -162,3 +164,14 @@ def test_reward_models_are_named_and_prompts_without_a_tokenizer_are_bounded(tmp
     memory = estimate(tmp_path, *published)
     assert memory.tokens == 16
     assert "up to 9 tokens" in memory.notes[0]
+
+
+def test_a_class_that_needs_numbers_is_a_note_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "texts.yaml"
+    path.write_text(yaml.safe_dump(texts_data(tmp_path)))
+    config = load_config(path, ())
+    about = tiny_config("mixtral")
+    about.save_pretrained(tmp_path / "lm")
+    found, notes = memory_and_notes(config, reference=False)
+    assert found is None
+    assert notes == ["memory: not estimated, as layers of a 'mixtral' cannot be carried out without numbers."]

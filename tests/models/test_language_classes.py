@@ -1,0 +1,126 @@
+"""Every class that transformers lists for causal LMs computes the same however a text is drawn, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+
+from configs.errors import ConfigError
+from models.engines.local import BOUNDS
+from models.maths.generation import Sampling, generate, reading_once
+from models.maths.tokens import token_log_probs
+from models.policies.attention import LANGUAGE_BACKENDS
+from models.policies.base import PolicySettings
+from models.policies.causal_lm import CausalLM
+from models.policies.language_classes import attention_of, check_causal
+from models.policies.language_folders import context_length
+from models.quickstart.addition import tiny_model
+from models.sizes.language_architectures import check_class, meta_language_model
+from tests.support.causal_classes import TYPES, VOCABULARY, tiny_config
+
+#: Types that are refused, and what is said of each.
+REFUSED = {
+    **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant"), "takes no positions"),
+    **dict.fromkeys(("marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet"), "takes no positions"),
+    **dict.fromkeys(("trocr", "whisper"), "takes no positions"),
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), "counts positions from the id"),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), "counts positions from the id"),
+    **dict.fromkeys(("deepseek_v4", "falcon_mamba", "mamba", "mamba2", "minimax", "openai-gpt"), "has no cache"),
+    **dict.fromkeys(("reformer", "rwkv", "xlm", "xlnet", "xlstm"), "has no cache"),
+}
+PROMPTS = ((1, 5, 9, 30), (1, 5, 9, 30), (1, 7, 3, 21, 44, 8, 50, 13, 6, 40), (1, 60))
+NEW = 14
+
+
+def test_every_type_that_is_named_is_one_of_transformers() -> None:
+    assert set(REFUSED) <= set(TYPES)
+    assert len(TYPES) > 140
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TYPES)
+def test_what_is_drawn_is_what_the_forward_says_or_the_class_is_refused(name: str) -> None:
+    config = tiny_config(name)
+    without = meta_language_model(config)
+    assert (without.config._attn_implementation == "sdpa") == type(without)._supports_sdpa
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match=f"model.path 'lm' holds a {type(without).__name__} that {REFUSED[name]}"):
+            check_causal(Path("lm"), without)
+        return
+    check_causal(Path("lm"), without)
+    model = made(config)
+    policy = CausalLM(PolicySettings(), model, None)
+    uniforms = torch.rand(len(PROMPTS), NEW, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = generate(
+        reading_once(policy.next_logits, 3),
+        PROMPTS,
+        Sampling(max_new=NEW, temperature=1.0, eos=frozenset()),
+        width=12,
+        uniforms=lambda position: uniforms[:, position],
+        device=torch.device("cpu"),
+    )
+    assert len({tuple(each.ids) for each in found}) > 2, "not all rows are the same"
+    rows = torch.full((len(PROMPTS), 32), 5)
+    for row, (prompt, each) in enumerate(zip(PROMPTS, found, strict=True)):
+        rows[row, : len(prompt) + NEW] = torch.tensor([*prompt, *each.ids])
+    with torch.no_grad():
+        logits = policy.logits(rows)
+        plain = model(input_ids=rows, use_cache=False).logits
+    assert torch.equal(logits, plain), "explicit positions are those that the class counts by itself"
+    whole = token_log_probs(logits, rows, 1.0)
+    for row, (prompt, each) in enumerate(zip(PROMPTS, found, strict=True)):
+        drawn, said = torch.tensor(each.log_probs), whole[row, len(prompt) : len(prompt) + NEW]
+        assert float((drawn - said).abs().max()) < 0.1 * BOUNDS[torch.float32]
+
+
+def made(config: Any) -> Any:
+    """Return a random model whose tokens are far from equally likely, whatever its config begins with."""
+    torch.manual_seed(0)
+    attention = attention_of(AutoModelForCausalLM, config, None)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+    assert sum(parameter.numel() for parameter in model.parameters()) < 20_000_000
+    assert int(model.get_input_embeddings().weight.shape[0]) >= VOCABULARY
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4.0)
+    return model
+
+
+def test_attention_is_what_the_class_has() -> None:
+    about = tiny_model(0).config
+    assert [attention_of(AutoModelForCausalLM, about, name) for name in (None, "sdpa", "eager")] == [
+        *("sdpa", "sdpa", "eager")
+    ]
+    without = tiny_config("gpt_neo")
+    assert attention_of(AutoModelForCausalLM, without, None) == "eager"
+    with pytest.raises(ConfigError, match=r"attention is 'sdpa', but model\.path holds a GPTNeo.* which has eager"):
+        attention_of(AutoModelForCausalLM, without, "sdpa")
+    # A class may name kernels that are downloaded in place of a package.
+    with pytest.raises(ConfigError, match=r"'flash_attention_2', but model\.path holds a GptOssForCausalLM"):
+        attention_of(AutoModelForCausalLM, tiny_config("gpt_oss"), "flash_attention_2")
+    assert next(iter(LANGUAGE_BACKENDS)) == "sdpa"
+
+
+def test_a_class_that_cannot_be_made_or_used_is_refused_from_its_config(tmp_path: Path) -> None:
+    tiny_config("mamba").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="holds a MambaForCausalLM that has no cache"):
+        check_class(tmp_path, None)
+    tiny_config("roberta").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"critic\.path .* holds a RobertaModel that counts positions"):
+        check_class(tmp_path, None, critic=True)
+    GPT2Config(n_embd=30, n_head=4, n_layer=1, vocab_size=8, n_positions=8).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has a config\.json of which no model can be made: ValueError"):
+        check_class(tmp_path, None)
+
+
+def test_two_rotary_tables_are_a_model_of_the_first_ones_length() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "rope_theta": 1e4}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 256}
+    about = Phi3Config(**sizes, original_max_position_embeddings=24, rope_parameters=rope, pad_token_id=0)
+    assert context_length(about) == 24
+    assert context_length(Phi3Config(**sizes, pad_token_id=0)) == 256
