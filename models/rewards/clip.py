@@ -39,7 +39,7 @@ class ClipEmbeddings:
     """A CLIP model with its own processor."""
 
     #: Rows per call as few as that fit beside a model that samples.
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
     name: ClassVar[str]
 
     model: ModelPlace
@@ -205,7 +205,7 @@ class ImageSimilarity(ClipEmbeddings):
         """Return what is needed by options: the accelerator for a model, references to compare with a source."""
         references = options.get("to", "column") == "source"
         if options.get("by", "embedding") != "embedding":
-            return Needs(references=references)
+            return Needs(media="images", references=references)
         return replace(ClipEmbeddings.needs, references=references)
 
     @staticmethod

@@ -73,7 +73,7 @@ class GenEval:
     """
 
     name: ClassVar[str] = "geneval"
-    needs: ClassVar[Needs] = Needs(columns=("tag", "include"), accelerated=True, batch_size=8)
+    needs: ClassVar[Needs] = Needs(media="images", columns=("tag", "include"), accelerated=True, batch_size=8)
     perfect: ClassVar[float] = 1.0
     """All demands are met."""
 

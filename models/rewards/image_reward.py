@@ -47,7 +47,7 @@ class ImageReward:
     """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized; BLIP's text encoder looks at the image."""
 
     name: ClassVar[str] = "imagereward"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
 
     weights: FilePlace
     """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""

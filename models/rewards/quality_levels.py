@@ -31,7 +31,7 @@ class QualityLevels:
     """
 
     name: ClassVar[str] = "quality_levels"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
 
     model: ModelPlace
     """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""

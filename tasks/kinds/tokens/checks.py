@@ -202,10 +202,10 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     Raises:
         ConfigError: it scores something else.
     """
-    if needs.media != "texts":
+    if needs.media not in ("samples", "texts"):
         raise ConfigError(
             f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
-            "Choose a reward that reads those; one of your own declares needs = Needs(media='texts')."
+            "Choose a reward that reads those, or a function of your own."
         )
 
 
