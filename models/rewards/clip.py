@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from configs.outside import ColumnFolderPlace, FilePlace, ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
@@ -96,7 +97,11 @@ class ClipEmbeddings:
         """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off, as peers do."""
         most = self._clip.config.text_config.max_position_embeddings
         tokens = self._processor.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=most, return_tensors="pt"
+            as_texts(self._processor.tokenizer, texts),
+            padding="max_length",
+            truncation=True,
+            max_length=most,
+            return_tensors="pt",
         )
         found = self._clip.get_text_features(**tokens.to(self._device))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)

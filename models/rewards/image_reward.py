@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from configs.outside import FilePlace, ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
@@ -122,7 +123,11 @@ class ImageReward:
     def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return (B,) float32 scores of images that were processed, before they are standardized."""
         tokens = self._tokenizer(
-            list(prompts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
+            as_texts(self._tokenizer, prompts),
+            padding="max_length",
+            truncation=True,
+            max_length=_TOKENS,
+            return_tensors="pt",
         ).to(self._device)
         pixels = pixels.to(self._device)
         seen = self._vision(pixel_values=pixels).last_hidden_state

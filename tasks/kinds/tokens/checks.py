@@ -15,17 +15,24 @@ from configs.rewards import RewardSection
 from configs.schema import EvaluateSection, OptimizeSection, RolloutSection, RunConfig
 from configs.section import Section
 from models.engines import LOCAL, make_engine
-from models.policies.language_folders import check_critic, check_folder, check_vocabulary
+from models.policies.language_folders import (
+    check_critic,
+    check_folder,
+    check_vocabulary,
+    context_length_of,
+    load_tokenizer,
+)
 from models.rewards.base import Needs
 from tasks.advantages.estimators import make_estimator
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay, check_units
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import tokens_of
-from tasks.inputs.prompts import uses_guidance
+from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.inputs.renderer import renderer_config
 from tasks.inputs.sources import critic_folder
 from tasks.kinds.cost import Cost
+from tasks.kinds.tokens.prompts import Prompts
 from tasks.runs.cuts import rollout_cuts
 
 #: Settings that mean nothing for texts, by section; each must be at its default.
@@ -74,6 +81,7 @@ def check_tokens(config: RunConfig, requires: Requirements) -> None:
     _check_engine(config)
     _check_rescore(config)
     _check_base(config)
+    _check_prompts(config)
     _check_critic(config)
     for name, value in requires.normalization:
         found = getattr(config.advantage, name)
@@ -136,6 +144,14 @@ def _check_base(config: RunConfig) -> None:
     if config.model.path is not None and folder.is_dir():
         check_folder(folder)
         check_vocabulary(folder)
+
+
+def _check_prompts(config: RunConfig) -> None:
+    """Check how a local model's tokenizer and template read prompts."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        prompts = Prompts(load_tokenizer(folder), tokens_of(config), context_length_of(folder))
+        prompts.check({split: [each.text for each in found] for split, found in source_prompts(config).items()})
 
 
 def _check_critic(config: RunConfig) -> None:
