@@ -18,10 +18,11 @@ from types import GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import do_format
 from jinja2.runtime import Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from configs.errors import ConfigError
@@ -102,15 +103,7 @@ def render_chat(
         TemplateError: it fails, takes too much, or draws lots.
     """
     template = _compiled(_template_of(source))
-    tokenizer = getattr(source, "tokenizer", source)
-    given = {
-        **tokenizer.special_tokens_map,
-        **(more or {}),
-        "messages": [dict(message) for message in messages],
-        "tools": None,
-        "documents": None,
-        "add_generation_prompt": generate,
-    }
+    given = {**(more or {}), **_given(source, messages, generate=generate)}
     try:
         text, told = _rendered(template, given, _MOMENTS[0] if day is None else datetime(day.year, day.month, day.day))
     except _ChoiceError:
@@ -118,6 +111,16 @@ def render_chat(
     if day is None and told and _rendered(template, given, _MOMENTS[1])[0] != text:
         raise ConfigError(_READS.format(setting=setting))
     return text
+
+
+def told_dates(source: Any, messages: Sequence[Mapping[str, Any]], day: date) -> dict[str, str]:
+    """Return what a template is told on a day, by the format it asks in, where an answer begins.
+
+    Raises:
+        TemplateError: it fails.
+    """
+    now = datetime(day.year, day.month, day.day)
+    return _rendered(_compiled(_template_of(source)), _given(source, messages, generate=True), now)[1]
 
 
 def guard_template(tokenizer: Any) -> None:
@@ -147,6 +150,18 @@ def guard_template(tokenizer: Any) -> None:
 
     checked.guarded = True  # type: ignore[attr-defined]
     tokenizer.apply_chat_template = checked
+
+
+def _given(source: Any, messages: Sequence[Mapping[str, Any]], *, generate: bool) -> dict[str, Any]:
+    """Return what a template may read, by name."""
+    tokenizer = getattr(source, "tokenizer", source)
+    return {
+        **tokenizer.special_tokens_map,
+        "messages": [dict(message) for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": generate,
+    }
 
 
 def day_of(text: str | None, reward: str) -> date | None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.chat_templates import render_chat
+from models.chat_templates import render_chat, told_dates
 from models.control_tokens import chat_ids, first_mark, marked, plain_ids
 from models.policies.language_folders import context_length_of, load_tokenizer
 from tasks.inputs.components import tokens_of
@@ -111,6 +111,12 @@ class Prompts:
         """Return what a chat begins with, as roles and texts."""
         said = [] if self.section.system is None else [("system", self.section.system)]
         return [*said, ("user", asked)]
+
+    def told_dates(self, asked: str) -> dict[str, str]:
+        """Return what the template is told where it asks for the date, by the format it asks in."""
+        said = [{"role": role, "content": text} for role, text in self.messages(asked)]
+        day = self.section.template_date
+        return {} if day is None else told_dates(self._tokenizer, said, day)
 
     def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
         """Return the tokens of the longest prompt of lists by their split.
