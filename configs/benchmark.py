@@ -25,7 +25,7 @@ class Benchmark(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
     """Its name; the file's when absent."""
     prompts: str | None = None
-    """.txt, .jsonl or .parquet file beside this one, or a dataset id; where none can be shipped, --prompts gives it."""
+    """File of prompts beside this one, or a dataset id; where none can be shipped, --prompts gives it."""
     column: str = "prompt"
     """Column or key that holds the prompt; the others become metadata for rewards."""
     split: str = "train"

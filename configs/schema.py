@@ -34,6 +34,10 @@ class RunSection(Section):
     """Rollout-score-optimize rounds. May be raised later: finished epochs are kept."""
 
 
+#: Endings of files of prompts.
+PROMPT_FILES = (".txt", ".jsonl", ".parquet", ".csv", ".tsv")
+
+
 class PromptSource(Section):
     """One of several lists of prompts."""
 
@@ -48,7 +52,8 @@ class PromptSource(Section):
 
 
 class PromptsSection(Section):
-    """Where prompts come from: .txt, .jsonl, .parquet, or a Hugging Face dataset id."""
+    """Where prompts come from: a file (.txt, .jsonl, .parquet, or .csv and .tsv with a header), a folder that
+    `save_to_disk` of datasets wrote, or a Hugging Face dataset id."""
 
     train: str | None = None
     """Prompts to train on; paths are relative to the config file."""
@@ -62,7 +67,7 @@ class PromptsSection(Section):
     """Column or key with the path of an image to start from, or a list of paths, relative to the prompt file; or of a
     clip, for models that start from one."""
     split: str = "train"
-    """Split to read when the source is a Hugging Face dataset id."""
+    """Split to read when the source is a Hugging Face dataset id, or a folder of `save_to_disk` with several."""
 
     @model_validator(mode="after")
     def _one_way(self) -> PromptsSection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -25,6 +26,9 @@ class TokensSection(Section):
     """Whether the prompt goes through the tokenizer's chat template as a user's message; auto: where it has one."""
     system: str | None = None
     """System message before the prompt, with a chat template."""
+    template_date: date | None = None
+    """The date that a chat template is told which asks for one (`strftime_now`), as 2024-07-26; such a template is
+    refused without it."""
     instruction: str | None = None
     """What is asked of a prompt, as "Rewrite for an image model: {prompt}": it stands where {prompt} is."""
     max_prompt: int | None = Field(None, ge=1, le=1 << 20)

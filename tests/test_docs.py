@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Pages whose blocks of code are carried out below, but for those marked as shown only.
-EXECUTED = {"README.md", "python.md", "rewards.md", "store.md", "tutorial.md"}
+EXECUTED = {"README.md", "language-models.md", "python.md", "rewards.md", "store.md", "tutorial.md"}
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
@@ -170,6 +170,13 @@ def test_rewards_of_your_own_work_as_pasted(pasted: Callable[[list[str]], str]) 
     test = shlex.quote(f"{tested}\n{declared}\n{followed}\n{named}\n{checked}")
     assert "10 passed" in pasted(["bash", "-c", f"printf %s {test} > test_mine.py; {sys.executable} -m pytest -q ."])
     pasted([sys.executable, "-c", head])
+
+
+@pytest.mark.slow
+def test_a_reward_of_texts_works_as_pasted(pasted: Callable[[list[str]], str]) -> None:
+    page = (ROOT / "docs" / "language-models.md").read_text()
+    (block,) = re.findall(r"(?<!<!-- shown -->\n)```bash\n(.*?)```", page, re.DOTALL)
+    assert "my_texts:letters" in pasted(["bash", "-euo", "pipefail", "-c", block])
 
 
 def python_of_the_docs() -> list[str]:

@@ -164,6 +164,14 @@ class DiffusionPolicy(Policy):
                 has no option ``references``.
         """
 
+    def first_mark(self, text: str) -> str | None:
+        """Return a control token of one of the tokenizers that stands in a text; None: there is none."""
+        return None
+
+    def as_plain(self, text: str) -> str:
+        """Return a text in which no control token of a tokenizer stands; see ``models.control_tokens``."""
+        return text
+
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
         """Return what a person should know of prompts that are longer than what is read of them, a sentence each."""
         return []

@@ -11,6 +11,8 @@ from models.libraries import read_json
 from models.weights.complete import check_complete
 from models.weights.pretrained_loading import check_model_folder, load_pretrained
 
+_TOKENIZER = "tokenizer.json"
+
 
 def load_tokenizer(folder: Path, *, what: str = "model.path") -> Any:
     """Return a model's tokenizer.
@@ -103,13 +105,39 @@ def check_vocabulary(folder: Path, *, what: str = "model.path") -> None:
         ConfigError: it has not.
     """
     config, tokenizer = load_language_config(folder, what=what), load_tokenizer(folder, what=what)
-    largest, size = max(tokenizer.get_vocab().values()), getattr(config, "vocab_size", None)
-    if size is not None and largest >= size:
+    vocabulary, size = tokenizer.get_vocab(), getattr(config, "vocab_size", None)
+    beyond = sorted(((number, token) for token, number in vocabulary.items() if size is not None and number >= size))
+    if not beyond:
+        return
+    named = ", ".join(repr(token) for _, token in beyond[:5]) + (f" and {len(beyond) - 5} more" * (len(beyond) > 5))
+    found = (
+        f"{what} '{folder}' has a tokenizer with ids up to {beyond[-1][0]}, but its model has {size} embeddings, so "
+        "some prompts could not be read"
+    )
+    written = written_tokens(folder)
+    if written and not any(token in written for _, token in beyond):
         raise ConfigError(
-            f"{what} '{folder}' has a tokenizer with ids up to {largest}, but its model has {size} embeddings, so "
-            "some prompts could not be read. Save the tokenizer that belongs to the model, or resize its embeddings "
-            "with model.resize_token_embeddings()."
+            f"{found}. The files do not hold {named}: the class {type(tokenizer).__name__} adds what it takes for "
+            "granted when it is loaded. Save the tokenizer as a class that adds nothing, transformers."
+            f"PreTrainedTokenizerFast(tokenizer_file='{folder / _TOKENIZER}', eos_token=...)"
+            f".save_pretrained('{folder}') with tokens that are there, or give the model embeddings for them with "
+            f"model.resize_token_embeddings({beyond[-1][0] + 1}) and save it."
         )
+    raise ConfigError(
+        f"{found}: the tokens are {named}. Save the tokenizer that belongs to the model, or give the model embeddings "
+        f"for them with model.resize_token_embeddings({beyond[-1][0] + 1})."
+    )
+
+
+def written_tokens(folder: Path) -> set[str]:
+    """Return the tokens in a folder's ``tokenizer.json``, empty where there is none that can be read."""
+    try:
+        found = read_json(folder / _TOKENIZER)
+        listed, vocabulary = found.get("added_tokens") or [], (found.get("model") or {}).get("vocab") or {}
+        tokens = vocabulary if isinstance(vocabulary, dict) else [each[0] for each in vocabulary]
+        return {*map(str, tokens), *(str(each["content"]) for each in listed)}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return set()
 
 
 def check_critic(folder: Path, policy: Path) -> None:

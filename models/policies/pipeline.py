@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from configs.registry import option_names
+from models.chat_templates import guard_template
+from models.control_tokens import as_text, first_mark
 from models.maths.conditioning import Conditioning, Guided
 from models.maths.guidance import guided
 from models.policies.attention import set_attention
@@ -84,6 +87,8 @@ class PipelinePolicy(FolderPolicy):
     def __init__(self, pipeline: Any, settings: DiffusionSettings, options: Any) -> None:
         """Wrap a loaded pipeline; see ``load``."""
         super().__init__(pipeline, settings, options)
+        for tokenizer in self._tokenizers:
+            guard_template(tokenizer)
         for module in self.modules().values():
             module.requires_grad_(False).eval()
         for module in self.denoisers.values():
@@ -99,6 +104,21 @@ class PipelinePolicy(FolderPolicy):
         from models.weights.lora_start import pipeline_adapter
 
         return pipeline_adapter(path, cls.pipeline_name, cls.denoiser_names)
+
+    @cached_property
+    def _tokenizers(self) -> list[Any]:
+        parts = [getattr(part, "tokenizer", part) for part in self.pipeline.components.values()]
+        return [part for part in parts if hasattr(part, "added_tokens_decoder")]
+
+    def first_mark(self, text: str) -> str | None:
+        """Ask each tokenizer of the pipeline."""
+        return next((mark for each in self._tokenizers if (mark := first_mark(each, text)) is not None), None)
+
+    def as_plain(self, text: str) -> str:
+        """Break what is a control token of one of the pipeline's tokenizers."""
+        for tokenizer in self._tokenizers:
+            text = as_text(tokenizer, text)
+        return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:
         """Return a sentence for each tokenizer that cuts some of the prompts off."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
+from models.chat_templates import guard_template
+from models.control_tokens import first_mark
 from models.weights.pretrained_loading import load_pretrained
 
 
@@ -73,9 +76,38 @@ def cut_notes(
             )
 
 
+def refusal(text: str, mark: str) -> str:
+    """Return why a prompt with a control token is not encoded, and what to do."""
+    return (
+        f"prompt {text[:60]!r} holds {mark!r}, which a text encoder of the model reads as a control token: what comes "
+        "after might not be seen. Write it in another way, or remove the prompt."
+    )
+
+
 def load_tokenizers(folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
     """Return the tokenizers of a local pipeline folder, without anything else of it."""
+    return _loaded(folder, [reader.tokenizer for reader in readers if (folder / reader.tokenizer).is_dir()])
+
+
+def check_marks(folder: Path, texts: Iterable[str]) -> None:
+    """Check that prompts hold no control token of the tokenizers of a local pipeline folder.
+
+    Raises:
+        ConfigError: one does.
+    """
+    # Control tokens of all tokenizers in use begin with one of these; most lists need no tokenizer to be loaded.
+    suspect = [text for text in texts if any(sign in text for sign in "<[{|")]
+    names = sorted(path.parent.name for path in folder.glob("*/tokenizer_config.json")) if suspect else []
+    for tokenizer in _loaded(folder, names).values():
+        for text in suspect:
+            if (mark := first_mark(tokenizer, text)) is not None:
+                raise ConfigError(refusal(text, mark))
+
+
+def _loaded(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    names = [reader.tokenizer for reader in readers if (folder / reader.tokenizer).is_dir()]
-    return {name: load_pretrained(AutoTokenizer, folder / name, what="model.path") for name in names}
+    found = {name: load_pretrained(AutoTokenizer, folder / name, what="model.path") for name in names}
+    for tokenizer in found.values():
+        guard_template(tokenizer)
+    return found

@@ -27,9 +27,9 @@ class Scores:
 class Needs:
     """What a reward needs of its caller: class attribute ``needs``, or ``@declare(...)`` on a function."""
 
-    media: Literal["images", "clips", "sounds", "latents", "texts"] = "images"
-    """What it scores; 'clips': whole ones, 'sounds': what is heard with clips, 'latents': what the model made, before
-    any decoding, 'texts': strings."""
+    media: Literal["samples", "images", "clips", "sounds", "latents", "texts"] = "samples"
+    """What it scores; 'samples': what the run makes, images or texts, 'clips': whole ones, 'sounds': what is heard with
+    clips, 'latents': what the model made, before any decoding, 'texts': strings."""
     rate: int | None = None
     """Of sounds, how many samples a second they are brought to; None: as many as they were made with."""
     columns: tuple[str, ...] = ()
@@ -65,9 +65,9 @@ class Reward(Protocol):
         """Return one score per sample.
 
         Args:
-            media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config hands over whole clips; (B, N, C)
-                float32 sounds from -1 to 1, (B, ...) float32 latents, or (B,) strings (an array of objects), for a
-                reward that needs those.
+            media: (B, H, W, 3) uint8 images; (B, F, H, W, 3) clips where the config hands over whole clips; (B,)
+                strings (an array of objects) where the run makes texts; (B, N, C) float32 sounds from -1 to 1, or
+                (B, ...) float32 latents, for a reward that needs those.
             prompts: B prompts.
             metadata: B mappings with the other columns of the prompt source.
 

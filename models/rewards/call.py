@@ -17,11 +17,7 @@ from configs.errors import FlowmillError, RewardError
 from configs.rewards import RewardSection
 from models.rewards.base import Batch, Needs, Reward, Scores
 from models.rewards.failures import describe, expected, log_traceback
-
-
-class _MalformedError(RewardError):
-    """The answer is not one score per sample: no sample is at fault."""
-
+from models.rewards.returned import MalformedError, read_scores
 
 #: What may be the fault of a sample; a lost connection or a full disk is not.
 _OF_SAMPLES = (RewardError, FileNotFoundError, UnidentifiedImageError)
@@ -65,7 +61,7 @@ def score(reward: Reward, name: str, batch: Batch, handling: Handling = Handling
         OSError: the reward failed with one, which may pass; a note says where.
     """
     needs = needs_of_made(reward)
-    if batch.media.ndim == 5 and needs.media == "images" and handling.frames != "clip":
+    if batch.media.ndim == 5 and needs.media in ("samples", "images") and handling.frames != "clip":
         return _score_frames(reward, name, batch, handling)
     rows = list(_by_group(batch) if needs.groupwise else _by_size(len(batch), handling.batch_size or needs.batch_size))
     parts = [_score_rows(reward, name, batch, *chosen, handling.exclude) for chosen in rows]
@@ -109,7 +105,7 @@ def _score_rows(
         # Where rows that fail are called one by one anyway, nobody need look for the first of them.
         scores = _called(reward, name, batch.take([*rows, *padding]), blame=together or not exclude)
     except _OF_SAMPLES as error:
-        if not exclude or isinstance(error, _MalformedError):
+        if not exclude or isinstance(error, MalformedError):
             raise
         if len(rows) == 1 or together:
             return Scores(np.full(len(rows), np.nan, np.float32), [_failed(error)] * len(rows))
@@ -128,27 +124,11 @@ def _called(reward: Reward, name: str, batch: Batch, *, blame: bool) -> Scores:
     """Return what one call of a reward gives, of the right shape and finite; ``blame``: tell which sample fails."""
     try:
         result = _asked(reward, batch)
-        scores = result if isinstance(result, Scores) else Scores(np.asarray(result, np.float32))
-        values = np.asarray(scores.values, np.float32)
     except FlowmillError:
         raise
     except Exception as error:  # noqa: BLE001 - a reward may be anybody's code; its error is raised, with its place
         _tell(error, reward, name, batch, blame=blame)
-    _check_shape(values, name, batch)
-    values = values.reshape(-1)
-    if scores.notes is not None and len(scores.notes) != len(batch):
-        raise _MalformedError(
-            f"Reward '{name}' returned {len(scores.notes)} remarks for {len(batch)} samples. Return one per sample, or "
-            "None."
-        )
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        where = describe(batch.origin, int(bad[0]), batch.prompts)
-        raise RewardError(
-            f"Reward '{name}' returned {values[bad[0]]} for {where} ({len(bad)} of {len(values)} scores are not "
-            "finite). A gradient cannot be made from that: mend the reward, then run again; the rollouts are kept."
-        )
-    return Scores(values, scores.notes)
+    return read_scores(result, name, batch)
 
 
 def _asked(reward: Any, batch: Batch) -> Any:
@@ -160,22 +140,6 @@ def _asked(reward: Any, batch: Batch) -> Any:
     if not needs_of_made(reward).references:
         return reward.score(*given)
     return reward.score(*given, [list(images) for images in batch.references])
-
-
-def _check_shape(values: np.ndarray, name: str, batch: Batch) -> None:
-    """Refuse anything but one score per sample, in a column or not.
-
-    Raises:
-        RewardError: there are more, fewer, or several per sample.
-    """
-    count = len(batch)
-    if values.shape not in ((count,), (count, 1)):
-        found = len(values) if values.ndim == 1 else values.size
-        where = describe(batch.origin, 0, batch.prompts) + (" and others" if count > 1 else "")
-        raise _MalformedError(
-            f"Reward '{name}' returned {found} scores for {count} images: shape {values.shape}, expected ({count},), "
-            f"for {where}. {expected(batch.media)}, one per sample."
-        )
 
 
 def _tell(error: Exception, reward: Reward, name: str, batch: Batch, *, blame: bool) -> NoReturn:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from configs.outside import ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
@@ -96,6 +97,6 @@ class Clap:
         """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off."""
         most = self._clap.config.text_config.max_position_embeddings - 2
         options = {"padding": "max_length", "truncation": True, "max_length": min(most, 77), "return_tensors": "pt"}
-        tokens = self._processor.tokenizer(list(texts), **options)
+        tokens = self._processor.tokenizer(as_texts(self._processor.tokenizer, texts), **options)
         found = self._clap.get_text_features(**tokens.to(self._device))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from configs.outside import ColumnFolderPlace, FilePlace, ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
@@ -39,7 +40,7 @@ class ClipEmbeddings:
     """A CLIP model with its own processor."""
 
     #: Rows per call as few as that fit beside a model that samples.
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
     name: ClassVar[str]
 
     model: ModelPlace
@@ -96,7 +97,11 @@ class ClipEmbeddings:
         """Return (B, D) float32 embeddings of length 1; what is too long for the model is cut off, as peers do."""
         most = self._clip.config.text_config.max_position_embeddings
         tokens = self._processor.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=most, return_tensors="pt"
+            as_texts(self._processor.tokenizer, texts),
+            padding="max_length",
+            truncation=True,
+            max_length=most,
+            return_tensors="pt",
         )
         found = self._clip.get_text_features(**tokens.to(self._device))
         return nn.functional.normalize(found.pooler_output.float(), dim=-1)
@@ -205,7 +210,7 @@ class ImageSimilarity(ClipEmbeddings):
         """Return what is needed by options: the accelerator for a model, references to compare with a source."""
         references = options.get("to", "column") == "source"
         if options.get("by", "embedding") != "embedding":
-            return Needs(references=references)
+            return Needs(media="images", references=references)
         return replace(ClipEmbeddings.needs, references=references)
 
     @staticmethod

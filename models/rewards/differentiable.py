@@ -15,6 +15,7 @@ import torch
 
 from configs.errors import RewardError
 from models.rewards.failures import describe, log_traceback
+from models.rewards.returned import described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,10 +72,9 @@ def followed(reward: Differentiable, name: str, media: Tensor, about: Batch) -> 
             f"{tuple(media.shape)} in {media.dtype}. Its traceback is in {log_traceback(error, name, where)}. Mend the "
             "reward and run again; what is committed stays."
         ) from error
-    found = tuple(getattr(values, "shape", ()))
     if not isinstance(values, torch.Tensor) or values.shape != (len(about),) or not values.requires_grad:
         raise RewardError(
-            f"The method 'differentiable' of reward '{name}' returned {type(values).__name__} of shape {found}. It "
+            f"The method 'differentiable' of reward '{name}' returned {described(values)}. It "
             f"must return a tensor ({len(about)},), one score per sample, that depends on the samples it was given."
         )
     bad = (~torch.isfinite(values.detach())).nonzero().flatten().tolist()

@@ -11,7 +11,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Scores, quoted_text
+from models.rewards.base import Needs, Scores, quoted_text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class DigitsReward:
     optimized, so a model that learns to fool ``svc`` shows as a gap between the two.
     """
 
+    needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
     """Both halves are read as asked."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Scores, quoted_text
+from models.rewards.base import Needs, Scores, quoted_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,8 @@ class DigitsNetwork:
     digits it was not trained on. What is optimized through it is best judged by the reward ``digits``, which has other
     classifiers.
     """
+
+    needs: ClassVar[Needs] = Needs(media="images")
 
     _network: nn.Sequential = field(init=False, repr=False)
 

@@ -151,7 +151,7 @@ class DinaLrm:
         noise = torch.randn(latents.shape[1:], generator=drawn).to(settings.device)
         noised = ((1 - self._sigma) * latents + self._sigma * noise).to(settings.dtype)
         time = torch.full((len(latents),), self._timestep, device=settings.device)
-        encoded = self._policy.encode(prompts)
+        encoded = self._policy.encode([self._policy.as_plain(prompt) for prompt in prompts])
         images, texts, embedded = self._states(noised, encoded["prompt_embeds"], encoded["pooled"], time)
         score: Tensor = self._head(images, texts, embedded).float()
         return (score + 10) / 10

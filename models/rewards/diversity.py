@@ -20,7 +20,7 @@ Others = Literal["mean", "nearest"]
 class PixelDiversity:
     """Root mean square difference of pixels to the other samples of the group, 0 to 1."""
 
-    needs: ClassVar[Needs] = Needs(groupwise=True)
+    needs: ClassVar[Needs] = Needs(media="images", groupwise=True)
 
     to: Others = "mean"
     """The mean over the others, or the difference to the nearest of them."""
@@ -46,7 +46,7 @@ class EmbeddingDiversity(ClipEmbeddings):
     """1 - cosine of CLIP's embeddings to the other samples of the group."""
 
     name: ClassVar[str] = "clip_diversity"
-    needs: ClassVar[Needs] = Needs(groupwise=True, accelerated=True)
+    needs: ClassVar[Needs] = Needs(media="images", groupwise=True, accelerated=True)
 
     model: ModelPlace = CLIP_L
     to: Others = "mean"

@@ -104,7 +104,7 @@ class EditReward(Asking):
     """
 
     name: ClassVar[str] = "edit_reward"
-    needs: ClassVar[Needs] = Needs(references=True)
+    needs: ClassVar[Needs] = Needs(media="images", references=True)
 
     rubric: Literal["unified", "rational", "edit_reward"] = "unified"
     """What is asked and how answers are read: as UnifiedReward-Edit, RationalRewards or EditReward rate."""

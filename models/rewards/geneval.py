@@ -18,6 +18,7 @@ from torch import nn
 
 from configs.errors import ConfigError
 from configs.outside import ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.pretrained import load_pretrained
@@ -73,7 +74,7 @@ class GenEval:
     """
 
     name: ClassVar[str] = "geneval"
-    needs: ClassVar[Needs] = Needs(columns=("tag", "include"), accelerated=True, batch_size=8)
+    needs: ClassVar[Needs] = Needs(media="images", columns=("tag", "include"), accelerated=True, batch_size=8)
     perfect: ClassVar[float] = 1.0
     """All demands are met."""
 
@@ -155,7 +156,9 @@ class GenEval:
         """Return the color of each object, told by CLIP on its cut-out before gray."""
         if name not in self._colors:
             texts = [template.format(color=color, name=name) for color in COLORS for template in _TEMPLATES]
-            tokens = self._clip_processor.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+            tokens = self._clip_processor.tokenizer(
+                as_texts(self._clip_processor.tokenizer, texts), padding=True, truncation=True, return_tensors="pt"
+            )
             of_texts = nn.functional.normalize(self._clip.get_text_features(**tokens.to(self._device)).pooler_output)
             mean = of_texts.reshape(len(COLORS), len(_TEMPLATES), -1).mean(1)
             self._colors[name] = nn.functional.normalize(mean)

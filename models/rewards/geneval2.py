@@ -26,7 +26,7 @@ class GenEval2(Asking):
     """
 
     name: ClassVar[str] = "geneval2"
-    needs: ClassVar[Needs] = Needs(columns=("vqa_list",))
+    needs: ClassVar[Needs] = Needs(media="images", columns=("vqa_list",))
 
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""

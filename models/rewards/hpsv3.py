@@ -30,7 +30,7 @@ class HpsV3:
     """The mean that HPSv3's head gives at its reward token (``inference.py``: the first of mu and sigma)."""
 
     name: ClassVar[str] = "hpsv3"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
 
     weights: FilePlace
     """``HPSv3.safetensors`` (MizzenAI/HPSv3)."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from configs.outside import FilePlace, ModelPlace
+from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
@@ -47,7 +48,7 @@ class ImageReward:
     """ImageReward v1.0 (arXiv 2304.05977): raters' preference, standardized; BLIP's text encoder looks at the image."""
 
     name: ClassVar[str] = "imagereward"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=16, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=16, spreads=True)
 
     weights: FilePlace
     """Safetensors copy of ``ImageReward.pt`` (THUDM/ImageReward)."""
@@ -122,7 +123,11 @@ class ImageReward:
     def _judged(self, pixels: Tensor, prompts: Sequence[str]) -> Tensor:
         """Return (B,) float32 scores of images that were processed, before they are standardized."""
         tokens = self._tokenizer(
-            list(prompts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
+            as_texts(self._tokenizer, prompts),
+            padding="max_length",
+            truncation=True,
+            max_length=_TOKENS,
+            return_tensors="pt",
         ).to(self._device)
         pixels = pixels.to(self._device)
         seen = self._vision(pixel_values=pixels).last_hidden_state

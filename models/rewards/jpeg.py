@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from models.rewards.base import Scores
+from models.rewards.base import Needs, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class JpegCompressibility:
 
     DDPO (arXiv 2305.13301) uses scale 1, Flow-GRPO's ``rewards.py:jpeg_compressibility`` 500.
     """
+
+    needs: ClassVar[Needs] = Needs(media="images")
 
     scale: float = 500.0
     """Kilobytes that make a score of -1."""
@@ -34,6 +36,8 @@ class JpegIncompressibility:
 
     DDPO (arXiv 2305.13301) and Flow-GRPO's ``rewards.py:jpeg_incompressibility`` use scale 1.
     """
+
+    needs: ClassVar[Needs] = Needs(media="images")
 
     scale: float = 1.0
     """Kilobytes that make a score of 1."""

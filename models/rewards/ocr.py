@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from configs.extras import require_extra
-from models.rewards.base import Scores, quoted_text
+from models.rewards.base import Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; letters at the border are misread without
@@ -25,6 +25,7 @@ class OcrReward:
     Spaces are removed and case is ignored; a text that contains the target counts as read.
     """
 
+    needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
     """The text is read as asked."""
 

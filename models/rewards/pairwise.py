@@ -66,7 +66,7 @@ class WinRate(Asking):
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
         """Return that a whole group is needed, and references where they are to be shown."""
-        return Needs(groupwise=True, references=bool(options.get("references", False)))
+        return Needs(media="images", groupwise=True, references=bool(options.get("references", False)))
 
     @property
     def needs(self) -> Needs:

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from PIL import Image
 
 from configs.errors import ConfigError
 from configs.outside import ModelPlace
+from models.chat_templates import day_of, render_chat
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
@@ -31,10 +33,12 @@ class QualityLevels:
     """
 
     name: ClassVar[str] = "quality_levels"
-    needs: ClassVar[Needs] = Needs(accelerated=True, batch_size=8, spreads=True)
+    needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
 
     model: ModelPlace
     """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""
+    template_date: str | None = None
+    """The date that a chat template is told which asks for one, as 2024-07-26; without it that is refused."""
     revision: str | None = None
     """Commit, tag or branch of it."""
     question: str = "How would you rate the quality of this image?"
@@ -79,10 +83,14 @@ class QualityLevels:
         """Return question and beginning of the answer as the model's chat template has them."""
         content = [{"type": "image"}, {"type": "text", "text": self.question}]
         try:
-            chat = self._processor.apply_chat_template(
-                [{"role": "user", "content": content}], add_generation_prompt=True
+            chat = render_chat(
+                self._processor,
+                [{"role": "user", "content": content}],
+                setting=f"the option 'template_date' of reward '{self.name}'",
+                day=day_of(self.template_date, self.name),
+                generate=True,
             )
-        except (AttributeError, ValueError, ImportError) as error:
+        except (AttributeError, TemplateError) as error:
             raise ConfigError(
                 f"reward '{self.name}': '{self.model}' has no chat template to ask in: {error}. Give a model that "
                 "answers questions about images."

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from jinja2 import TemplateError
 
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.outside import ModelPlace
+from models.chat_templates import day_of, render_chat
+from models.control_tokens import as_texts
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
@@ -36,6 +39,8 @@ class SequenceClassification:
     """What is classified: the text; prompt and text in one; both as a pair; the tokenizer's chat template of both."""
     truncate: bool = False
     """Cut what is longer than the model takes; otherwise it is an error."""
+    template_date: str | None = None
+    """The date that a chat template is told which asks for one, as 2024-07-26; without it that is refused."""
     revision: str | None = None
     """Commit, tag or branch on the hub."""
     device: str = "auto"
@@ -66,6 +71,9 @@ class SequenceClassification:
                 f"reward '{_NAME}': the tokenizer of '{self.model}' has no chat template, so 'given' cannot be 'chat'. "
                 "Set it to 'text', 'joined' or 'pair', as the model was trained."
             )
+        if self.given == "chat":
+            # What cannot be rendered is refused before anything is sampled.
+            self._chat("prompt", "text")
 
     @classmethod
     def takes(cls, options: Mapping[str, Any]) -> Takes | None:
@@ -95,6 +103,7 @@ class SequenceClassification:
 
     def _encoded(self, prompts: Sequence[str], texts: Sequence[str], *, padded: bool) -> Any:
         most = self._most()
+        prompts, texts = (as_texts(self._tokenizer, each) for each in (prompts, texts))
         how = {"return_tensors": "pt", "padding": padded}
         if self.truncate and most is not None:
             # Not every tokenizer knows how much its model takes.
@@ -108,7 +117,9 @@ class SequenceClassification:
             )
         else:
             joined = self.given == "joined"
-            encoded = self._tokenizer([p + t if joined else t for p, t in zip(prompts, texts, strict=True)], **how)
+            given = [p + t if joined else t for p, t in zip(prompts, texts, strict=True)]
+            # The end of a prompt and the beginning of a text may make one.
+            encoded = self._tokenizer(as_texts(self._tokenizer, given), **how)
         longest = encoded["input_ids"].shape[1]
         if most is not None and longest > most:
             raise ValueError(
@@ -118,7 +129,14 @@ class SequenceClassification:
 
     def _chat(self, prompt: str, text: str) -> str:
         said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
-        return str(self._tokenizer.apply_chat_template(said, tokenize=False))
+        setting, day = f"the option 'template_date' of reward '{_NAME}'", day_of(self.template_date, _NAME)
+        try:
+            return render_chat(self._tokenizer, said, setting=setting, day=day)
+        except TemplateError as error:
+            raise ConfigError(
+                f"reward '{_NAME}': the chat template of '{self.model}' fails: {error}. Set 'given' to 'text', "
+                "'joined' or 'pair', or mend the template."
+            ) from None
 
     def _most(self) -> int | None:
         """Return how many tokens the model takes, None where neither it nor its tokenizer says."""

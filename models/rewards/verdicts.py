@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from jinja2 import TemplateError
 from torch import nn
 
 from configs.errors import ConfigError
+from models.chat_templates import render_chat
+from models.control_tokens import as_text
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
@@ -62,6 +65,7 @@ class Reader(nn.Module):
         from transformers import Qwen2VLModel
 
         super().__init__()
+        self._reward = given.reward
         config = load_pretrained("AutoConfig", model, revision, reward=given.reward)
         self.tokenizer = load_pretrained("AutoTokenizer", model, revision, reward=given.reward)
         self.tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
@@ -80,9 +84,18 @@ class Reader(nn.Module):
 
     def text(self, asked: str, prompt: str, kind: Literal["image", "video"], tokens: int) -> str:
         """Return what is asked about a picture or clip of so many tokens, as the model's own chat template has it."""
-        content = [{"type": kind}, {"type": "text", "text": asked.replace(PROMPT, prompt)}]
-        message = {"role": "user", "content": content}
-        chat: str = self.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        said = asked.replace(PROMPT, as_text(self.tokenizer, prompt))
+        content = [{"type": kind}, {"type": "text", "text": said}]
+        try:
+            # Both models are published with one chat template, which has no date.
+            chat = render_chat(
+                self.tokenizer,
+                [{"role": "user", "content": content}],
+                setting="another 'model', or its template",
+                generate=True,
+            )
+        except TemplateError as error:
+            raise ConfigError(f"reward '{self._reward}': the model's chat template fails: {error}.") from None
         return chat.replace(_PADS[kind], _PADS[kind] * tokens, 1)
 
     def verdicts(
@@ -97,7 +110,7 @@ class Reader(nn.Module):
             kind: what is looked at.
 
         Raises:
-            ValueError: a prompt holds one of the tokens.
+            ValueError: a text does not hold each of the tokens once.
         """
         tokens = self.tokenizer(list(texts), padding=True, return_tensors="pt").to(self._device)
         ids = tokens["input_ids"]
@@ -112,7 +125,7 @@ class Reader(nn.Module):
         at = [hidden[ids == self.tokenizer.convert_tokens_to_ids(mark)] for mark in self._marks]
         for mark, states in zip(self._marks, at, strict=True):
             if len(states) != len(texts):
-                raise ValueError(f"a prompt holds {mark}, which marks the place where the score is read; remove it")
+                raise ValueError(f"the model's chat template does not write {mark} once, where the score is read")
         return [states.float() for states in at]
 
 

@@ -187,12 +187,12 @@ class VlmJudge(Asking):
     @staticmethod
     def needs_for(options: Mapping[str, Any]) -> Needs:
         """Return that references are needed where they are to be shown."""
-        return Needs(references=bool(options.get("references", False)))
+        return Needs(media="images", references=bool(options.get("references", False)))
 
     @property
     def needs(self) -> Needs:
         """That references are needed where they are to be shown."""
-        return Needs(references=self.references)
+        return Needs(media="images", references=self.references)
 
     def __post_init__(self) -> None:
         """Make the client; nothing is asked yet.

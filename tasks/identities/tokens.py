@@ -15,7 +15,7 @@ from tasks.identities.kinds import KindIdentity
 from tasks.inputs.components import tokens_of
 
 #: Settings that came later, with what samples were made by before.
-_DEFAULTS: Mapping[str, Any] = {"instruction": None, "rescore": True}
+_DEFAULTS: Mapping[str, Any] = {"instruction": None, "rescore": True, "template_date": None}
 
 
 class TokensIdentity(KindIdentity):

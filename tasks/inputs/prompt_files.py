@@ -1,7 +1,9 @@
-"""Rows of prompt files, .txt, .jsonl and .parquet, and of Hugging Face datasets."""
+"""Rows of prompt files (``configs.schema.PROMPT_FILES``), of folders of ``save_to_disk`` and of datasets of a hub."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from configs.errors import PromptError
-from configs.schema import PromptsSection
+from configs.schema import PROMPT_FILES, PromptsSection
+from tasks.inputs.saved_datasets import read_table, saved_files
 
 _LINE_END = re.compile("\r\n|\n|\r")
 #: Rows of a source, each with the number of its line or row.
@@ -42,6 +45,15 @@ def _jsonl_rows(path: str, column: str) -> Rows:
 
 def _lines(path: str) -> list[str]:
     """Return the lines of a text file: they end with a line feed, a carriage return or both, and with nothing else."""
+    return _LINE_END.split(_text(path))
+
+
+def _text(path: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        PromptError: it is not UTF-8, or holds NUL characters.
+    """
     data = Path(path).read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -54,7 +66,50 @@ def _lines(path: str) -> list[str]:
             f"{path}, line {line} holds NUL characters, as files in UTF-16 do that are read as UTF-8. Save the file as "
             "UTF-8."
         )
-    return _LINE_END.split(text)
+    return text
+
+
+def _separated_rows(path: str, delimiter: str) -> Rows:
+    """Yield the rows of a file of separated values, whose first names the columns; all values are texts.
+
+    The number of a row is that of the line it begins in, as quoted values may hold line ends.
+    """
+    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    begins = 1
+    try:
+        for values in reader:
+            if values and not names:
+                names = _columns(values, path, begins)
+            elif values and len(values) != len(names):
+                raise PromptError(
+                    f"{path}, line {begins} has {len(values)} values, but the header names {len(names)} columns: "
+                    f"{', '.join(names)[:200]}. Put a value that holds {delimiter!r} between double quotes."
+                )
+            elif values:
+                yield begins, dict(zip(names, values, strict=True))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise PromptError(
+            f"{path}, line {begins} cannot be read: {error}. A value that begins with a double quote ends with one, "
+            f"and those inside are written twice; a value has {csv.field_size_limit():,} characters at most."
+        ) from None
+
+
+def _columns(names: list[str], path: str, line: int) -> list[str]:
+    wrong = next((name for name in names if not name.strip() or names.count(name) > 1), None)
+    if wrong is not None:
+        what = f"names the column {wrong!r} more than once" if wrong.strip() else "has a column without a name"
+        raise PromptError(f"{path}, line {line}: the header {what}. Give each column a name of its own.")
+    return names
+
+
+def _comma_rows(path: str, column: str) -> Rows:
+    return _separated_rows(path, ",")
+
+
+def _tab_rows(path: str, column: str) -> Rows:
+    return _separated_rows(path, "\t")
 
 
 def _no_number(name: str) -> None:
@@ -68,6 +123,19 @@ def _parquet_rows(path: str, column: str) -> Rows:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise PromptError(f"'{path}' is not a Parquet file: {_first_line(error)}") from None
+    yield from _table_rows(table, path)
+
+
+def saved_rows(path: str, section: PromptsSection, where: str) -> Rows:
+    """Return the rows of a folder that ``save_to_disk`` of datasets wrote.
+
+    Raises:
+        PromptError: it cannot be read, or has no such split.
+    """
+    yield from _table_rows(read_table(saved_files(Path(path), section.split, where)), path)
+
+
+def _table_rows(table: pa.Table, path: str) -> Rows:
     values: dict[str, list[Any]] = {}
     for name, cells in zip(table.column_names, table.columns, strict=True):
         try:
@@ -91,7 +159,8 @@ def hub_rows(source: str, section: PromptsSection, where: str) -> Rows:
     """
     if source.startswith((".", "/")) or source.count("/") > 1 or (Path(source).suffix and "/" not in source):
         raise PromptError(
-            f"{where}: '{source}' is neither a .txt, .jsonl or .parquet file nor a dataset id like 'owner/name'."
+            f"{where}: '{source}' is neither a file ({', '.join(PROMPT_FILES)}), nor a folder that save_to_disk() of "
+            "datasets wrote, nor a dataset id like 'owner/name'."
         )
     import datasets
 
@@ -100,7 +169,7 @@ def hub_rows(source: str, section: PromptsSection, where: str) -> Rows:
     except (OSError, ValueError, RuntimeError) as error:
         raise PromptError(
             f"{where}: dataset '{source}' (split '{section.split}') cannot be loaded: {error}. "
-            "Use a dataset id that can be reached, or a .txt, .jsonl or .parquet file that exists."
+            f"Use a dataset id that can be reached, or a file that exists ({', '.join(PROMPT_FILES)})."
         ) from None
     yield from enumerate(rows, 1)
 
@@ -109,4 +178,6 @@ READERS: Mapping[str, Callable[[str, str], Rows]] = {
     ".txt": _text_rows,
     ".jsonl": _jsonl_rows,
     ".parquet": _parquet_rows,
+    ".csv": _comma_rows,
+    ".tsv": _tab_rows,
 }

@@ -17,6 +17,8 @@ from storage.names import below
 
 #: A small file can claim to be an image of any size; models take a hundredth of this.
 _MOST_PIXELS = 1 << 26
+#: Files whose rows are told by their lines.
+_OF_LINES = (".txt", ".jsonl", ".csv", ".tsv")
 #: Ends the key of an image that is seen otherwise than its pixels are stored.
 AS_SEEN = "-as-seen"
 
@@ -29,7 +31,7 @@ class Place(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        unit = "line" if Path(self.source).suffix.lower() in (".txt", ".jsonl") else "row"
+        unit = "line" if Path(self.source).suffix.lower() in _OF_LINES else "row"
         return f"{self.where}: {self.source}, {unit} {self.number}"
 
 

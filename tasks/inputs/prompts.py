@@ -1,4 +1,4 @@
-"""Reads prompts from .txt, .jsonl, .parquet or a Hugging Face dataset id, and refuses what cannot be trained on."""
+"""Reads prompts from files, folders of ``save_to_disk`` or dataset ids, and refuses what cannot be trained on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, Literal
 from configs.errors import PromptError
 from configs.fingerprint import canonical_json, fingerprint, hash_text
 from configs.garbage import without_collecting
-from configs.schema import PromptsSection, RunConfig
+from configs.schema import PROMPT_FILES, PromptsSection, RunConfig
 from models.policies import EMBEDDED_GUIDANCE
-from tasks.inputs.prompt_files import READERS, Rows, hub_rows
+from tasks.inputs.prompt_files import READERS, Rows, hub_rows, saved_rows
 from tasks.inputs.prompt_rows import Place, check_metadata, images_of, split_keys, text_of
+from tasks.inputs.saved_datasets import is_saved_dataset, saved_files
 
 #: Metadata key of the hash of the image a prompt starts from, or of the hashes of several.
 IMAGE = "image_xxh3"
@@ -181,39 +182,46 @@ def read_prompts(source: str, section: PromptsSection, *, where: str) -> list[Pr
     """Return the prompts of a source.
 
     Args:
-        source: path of a .txt, .jsonl or .parquet file, or a Hugging Face dataset id.
+        source: path of a file (``PROMPT_FILES``) or of a folder of ``save_to_disk``, or a Hugging Face dataset id.
         section: names the prompt column and the dataset split.
         where: the setting that names the source, for errors.
 
     Raises:
         PromptError: the source is missing, empty or malformed, or holds an empty prompt or a prompt twice.
     """
-    path = Path(source)
-    if path.suffix.lower() not in READERS:
+    path, files = Path(source), [Path(source)]
+    if is_saved_dataset(path):
+        files = saved_files(path, section.split, where)
+    elif path.suffix.lower() not in READERS:
         return _prompts(hub_rows(source, section, where), source, section, where)
-    if not path.is_file():
+    elif not path.is_file():
         found = "is no regular file" if path.exists() else "does not exist. Paths are relative to the config file"
         raise PromptError(f"{where}: prompt file '{source}' {found}.")
     if section.image is not None:
         # Images may change while the list does not.
         return _file_prompts(source, section, where)
-    about = path.stat()
-    return list(_unchanged_prompts(source, section.model_dump_json(), where, about.st_mtime_ns, about.st_size))
+    stamps = tuple((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in files)
+    return list(_unchanged_prompts(source, section.model_dump_json(), where, stamps))
 
 
 @lru_cache(maxsize=16)
-def _unchanged_prompts(source: str, section: str, where: str, changed: int, size: int) -> tuple[Prompt, ...]:
-    """Return the prompts of a file as it is now: a command asks for a long list several times."""
+def _unchanged_prompts(
+    source: str, section: str, where: str, stamps: tuple[tuple[str, int, int], ...]
+) -> tuple[Prompt, ...]:
+    """Return the prompts of files as they are now: a command asks for a long list several times."""
     return tuple(_file_prompts(source, PromptsSection.model_validate_json(section), where))
 
 
 def _file_prompts(source: str, section: PromptsSection, where: str) -> list[Prompt]:
-    return _prompts(READERS[Path(source).suffix.lower()](source, section.column), source, section, where)
+    path = Path(source)
+    saved = is_saved_dataset(path)
+    rows = saved_rows(source, section, where) if saved else READERS[path.suffix.lower()](source, section.column)
+    return _prompts(rows, source, section, where)
 
 
 def _prompts(rows: Rows, source: str, section: PromptsSection, where: str) -> list[Prompt]:
     """Return the prompts of rows, checked."""
-    folder = Path(source).parent
+    folder = Path(source) if is_saved_dataset(Path(source)) else Path(source).parent
     # They may be millions, none of them garbage.
     with without_collecting():
         numbered = [(number, _prompt(row, section, Place(where, source, number), folder)) for number, row in rows]
@@ -268,6 +276,7 @@ def prompt_set(section: PromptsSection, split: Literal["train", "heldout"]) -> s
 
 
 def _named(source: str) -> str:
-    if not source.lower().endswith((".txt", ".jsonl", ".parquet")):
+    # What exists is an absolute path in a config that was read.
+    if not source.lower().endswith(PROMPT_FILES) and not source.startswith("/"):
         return source
     return source.replace("\\", "/").rpartition("/")[2]

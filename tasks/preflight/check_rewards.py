@@ -196,7 +196,7 @@ def _check_needs(
 ) -> None:
     if not reads_images(config, section):
         make_kind(config).check_scored(section, needs, config)
-    elif needs.media != "images":
+    elif needs.media not in ("samples", "images"):
         remedy = "Set its 'reads' to 'texts'" if needs.media == "texts" else "Choose a reward that looks at images"
         raise ConfigError(
             f"rewards: '{section.slot}' scores {needs.media}, but with a section 'render' rewards get the images that "

@@ -17,7 +17,7 @@ from configs.overrides import blamed
 from configs.packages import PACKAGES
 from configs.registry import missing_attribute, missing_module, unknown_option
 from configs.rewards import RewardSection
-from configs.schema import RunConfig
+from configs.schema import PROMPT_FILES, RunConfig
 from configs.section import Component
 from configs.suggest import did_you_mean, near_path, nearest
 from models.engines import ENGINES
@@ -33,7 +33,6 @@ from tasks.execution.runners import RUNNERS
 from tasks.inputs.places import Place, places, taken
 from tasks.inputs.policy_kind import kind_name
 
-_PROMPT_FILES = (".txt", ".jsonl", ".parquet")
 _SEEN_FROM = "Paths in options are relative to the working directory."
 
 
@@ -217,9 +216,9 @@ def _files(config: RunConfig, folders: Sequence[Path]) -> Iterator[tuple[str, Fl
 def _is_prompt_file(source: str, folders: Sequence[Path]) -> bool:
     """Return whether a prompt source is meant as a file, misspelled ending included; others are dataset ids."""
     suffix = Path(source).suffix.lower()
-    if suffix in _PROMPT_FILES:
+    if suffix in PROMPT_FILES:
         return True
-    return bool(suffix and nearest(suffix, _PROMPT_FILES)) and near_path(source, folders) is not None
+    return bool(suffix and nearest(suffix, PROMPT_FILES)) and near_path(source, folders) is not None
 
 
 def _hint(path: str, folders: Sequence[Path], *, only_folders: bool = False) -> str:

@@ -268,7 +268,7 @@ def test_a_score_that_is_not_finite_is_an_error(value: float) -> None:
 
 
 def test_a_missing_score_is_an_error() -> None:
-    with pytest.raises(RewardError, match="1 scores for 2 images"):
+    with pytest.raises(RewardError, match=r"returned a list of 1, which begins with 0.5 for"):
         scored(Broken([0.5]), "broken", images(2), PROMPTS[:2], [{}] * 2)
 
 

@@ -208,7 +208,7 @@ class Categorical(Kind, KindIdentity):
         return ChoiceMaker(making, Weights.AVERAGE, (making.config.evaluate.seed, "evaluate"))
 
     def check_scored(self, section: RewardSection, needs: Needs, config: RunConfig) -> None:
-        if needs.media != "texts":
+        if needs.media not in ("samples", "texts"):
             raise ConfigError(f"rewards: '{section.slot}' scores {needs.media}, but words are made.")
 
     def trial(self, config: RunConfig) -> np.ndarray:

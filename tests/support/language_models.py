@@ -40,7 +40,6 @@ def texts_data(folder: Path, **rollout: Any) -> dict[str, Any]:
     }
 
 
-@declare(media="texts")
 def digits_in(media: Any, prompts: Any, metadata: Any) -> list[float]:
     """Return the share of digits in completions: a random model makes some, and can make more."""
     return [sum(each.isdigit() for each in text) / max(1, len(text)) for text in media]

@@ -209,7 +209,9 @@ def needs_fields(needs: Needs) -> dict[str, Any]:
     # Older versions know no rate; where none is asked for they need not. How ranks hold it is the server's affair.
     left_out = {"watched_by", "spreads"} | ({"rate"} if needs.rate is None else set())
     asked = {name: value for name, value in asdict(needs).items() if name not in left_out}
-    return {**asked, "columns": list(needs.columns)}
+    # Those of earlier versions know no 'samples', which are handed over as images are.
+    media = "images" if needs.media == "samples" else needs.media
+    return {**asked, "media": media, "columns": list(needs.columns)}
 
 
 def needs_from(fields: Mapping[str, Any]) -> Needs:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from configs.registry import Table, resolve
 from configs.schema import RunConfig
 from models.maths import SOLVERS
+from models.policies.reading import check_marks
 from models.quickstart import BUILDERS
 from tasks.algorithms.base import Requirements
 from tasks.algorithms.checks import check_advantage, check_replay
 from tasks.identities.nodes import is_evaluated
 from tasks.inputs.components import make_kernel, make_plan
-from tasks.inputs.prompts import uses_guidance
+from tasks.inputs.prompts import source_prompts, uses_guidance
 from tasks.kinds.cost import Cost
 from tasks.kinds.diffusion.combination import Combination, draw_plans
 from tasks.kinds.diffusion.combinations import check_combination
@@ -32,6 +34,9 @@ def check_diffusion(config: RunConfig, requires: Requirements) -> None:
     check_combination(Combination(config=config, kernel=kernel, requires=requires, draws=draws))
     check_advantage(config)
     check_replay(config, requires, kernel)
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        check_marks(folder, (prompt.text for prompts in source_prompts(config).values() for prompt in prompts))
 
 
 def _known(what: str, name: str, table: Table) -> None:

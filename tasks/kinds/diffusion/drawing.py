@@ -66,7 +66,9 @@ def draw(renderer: Renderer, texts: Sequence[str], seeds: Sequence[int]) -> np.n
 
 @torch.no_grad()
 def _encoded(renderer: Renderer, texts: Sequence[str]) -> Mapping[str, Tensor]:
-    found: dict[str, Tensor] = renderer.policy().encode(texts)
+    policy = cast(DiffusionPolicy, renderer.policy())
+    # A language model wrote them, which must not stop the run.
+    found: dict[str, Tensor] = policy.encode([policy.as_plain(text) for text in texts])
     for name, rows in found.items():
         finite(rows, f"embeddings '{name}'")
     # Positions, lengths and masks stay whole numbers.

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from configs.errors import ConfigError
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionPolicy, Images, TrainableDenoiser
+from models.policies.reading import refusal
 from models.rewards.base import Batch as Scored
 from models.rewards.base import Needs
 from storage.trajectories.base import Sample, TrajectoryShard
@@ -83,6 +85,9 @@ class Diffusion(Kind):
     def encode(self, host: ModelHost, prompts: Sequence[Prompt]) -> Mapping[str, Tensor]:
         """Return what the text encoders make of prompts, and of the images they come with."""
         policy = host.encoder()
+        for prompt in prompts:
+            if (mark := policy.first_mark(prompt.text)) is not None:
+                raise ConfigError(refusal(prompt.text, mark))
         found: Mapping[str, Tensor] = policy.encode([prompt.text for prompt in prompts], *_images(policy, prompts))
         return found
 

@@ -31,8 +31,9 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
         )
     if needs.media != "latents" and not media.decodes:
         raise ConfigError(
-            f"rewards: '{slot}' scores {needs.media}, but rollout.media.format is 'none' and nothing is decoded. Set "
-            "it to 'auto', or take a reward that scores latents."
+            f"rewards: '{slot}' scores {'images' if needs.media == 'samples' else needs.media}, but "
+            "rollout.media.format is 'none' and nothing is decoded. Set it to 'auto', or take a reward that scores "
+            "latents."
         )
     family = config.model.policy
     if needs.media == "sounds" and family in POLICIES and family not in HEARD:

@@ -157,6 +157,14 @@ def _check_prompts(config: RunConfig) -> None:
         prompts.longest(prompt.text for split in ("train", "heldout") for prompt in found[split])
 
 
+def _check_prompts(config: RunConfig) -> None:
+    """Check how a local model's tokenizer and template read prompts."""
+    folder = Path(str(config.model.path)).expanduser()
+    if config.model.path is not None and folder.is_dir():
+        prompts = Prompts(load_tokenizer(folder), tokens_of(config), context_length_of(folder))
+        prompts.check({split: [each.text for each in found] for split, found in source_prompts(config).items()})
+
+
 def _check_critic(config: RunConfig) -> None:
     """Check what a critic begins as and where it computes."""
     section, execution = config.critic, config.execution
@@ -222,10 +230,10 @@ def check_scored(section: RewardSection, needs: Needs, config: RunConfig) -> Non
     Raises:
         ConfigError: it scores something else.
     """
-    if needs.media != "texts":
+    if needs.media not in ("samples", "texts"):
         raise ConfigError(
             f"rewards: '{section.slot}' scores {needs.media}, but model.policy '{config.model.policy}' makes texts. "
-            "Choose a reward that reads those; one of your own declares needs = Needs(media='texts')."
+            "Choose a reward that reads those, or a function of your own."
         )
 
 

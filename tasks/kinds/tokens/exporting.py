@@ -27,6 +27,8 @@ model = AutoModelForCausalLM.from_pretrained({base})
 # That of the base model may change probabilities, and end texts elsewhere.
 model.generation_config = GenerationConfig.from_pretrained(".")
 model = PeftModel.from_pretrained(model, ".")"""
+#: Stands for the clock that a template reads: what it is told, by the format it asks in.
+_CLOCK = "{{% macro strftime_now(format) %}}{{{{ {told}[format] }}}}{{% endmacro %}}"
 _CARD = """---
 {front}
 ---
@@ -117,10 +119,17 @@ def call_of(prompts: Prompts) -> str:
     """Return the code that makes inputs of a prompt as training made them."""
     asked = prompts.section.asked("...")
     if not prompts.chat:
-        return f'inputs = tokenizer({in_python(asked)}, return_tensors="pt")'
+        call = f'inputs = tokenizer({in_python(asked)}, return_tensors="pt")'
+        # Prompts go on, where the tokenizer would end them.
+        ends = f"\ninputs = {{name: rows[:, :-{prompts.ends}] for name, rows in inputs.items()}}"
+        return call + ends if prompts.ends else call
     said = ", ".join(f'{{"role": "{role}", "content": {in_python(text)}}}' for role, text in prompts.messages(asked))
     how = 'add_generation_prompt=True, return_dict=True, return_tensors="pt"'
-    return f"messages = [{said}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
+    told = prompts.told_dates(asked)
+    dated = (
+        f"tokenizer.chat_template = {in_python(_CLOCK.format(told=told))} + tokenizer.chat_template\n" if told else ""
+    )
+    return f"{dated}messages = [{said}]\ninputs = tokenizer.apply_chat_template(messages, {how})"
 
 
 def write_model(policy: CausalLM, folder: Path, *, adapters: bool) -> None:

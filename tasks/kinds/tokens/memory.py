@@ -224,13 +224,13 @@ def language_memory(
 def _prompt_tokens(config: RunConfig, context: int | None) -> tuple[int, tuple[str, ...]]:
     """Return the tokens of the longest prompt, and what is to be said of how they are known."""
     section = tokens_of(config)
-    texts = [prompt.text for prompts in source_prompts(config).values() for prompt in prompts]
+    splits = {split: [prompt.text for prompt in prompts] for split, prompts in source_prompts(config).items()}
     folder = Path(str(config.model.path)).expanduser()
     if folder.is_dir():
-        return Prompts(load_tokenizer(folder), section, context).longest(texts), ()
+        return Prompts(load_tokenizer(folder), section, context).longest(splits), ()
     room = () if context is None else (context - section.max_new,)
     # A token of a byte-level tokenizer is a byte at least.
-    longest = max(len(text.encode()) for text in texts) + _TEMPLATE
+    longest = max(len(text.encode()) for texts in splits.values() for text in texts) + _TEMPLATE
     longest += sum(len(said.encode()) for said in (section.system, section.instruction) if said is not None)
     found = max(1, min(longest, *room, *(() if section.max_prompt is None else (section.max_prompt,))))
     return found, (

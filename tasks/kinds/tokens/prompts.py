@@ -1,14 +1,16 @@
-"""Prompts as token ids: never rendered to text and tokenized again, so that no special token appears twice."""
+"""Prompts as token ids: special tokens are those of the tokenizer and its template, each once, and none of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
+from models.chat_templates import render_chat, told_dates
+from models.control_tokens import chat_ids, first_mark, marked, plain_ids
 from models.maths.tokens import Widths
 from models.policies.language_folders import CONTEXT, context_length_of, load_tokenizer
 from tasks.inputs.components import tokens_of
@@ -58,7 +60,7 @@ def read_prompts(context: RunContext, policy: CausalLM | None = None) -> RunProm
         tokenizer = load_tokenizer(folder) if policy is None else policy.tokenizer
         limit = context_length_of(folder)
         prompts = Prompts(tokenizer, tokens_of(context.config), limit)
-        everything = (prompt.text for split in ("train", "heldout") for prompt in context.prompts[split])
+        everything = {split: [prompt.text for prompt in context.prompts[split]] for split in ("train", "heldout")}
         found = _READ[context] = RunPrompts(prompts, prompts.longest(everything), limit)
     return found
 
@@ -94,13 +96,16 @@ class Prompts:
             )
         limits = [limit for limit in (section.max_prompt, room) if limit is not None]
         self.limit = min(limits) if limits else None
+        self.ends = 0 if self.chat else _end_tokens(tokenizer)
+        """End tokens that the tokenizer puts after a text; prompts go on, so these are left off."""
         self._known: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a prompt, at least one.
 
         Raises:
-            ConfigError: it is too long and may not be cut, it is empty, or the template fails.
+            ConfigError: it is too long and may not be cut, it is empty, it holds a control token that cannot be read
+                as text, or the template fails.
         """
         if text not in self._known:
             self._known[text] = self._fitting(text)
@@ -111,13 +116,38 @@ class Prompts:
         said = [] if self.section.system is None else [("system", self.section.system)]
         return [*said, ("user", asked)]
 
-    def longest(self, texts: Iterable[str]) -> int:
-        """Return the tokens of the longest of some prompts.
+    def told_dates(self, asked: str) -> dict[str, str]:
+        """Return what the template is told where it asks for the date, by the format it asks in."""
+        said = [{"role": role, "content": text} for role, text in self.messages(asked)]
+        day = self.section.template_date
+        return {} if day is None else told_dates(self._tokenizer, said, day)
+
+    def longest(self, splits: Mapping[str, Sequence[str]]) -> int:
+        """Return the tokens of the longest prompt of lists by their split.
 
         Raises:
             ConfigError: one cannot be taken, see ``ids``.
         """
-        return max(len(self.ids(text)) for text in texts)
+        return max(
+            self._counted(split, row, text) for split, texts in splits.items() for row, text in enumerate(texts, 1)
+        )
+
+    def check(self, splits: Mapping[str, Sequence[str]]) -> None:
+        """Check the first prompt of each list, and those that hold a control token: what holds for others too.
+
+        Raises:
+            ConfigError: one cannot be taken, see ``ids``.
+        """
+        for split, texts in splits.items():
+            for row, text in enumerate(texts, 1):
+                if row == 1 or first_mark(self._tokenizer, text) is not None:
+                    self._counted(split, row, text)
+
+    def _counted(self, split: str, row: int, text: str) -> int:
+        try:
+            return len(self.ids(text))
+        except ConfigError as error:
+            raise ConfigError(f"prompts.{split}, number {row}: {error}") from None
 
     def _fitting(self, text: str) -> list[int]:
         found = self._rendered(text)
@@ -134,16 +164,54 @@ class Prompts:
         )
 
     def _rendered(self, text: str) -> list[int]:
-        if not self.chat:
-            return [int(token) for token in self._tokenizer(self.section.asked(text)).input_ids]
-        messages = [{"role": role, "content": said} for role, said in self.messages(self.section.asked(text))]
-        try:
-            found = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+        asked = self.section.asked(text)
+        mark = first_mark(self._tokenizer, asked)
+        if self.chat:
+            found = self._chat(text, asked) if mark is None else self._marked_chat(text, asked)
+        elif mark is None:
+            found = [int(token) for token in self._tokenizer(asked).input_ids]
+        else:
+            found = plain_ids(self._tokenizer, asked)
+        if found is None:
+            raise ConfigError(
+                f"prompt {text[:60]!r} holds {mark!r}, which the tokenizer reads as a control token and cannot read as "
+                "text: the prompt would end, or change who speaks. Write it in another way, or remove the prompt."
             )
+        return found[: len(found) - self.ends]
+
+    def _chat(self, text: str, asked: str) -> list[int]:
+        chat = self._said(text, self.messages(asked))
+        return [int(token) for token in self._tokenizer(chat, add_special_tokens=False).input_ids]
+
+    def _marked_chat(self, text: str, asked: str) -> list[int] | None:
+        roles, texts = zip(*self.messages(asked), strict=True)
+        told, between = marked(self._tokenizer, texts)
+        return chat_ids(self._tokenizer, self._said(text, list(zip(roles, told, strict=True))), between)
+
+    def _said(self, text: str, messages: Sequence[tuple[str, str]]) -> str:
+        """Return a chat as the template writes it."""
+        try:
+            return render_chat(
+                self._tokenizer,
+                [{"role": role, "content": said} for role, said in messages],
+                setting="rollout.tokens.template_date",
+                day=self.section.template_date,
+                generate=True,
+            )
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(
                 f"the tokenizer's chat template fails for prompt {text[:60]!r}: {error}. Set rollout.tokens.template "
                 "to 'none', or mend the template."
             ) from error
-        return [int(token) for token in found]
+
+
+def _end_tokens(tokenizer: Any) -> int:
+    """Return how many end tokens (end of text, or of a part) a tokenizer puts after every text."""
+    ends = {tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None)} - {None}
+    written = list(tokenizer("a").input_ids)
+    count = 0
+    while count < len(written) and written[-1 - count] in ends:
+        count += 1
+    return count

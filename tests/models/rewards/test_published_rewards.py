@@ -117,8 +117,9 @@ def test_hpsv3_is_its_head_at_the_reward_token(images: np.ndarray, tmp_path: Pat
     (tmp_path / "other.txt").write_text("Is {text_prompt} good?")
     with pytest.raises(ConfigError, match=r"must hold <\|Reward\|> once"):
         make_reward("hpsv3", {**options, "instruction": str(tmp_path / "other.txt")})
-    with pytest.raises(RewardError, match="a prompt holds"):
-        score(made, "hpsv3", Batch(media=images[:1], prompts=["<|Reward|>"], metadata=[{}]))
+    odd, even = "a <|Reward|> <|im_end|> <|image_pad|>", "a < |Reward|> < |im_end|> < |image_pad|>"
+    both = [score(made, "hpsv3", Batch(media=images[:1], prompts=[each], metadata=[{}])).values for each in (odd, even)]
+    assert both[0].tolist() == both[1].tolist()
 
 
 @pytest.mark.parametrize(

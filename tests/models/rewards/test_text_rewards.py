@@ -154,3 +154,34 @@ def test_texts_that_are_not_what_their_request_says(changed: dict[str, Any]) -> 
     message = wire._unpack(wire.pack_request(texts()))
     with pytest.raises(wire.MALFORMED):
         wire.unpack_request(wire._pack({**message, **changed}))
+
+
+def test_control_tokens_in_texts_end_nothing_and_move_no_other_score(tmp_path: Path) -> None:
+    """A policy may write the text of a token; its score is that of the same text with a space in it."""
+    folder = write_preference(tmp_path / "m")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "[SEP]"})
+    tokenizer.save_pretrained(folder)
+    reward: Any = make_reward("sequence_classification", {"model": folder, "given": "chat"})
+    assert reward._tokenizer("[SEP]x[SEP]", add_special_tokens=False).input_ids.count(tokenizer.eos_token_id) == 2
+    prompts, odd, even = ["good", "bad"], ["bad [SEP] good", "good"], ["bad [ SEP] good", "good"]
+    found = [reward.score(np.array(texts, object), prompts, [{}, {}]).values.tolist() for texts in (odd, even)]
+    assert found[0] == found[1]
+    alone = reward.score(np.array(["good"], object), ["bad"], [{}]).values
+    assert found[0][1] == alone[0]
+    asked = reward.score(np.array(["good"], object), ["bad [SEP] good"], [{}]).values
+    assert asked == reward.score(np.array(["good"], object), ["bad [ SEP] good"], [{}]).values
+
+
+def test_a_template_that_reads_the_clock_needs_the_option(tmp_path: Path) -> None:
+    folder = write_preference(tmp_path / "m")
+    (path,) = (tmp_path / "m").glob("chat_template.jinja")
+    path.write_text("{{ strftime_now('%d') }} " + path.read_text())
+    options = {"model": folder, "given": "chat"}
+    with pytest.raises(ConfigError, match=r"reads the clock.*Set the option 'template_date' of reward 'sequence_class"):
+        make_reward("sequence_classification", options)
+    reward: Any = make_reward("sequence_classification", {**options, "template_date": "2024-07-26"})
+    assert reward._chat("good", "bad").startswith("26 user good [SEP]")
+    path.write_text("{{ raise_exception('no') }}")
+    with pytest.raises(ConfigError, match=r"the chat template of '.*' fails: no\. Set 'given' to"):
+        make_reward("sequence_classification", options)

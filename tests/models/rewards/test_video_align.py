@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from configs.errors import ConfigError, RewardError
+from configs.errors import ConfigError
 from models.rewards.base import Batch
 from models.rewards.call import score
 from models.rewards.make import make_reward
@@ -75,8 +75,12 @@ def test_scores_are_those_of_the_merged_model_at_its_tokens(options: dict[str, A
     alone: Any = make_reward("video_align", {**options, "aspect": "MQ"})
     got = score(alone, "video_align", Batch(media=clips(), prompts=PROMPTS, metadata=[{}, {}])).values
     np.testing.assert_allclose(got, normed[:, 1], rtol=1e-3, atol=1e-4)
-    with pytest.raises(RewardError, match=r"a prompt holds <\|VQ_reward\|>"):
-        score(made, "video_align", Batch(media=clips(1), prompts=["<|VQ_reward|>"], metadata=[{}]))
+    # What is read as a token in a prompt has a space in it, so that it ends nothing and is no place of a score.
+    odd, even = "a <|VQ_reward|> <|im_end|> <|video_pad|>", "a < |VQ_reward|> < |im_end|> < |video_pad|>"
+    both = [
+        score(made, "video_align", Batch(media=clips(1), prompts=[each], metadata=[{}])).values for each in (odd, even)
+    ]
+    assert both[0].tolist() == both[1].tolist()
 
 
 def test_patches_are_those_of_the_image_processor(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from models.policies.critic_lm import CriticLM
 from models.policies.language_folders import check_folder, check_vocabulary
 from models.quickstart.addition import tiny_model
 from models.rewards.make import make_reward
-from models.sizes.language_models import language_config, meta_language_model
+from models.sizes.language_architectures import language_config, meta_language_model
 from models.weights.finite import check_finite, check_tensors
 from models.weights.pretrained_loading import auto_from_config, check_model_folder, check_patterns, load_pretrained
 from models.weights.stored_weights import StoredWeights

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ from PIL import Image
 
 from configs.errors import CorruptError, PromptError
 from configs.load import load_config
-from configs.schema import PromptsSection
+from configs.schema import PROMPT_FILES, PromptsSection
 from storage.checksums import hash_data, hash_file
 from storage.media import MediaFormat
 from tasks.inputs.model_settings import check_reference_images
+from tasks.inputs.prompt_files import READERS
 from tasks.inputs.prompt_rows import frames_of, picture_of, read_clip, read_picture
-from tasks.inputs.prompts import Prompt, image_files, image_keys, prompts_fingerprint, read_prompts
+from tasks.inputs.prompts import Prompt, image_files, image_keys, prompt_set, prompts_fingerprint, read_prompts
 from tests.conftest import ROOT
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "prompts"
@@ -27,14 +30,116 @@ def read(path: Path | str, column: str = "prompt") -> list[Prompt]:
     return read_prompts(str(path), PromptsSection(train=str(path), column=column), where="prompts.train")
 
 
-def test_text_jsonl_and_parquet_give_the_same_prompts(tmp_path: Path) -> None:
+def test_files_of_every_kind_give_the_same_prompts(tmp_path: Path) -> None:
     texts = ["a cat", 'a sign that says "hi"', "ein Hündchen"]
     (tmp_path / "p.txt").write_text("\n".join(texts) + "\n\n", encoding="utf-8")
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
     pq.write_table(pa.table({"prompt": texts}), tmp_path / "p.parquet")
-    lists = [read(tmp_path / f"p.{suffix}") for suffix in ("txt", "jsonl", "parquet")]
+    quoted = ["a cat", '"a sign that says ""hi"""', "ein Hündchen"]
+    (tmp_path / "p.csv").write_text("prompt\n" + "\n".join(quoted) + "\n\n", encoding="utf-8-sig")
+    (tmp_path / "p.tsv").write_text("prompt\r\n" + "\r\n".join(texts), encoding="utf-8")
+    lists = [read(tmp_path / f"p{ending}") for ending in PROMPT_FILES]
+    assert set(PROMPT_FILES) == set(READERS)
     assert [prompt.text for prompt in lists[0]] == texts
-    assert lists[0] == lists[1] == lists[2]
+    assert all(each == lists[0] for each in lists)
+
+
+ROWS = [{"prompt": "a, b", "answer": "1", "note": ""}, {"prompt": "c\nd", "answer": "2", "note": 'says "x"'}]
+
+
+def saved(folder: Path, rows: list[dict[str, Any]] = ROWS, **how: Any) -> Path:
+    """Return a folder that ``save_to_disk`` wrote."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).save_to_disk(folder, **how)
+    return folder
+
+
+def test_columns_of_every_kind_of_file_are_the_same_metadata(tmp_path: Path) -> None:
+    for ending, delimiter in ((".csv", ","), (".tsv", "\t")):
+        with (tmp_path / f"p{ending}").open("w", newline="") as opened:
+            writer = csv.DictWriter(opened, list(ROWS[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(ROWS)
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "p.parquet")
+    both = saved(tmp_path / "saved", num_shards=2)
+    lists = [read(tmp_path / f"p{ending}") for ending in PROMPT_FILES if ending != ".txt"] + [read(both)]
+    assert [(each.text, each.metadata["answer"]) for each in lists[0]] == [("a, b", "1"), ("c\nd", "2")]
+    assert all(each == lists[0] for each in lists)
+
+
+def test_a_saved_dataset_is_read_by_split_and_again_when_it_changes(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"first": rows.select([0]), "rest": rows.select([1])}).save_to_disk(tmp_path / "both")
+    source = str(tmp_path / "both")
+    (prompt,) = read_prompts(source, PromptsSection(train=source, split="rest"), where="prompts.train")
+    assert prompt.text == "c\nd"
+    assert [each.text for each in read(tmp_path / "both" / "first")] == ["a, b"]
+    with pytest.raises(PromptError, match=r"has no split 'train'; it has first, rest. Set prompts.split, or name"):
+        read(source)
+    one = saved(tmp_path / "one")
+    assert len(read(one)) == 2
+    shutil.rmtree(one)
+    assert len(read(saved(tmp_path / "one", ROWS[:1]))) == 1
+    section = PromptsSection(train=str(one), heldout="owner/name")
+    assert (prompt_set(section, "train"), prompt_set(section, "heldout")) == ("one", "owner/name")
+
+
+def test_images_of_separated_values_and_saved_datasets_are_files_beside_them(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "image": "x.png"}]
+    saved(tmp_path / "saved", rows)
+    (tmp_path / "p.csv").write_text("prompt,image\na,x.png\n")
+    for number, (folder, source) in enumerate([(tmp_path / "saved", "saved"), (tmp_path, "p.csv")]):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / "x.png")
+        section = PromptsSection(train=str(tmp_path / source), image="image")
+        (prompt,) = read_prompts(str(tmp_path / source), section, where="prompts.train")
+        assert prompt.images == (folder / "x.png",)
+        assert set(prompt.metadata) == {"image_xxh3"}
+
+
+def spoil(folder: Path, how: str) -> None:
+    state = folder / "state.json"
+    data = json.loads(state.read_text())
+    if how == "leads out":
+        data["_data_files"] = [{"filename": "../secret.arrow"}]
+    elif how == "indices":
+        data["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    elif how == "nameless":
+        data = {"_data_files": "x"}
+    state.write_text({"deep": "[" * 100_000, "large": "1" + " " * (1 << 22)}.get(how, json.dumps(data)))
+    (arrow,) = folder.glob("*.arrow")
+    if how == "broken":
+        arrow.write_bytes(arrow.read_bytes()[:100])
+    elif how == "missing":
+        arrow.unlink()
+    elif how == "linked out":
+        arrow.rename(folder.parent / "elsewhere.arrow")
+        arrow.symlink_to(folder.parent / "elsewhere.arrow")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("leads out", "names no data files: '../secret.arrow' is no name, but a path"),
+        ("linked out", "names no data files: .* is a link that leads out of"),
+        ("indices", "was saved with indices by an early version"),
+        ("nameless", "names no data files"),
+        ("deep", "state.json' cannot be read"),
+        ("large", "holds no JSON object of up to 4194304 bytes"),
+        ("broken", "cannot be read as an Arrow stream"),
+        ("missing", "does not exist, but 'state.json' beside it names it"),
+    ],
+)
+def test_a_broken_saved_dataset_is_one_message(tmp_path: Path, how: str, said: str) -> None:
+    spoil(saved(tmp_path / "saved"), how)
+    with pytest.raises(PromptError, match=said) as error:
+        read(tmp_path / "saved")
+    assert "saved" in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def test_other_columns_become_metadata_and_count(tmp_path: Path) -> None:
@@ -79,6 +184,20 @@ def test_a_dataset_id_is_read_through_datasets(tmp_path: Path, monkeypatch: pyte
         ("p.txt", "a\0 \0c\0", "line 1 holds NUL characters"),
         ("p.txt", "a\na\nb\na\nb\n", "3 of 5 prompts were there before. The first: prompt 'a' appears twice"),
         ("p.parquet", "not parquet", "not a Parquet file"),
+        ("p.csv", "prompt\n", "holds no prompts"),
+        ("p.csv", "", "holds no prompts"),
+        ("p.csv", "text,n\na,1\n", r"p.csv, line 2 has no 'prompt'; it has text, n. Set prompts.column"),
+        ("p.csv", 'prompt\n"a\nb"\n" "\n', "p.csv, line 4: the prompt is empty"),
+        ("p.csv", "prompt,n\na,1\nb, c,2\n", "p.csv, line 3 has 3 values, but the header names 2 columns: prompt, n"),
+        ("p.csv", "prompt,n\na\n", "line 2 has 1 values, but the header names 2 columns"),
+        ("p.csv", "prompt,prompt\na,b\n", "line 1: the header names the column 'prompt' more than once"),
+        ("p.csv", "prompt,\na,b\n", "line 1: the header has a column without a name"),
+        ("p.csv", 'prompt\n"a" b\n', "p.csv, line 2 cannot be read: "),
+        ("p.csv", 'prompt\na\n"b\n', "p.csv, line 3 cannot be read: unexpected end of data"),
+        ("p.csv", "prompt\n" + "a" * 200_000, "line 2 cannot be read: field larger than field limit"),
+        ("p.csv", "prompt\na\nb\na\n", "'a' appears twice: .*line 2 and .*line 4"),
+        ("p.tsv", "prompt\na\0\n", "line 2 holds NUL characters"),
+        ("no.tsv", None, r"no\.tsv' does not exist"),
     ],
 )
 def test_mistakes_say_where_and_what(tmp_path: Path, name: str, content: str | None, expected: str) -> None:
@@ -88,7 +207,7 @@ def test_mistakes_say_where_and_what(tmp_path: Path, name: str, content: str | N
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("source", ["./prompts", "a/b/c", "prompts.csv"])
+@pytest.mark.parametrize("source", ["./prompts", "a/b/c", "prompts.xlsx"])
 def test_what_is_neither_file_nor_dataset_is_refused(source: str) -> None:
     with pytest.raises(PromptError, match="neither a"):
         read(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -261,6 +264,18 @@ def test_instructions_hold_the_prompt_and_cards_the_whole_call() -> None:
     scope: dict[str, Any] = {"tokenizer": tokenizer}
     exec(call_of(chat).replace("...", "2"), scope)
     assert scope["inputs"]["input_ids"].tolist() == [chat.ids("2")]
+    # A date that was set is in the call, and an end that was left off is left off.
+    tokenizer.chat_template = "{{ strftime_now('%d') }}{{ strftime_now('%Y') }}{{ messages[-1].content }}"
+    dated = Prompts(tokenizer, TokensSection(template_date=date(2024, 7, 26)), None)
+    assert dated.ids("2") == tokenizer.convert_tokens_to_ids(list("2620242"))
+    exec(call_of(dated).replace("...", "2"), scope)
+    assert scope["inputs"]["input_ids"].tolist() == [dated.ids("2")]
+    ending = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eos>")
+    ending.backend_tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 2)])
+    bare = Prompts(ending, TokensSection(), None)
+    scope = {"tokenizer": ending}
+    exec(call_of(bare).replace("...", "1+2"), scope)
+    assert scope["inputs"]["input_ids"].tolist() == [bare.ids("1+2")] == [tokenizer.convert_tokens_to_ids(list("1+2"))]
 
 
 def manifest_of(root: Path, stage: str) -> Manifest:

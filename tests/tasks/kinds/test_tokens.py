@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import BertConfig, BertLMHeadModel
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, PreTrainedTokenizerFast
 
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -21,10 +24,11 @@ from models.maths.generation import Sampling, generate, reading_once
 from models.maths.tokens import Widths, draw, token_log_probs
 from models.policies.base import Part, PolicySettings
 from models.policies.causal_lm import CausalLM
-from models.policies.language_folders import load_tokenizer
+from models.policies.language_folders import check_vocabulary, load_tokenizer
 from models.quickstart.addition import character_tokenizer
 from models.weights.lora import LoraSpec
 from tasks.figures.evaluations import evaluation_figures
+from tasks.identities.kinds import kind_identity
 from tasks.identities.nodes import Node
 from tasks.inputs.sources import exported_folder
 from tasks.kinds.tokens.prompts import Prompts
@@ -481,6 +485,47 @@ def test_a_template_is_rendered_to_ids_and_one_that_fails_is_named() -> None:
     tokenizer.chat_template = "{{ raise_exception('no user here') }}"
     with pytest.raises(ConfigError, match="chat template fails for prompt '1\\+2': no user here"):
         Prompts(tokenizer, TokensSection(), None).ids("1+2")
+
+
+@pytest.mark.parametrize(("kind", "token"), [("LlamaTokenizer", "'<s>'"), ("GPT2Tokenizer", "'<|endoftext|>'")])
+def test_a_tokenizer_that_adds_tokens_when_it_is_loaded_is_named_with_a_remedy_that_works(
+    tmp_path: Path, kind: str, token: str
+) -> None:
+    names = ["<pad>", *map(chr, range(32, 127))]
+    core = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<pad>", pad_token="<pad>").save_pretrained(tmp_path)
+    LlamaConfig(vocab_size=len(names)).save_pretrained(tmp_path)
+    check_vocabulary(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": kind}))
+    with pytest.raises(ConfigError) as error:
+        check_vocabulary(tmp_path)
+    said = str(error.value)
+    assert f"{token}" in said.partition("The files do not hold")[2]
+    assert f"the class {kind} adds what it takes for granted when it is loaded" in said
+    assert said.endswith("and save it.")
+    saved = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<pad>")
+    saved.save_pretrained(str(tmp_path))
+    check_vocabulary(tmp_path)
+
+
+def test_dates_of_templates_are_of_the_identity_where_they_are_set(tmp_path: Path) -> None:
+    section, config = TokensSection(template_date=date(2024, 7, 26)), config_of(tmp_path)
+    about = kind_identity(config).rollout_options(config)["tokens"]
+    assert "template_date" not in about
+    dated = config.model_copy(update={"rollout": config.rollout.model_copy(update={"tokens": section})})
+    assert kind_identity(dated).rollout_options(dated)["tokens"]["template_date"] == "2024-07-26"
+    assert kind_identity(dated).evaluation_options(dated)["tokens"]["template_date"] == "2024-07-26"
+
+
+def test_prompts_of_a_local_model_are_checked_before_a_run(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    folder = Path(str(config.model.path))
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%H') }}{{ messages[-1].content }}"
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"prompts.train, number 1: the chat template reads the clock.*template_date"):
+        check_config(config, rewards=False)
 
 
 def test_advantages_of_a_row_count_by_the_tokens_of_the_whole_update(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_a_wrong_shape_is_told_with_the_right_one_and_a_log_of_the_traceback(mak
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [
-        (Columns, "returned 4 scores for 2 images: shape (2, 2), expected (2,)"),
-        (Mean, "returned 1 scores for 2 images: shape (), expected (2,)"),
+        (Columns, "returned an ndarray of shape (2, 2) in float64 for"),
+        (Mean, "must return scores of shape (2,): one number per sample"),
         (Missing, "FileNotFoundError: [Errno 2] No such file or directory: 'weights.bin'. Reward 'mine' raised it."),
     ],
 )

@@ -172,7 +172,7 @@ def test_answers_that_are_no_scores_stop_whatever_the_policy() -> None:
             return [1.0]
 
     batch = Batch(media=np.zeros((3, 2, 2, 3), np.uint8), prompts=["a"] * 3, metadata=[{}] * 3)
-    with pytest.raises(RewardError, match="1 scores for 3 images"):
+    with pytest.raises(RewardError, match=r"returned a list of 1, which begins with 1.0 for"):
         score(Short(), "short", batch, Handling(exclude=True))
     with pytest.raises(ConnectionError):
         score(Lost(), "lost", batch, Handling(exclude=True))

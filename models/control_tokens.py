@@ -1,0 +1,130 @@
+"""Control tokens (end of text, roles, places of images) whose text stands in what a person or a policy wrote.
+
+A tokenizer turns such text into the token itself: a prompt could end its own turn, or move the place of an image. What
+a person asks a language model is encoded as plain text, or refused where the tokenizer cannot; what goes to encoders of
+images is refused; what goes to a reward or a renderer has a space put into the token's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+#: Attributes of tokenizers with the text that an image, a clip or a sound takes the place of.
+_PLACES = ("image_token", "video_token", "audio_token")
+_KNOWN: WeakKeyDictionary[Any, tuple[int, re.Pattern[str]]] = WeakKeyDictionary()
+
+
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts of a tokenizer's control tokens, the longest first.
+
+    Those of one character are letters or signs that some families pad with, as CLIP's '!' in Stable Diffusion XL; they
+    stay what they are, and so does one that stands for unknown text alone.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    names = {str(token.content) for token in added if token.special}
+    names |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+    names |= {found for found in (getattr(tokenizer, place, None) for place in _PLACES) if isinstance(found, str)}
+    roles = ("bos_token", "eos_token", "pad_token", "sep_token", "cls_token")
+    if (unknown := getattr(tokenizer, "unk_token", None)) not in [getattr(tokenizer, role, None) for role in roles]:
+        names.discard(unknown)
+    return tuple(sorted((name for name in names if len(name) > 1), key=lambda name: (-len(name), name)))
+
+
+def first_mark(tokenizer: Any, text: str) -> str | None:
+    """Return the first control token whose text stands in a text; None: there is none."""
+    found = _pattern(tokenizer).search(text)
+    return None if found is None else found[0]
+
+
+def as_text(tokenizer: Any, text: str) -> str:
+    """Return a text in which no control token stands: a space follows the first character of each, '< /s>'."""
+    pattern = _pattern(tokenizer)
+    while (found := pattern.search(text)) is not None:
+        broken = f"{found[0][0]} {found[0][1:]}"
+        # A token could be written with the space too; it is left out then.
+        text = text.replace(found[0], "" if pattern.search(broken) else broken)
+    return text
+
+
+def as_texts(tokenizer: Any, texts: Iterable[str]) -> list[str]:
+    """Return texts in which no control token stands, see ``as_text``."""
+    return [as_text(tokenizer, text) for text in texts]
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int] | None:
+    """Return the ids of a text as the tokenizer begins and ends any, with control tokens in it read as plain text.
+
+    None: the tokenizer cannot.
+    """
+    try:
+        whole = tokenizer(text, split_special_tokens=True).input_ids
+        bare = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+    return None if _ids(tokenizer).intersection(bare) else [int(token) for token in whole]
+
+
+def marked(tokenizer: Any, texts: Sequence[str]) -> tuple[list[str], tuple[str, str]]:
+    """Return texts whose control tokens stand between two characters that are in none of them, and these two."""
+    present = set().union(*texts)
+    free = (each for each in map(chr, range(0xE000, 0xF8FF)) if each not in present)
+    first, last = next(free), next(free)
+    return [_pattern(tokenizer).sub(lambda found: f"{first}{found[0]}{last}", text) for text in texts], (first, last)
+
+
+def chat_ids(tokenizer: Any, chat: str, between: tuple[str, str]) -> list[int] | None:
+    """Return the ids of a chat that was rendered from marked texts: what is marked is plain text, the rest is not.
+
+    As ``sanitize_control_tokens`` of transformers 5.23 (``encode_marked_chat``): pieces are encoded after a line end,
+    which is taken off again, so that SentencePiece puts no space before them.
+
+    Args:
+        tokenizer: of transformers.
+        chat: the chat.
+        between: the characters around what is marked, see ``marked``.
+
+    Returns:
+        Its ids, without what the tokenizer begins and ends texts with; None: the tokenizer cannot.
+    """
+    first, last = between
+    pieces = re.split(f"({first}[^{first}{last}]*{last})", chat)
+    found: list[int] = []
+    for place, piece in enumerate(pieces):
+        plain = piece.startswith(first) and piece.endswith(last)
+        ids = _piece_ids(tokenizer, piece.replace(first, "").replace(last, ""), begins=place == 0, plain=plain)
+        if ids is None or (plain and _ids(tokenizer).intersection(ids)):
+            return None
+        found += ids
+    return found
+
+
+def _piece_ids(tokenizer: Any, piece: str, *, begins: bool, plain: bool) -> list[int] | None:
+    how: Mapping[str, bool] = {"add_special_tokens": False, **({"split_special_tokens": True} if plain else {})}
+    try:
+        before = [] if begins else tokenizer("\n", add_special_tokens=False).input_ids
+        ids = tokenizer(piece if begins else f"\n{piece}", **how).input_ids if piece else before
+        if ids[: len(before)] != before:
+            before, ids = [], tokenizer(piece, **how).input_ids
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+    return [int(token) for token in ids[len(before) :]]
+
+
+def _ids(tokenizer: Any) -> set[int]:
+    numbers = {name: tokenizer.convert_tokens_to_ids(name) for name in control_tokens(tokenizer)}
+    # What a tokenizer does not know is the number of another token to it.
+    return {int(n) for name, n in numbers.items() if n is not None and tokenizer.convert_ids_to_tokens(n) == name}
+
+
+def _pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Return what finds control tokens; tokens may be added to a tokenizer, as rewards do with their own."""
+    size = len(tokenizer)
+    known = _KNOWN.get(tokenizer)
+    if known is None or known[0] != size:
+        # Without any it finds nothing.
+        known = (size, re.compile("|".join(map(re.escape, control_tokens(tokenizer))) or "(?!)"))
+        _KNOWN[tokenizer] = known
+    return known[1]

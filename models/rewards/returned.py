@@ -1,0 +1,121 @@
+"""Reads what a reward returned: one finite number per sample, or one message that says what came back instead.
+
+Legend: B samples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from configs.errors import RewardError
+from models.rewards.base import Batch, Scores
+from models.rewards.failures import describe, expected
+
+
+class MalformedError(RewardError):
+    """The answer is not one number per sample: no sample is at fault."""
+
+
+def read_scores(result: Any, name: str, batch: Batch) -> Scores:
+    """Return (B,) float32 scores of what a reward returned.
+
+    Args:
+        result: (B,) or (B, 1) numbers as a list, an array or a tensor of the host without gradient, or ``Scores`` of
+            those.
+        name: what to call the reward in messages.
+        batch: the B samples it was given.
+
+    Raises:
+        MalformedError: it is something else.
+        RewardError: a score is not finite; the message names its sample.
+    """
+    if inspect.iscoroutine(result):
+        # Without this Python warns later that nothing waited for it.
+        result.close()
+    given = result if isinstance(result, Scores) else Scores(result)
+    found = _numbers(given.values)
+    if found is None or found.shape not in ((len(batch),), (len(batch), 1)):
+        where = describe(batch.origin, 0, batch.prompts) + (" and others" if len(batch) > 1 else "")
+        raise MalformedError(
+            f"Reward '{name}' returned {described(given.values)} for {where}. {expected(batch.media)}: one number per "
+            f"sample.{_remedy(given.values)}"
+        )
+    returned = found.reshape(-1)
+    with np.errstate(over="ignore"):
+        values = returned.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        where = describe(batch.origin, int(bad[0]), batch.prompts)
+        raise RewardError(
+            f"Reward '{name}' returned {returned[bad[0]]} for {where} ({len(bad)} of {len(values)} scores are not "
+            "finite). A gradient cannot be made from that: mend the reward, then run again; the rollouts are kept."
+        )
+    return Scores(values, None if given.notes is None else _notes(given.notes, name, len(batch)))
+
+
+def _numbers(values: Any) -> np.ndarray | None:
+    """Return values as an array of numbers or None, of any shape; None: they are no numbers."""
+    try:
+        found = np.asarray(values)
+    except Exception:  # noqa: BLE001 - lists of several lengths, tensors elsewhere: what it is, is told by its kind
+        return None
+    if found.dtype == object:
+        return found if all(each is None or isinstance(each, Real | Decimal) for each in found.flat) else None
+    return found if found.dtype.kind in "biuf" else None
+
+
+def _notes(notes: Any, name: str, count: int) -> list[str]:
+    listed = None if isinstance(notes, str) or not isinstance(notes, Sequence | np.ndarray) else list(notes)
+    if listed is None or len(listed) != count or not all(note is None or isinstance(note, str) for note in listed):
+        raise MalformedError(
+            f"Reward '{name}' returned {described(notes)} as remarks for {count} samples. Return a list with one text "
+            "per sample, or None."
+        )
+    return ["" if note is None else str(note) for note in listed]
+
+
+def described(value: Any) -> str:
+    """Return what a value is, in a few words: its type, its shape or length, and what it begins with."""
+    if value is None or isinstance(value, str | bytes | int | float | complex):
+        return reprlib.repr(value)
+    kind = type(value).__name__
+    kind = f"{'an' if kind[:1].lower() in 'aeiou' or kind == 'ndarray' else 'a'} {kind}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{kind} of shape {tuple(shape)}{_placed(value)}{_beginning(value)}"
+    if isinstance(value, Mapping):
+        return f"{kind} with the keys {reprlib.repr(list(value))}"
+    return f"{kind} of {len(value)}{_beginning(value)}" if isinstance(value, list | tuple) else kind
+
+
+def _placed(value: Any) -> str:
+    """Return the numbers' type, and what of a tensor keeps it from becoming an array."""
+    dtype, device = getattr(value, "dtype", None), str(getattr(value, "device", "cpu"))
+    found = "" if dtype is None else f" in {dtype}"
+    found += "" if device == "cpu" else f" on {device}"
+    return f"{found} that requires a gradient" if getattr(value, "requires_grad", False) else found
+
+
+def _beginning(value: Any) -> str:
+    """Return what a list, or an array of anything but numbers, begins with."""
+    if isinstance(value, np.ndarray):
+        return "" if value.dtype.kind in "biuf" or not value.size else f", which begins with {described(value.item(0))}"
+    return f", which begins with {described(value[0])}" if isinstance(value, list | tuple) and value else ""
+
+
+def _remedy(value: Any) -> str:
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    if hasattr(first, "detach"):
+        return " Of a tensor return .detach().float().cpu()."
+    if value is None:
+        return " It may lack a return."
+    if inspect.isgenerator(value):
+        return " Return a list of what it yields."
+    return " A reward cannot be async." if inspect.iscoroutine(value) else ""

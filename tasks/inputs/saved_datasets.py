@@ -1,0 +1,103 @@
+"""Folders that ``save_to_disk`` of datasets wrote: Arrow streams, read as they are; the library is not asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.errors import PromptError
+from storage.names import below, part
+
+#: Written beside the data of one dataset, and beside the folders of several splits.
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+#: Both are a few kilobytes; the names of a thousand files are a hundred.
+_MOST_BYTES = 1 << 22
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether a folder was written by ``save_to_disk``, as one dataset or with splits."""
+    return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
+
+
+def saved_files(folder: Path, split: str, where: str) -> list[Path]:
+    """Return the Arrow files of a saved dataset, in order.
+
+    Args:
+        folder: see ``is_saved_dataset``.
+        split: the one to read, where there are several.
+        where: the setting that names the folder, for errors.
+
+    Raises:
+        PromptError: it has no such split, or is not what ``save_to_disk`` writes.
+    """
+    if (folder / _SPLITS).is_file():
+        folder = _split_folder(folder, split, where)
+    state = _read(folder / _STATE, where)
+    if state.get("_indices_data_files"):
+        raise PromptError(
+            f"{where}: '{folder}' was saved with indices by an early version of datasets. Load it with "
+            "datasets.load_from_disk() and save it with save_to_disk() again."
+        )
+    try:
+        files = [below(folder, part(each["filename"])) for each in state["_data_files"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PromptError(f"{where}: '{folder / _STATE}' names no data files: {error}. {_AGAIN}") from None
+    for file in files:
+        if not file.is_file():
+            raise PromptError(f"{where}: '{file}' does not exist, but '{_STATE}' beside it names it. {_AGAIN}")
+    return files
+
+
+_AGAIN = "Save the dataset again with save_to_disk()."
+
+
+def read_table(files: list[Path]) -> pa.Table:
+    """Return the rows of Arrow files as one table.
+
+    Raises:
+        PromptError: one is no Arrow stream, or has other columns than those before it.
+    """
+    tables = []
+    for file in files:
+        try:
+            with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+                tables.append(stream.read_all())
+            found = pa.concat_tables(tables)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise PromptError(f"'{file}' cannot be read as an Arrow stream: {first}. {_AGAIN}") from None
+    return found if tables else pa.table({})
+
+
+def _split_folder(folder: Path, split: str, where: str) -> Path:
+    listed = _read(folder / _SPLITS, where).get("splits")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    if split not in names:
+        raise PromptError(
+            f"{where}: '{folder}' has no split '{split}'; it has {', '.join(names) or 'none'}. Set prompts.split, or "
+            f"name the folder of a split, as '{folder / (names[0] if names else 'train')}'."
+        )
+    try:
+        return below(folder, part(split))
+    except ValueError as error:
+        raise PromptError(f"{where}: '{folder}': {error}. {_AGAIN}") from None
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    """Return the object in a file that ``save_to_disk`` writes beside data.
+
+    Raises:
+        PromptError: it is missing, larger than such files are, or holds something else.
+    """
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        found = json.loads(data) if len(data) <= _MOST_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PromptError(f"{where}: '{path}' cannot be read: {error}. {_AGAIN}") from None
+    if not isinstance(found, dict):
+        raise PromptError(f"{where}: '{path}' holds no JSON object of up to {_MOST_BYTES} bytes. {_AGAIN}")
+    return found
