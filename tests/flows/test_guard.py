@@ -76,7 +76,7 @@ def test_servers_answer_no_foreign_page(name: str, tmp_path: Path, prefect_home:
 @pytest.mark.slow
 def test_a_run_answers_no_foreign_page(config_file: Path, tmp_path: Path, prefect_home: Path) -> None:
     """Prefect's temporary server, the ranks and their agent, and Dask's nodes."""
-    settings = ["execution.processes=2", "execution.runner={name: dask}"]
+    settings = ["run.epochs=1", "execution.processes=2", "execution.runner={name: dask}"]
     arguments = ["run", str(config_file), *(word for each in settings for word in ("--set", each))]
     seen: set[Listener] = set()
     servers: list[Listener] = []
@@ -87,7 +87,7 @@ def test_a_run_answers_no_foreign_page(config_file: Path, tmp_path: Path, prefec
             for server in served(new):
                 servers.append(server)
                 assert lets_in(server) == []
-            time.sleep(0.1)
+            time.sleep(0.5)
         said = process.communicate()[0]
     assert process.returncode == 0, said
     assert all(is_loopback(each.ip) for each in seen), seen
