@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -12,6 +13,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
+from configs.answers import json_of, read_as_utf8, text_of
 from configs.errors import ConfigError
 from configs.proxies import by_proxy
 
@@ -32,7 +34,9 @@ def named_server() -> Iterator[SyncPrefectClient]:
             "Deployments live on a Prefect server, and PREFECT_API_URL names none. Start one with 'flowmill ui', and "
             "set PREFECT_API_URL=http://127.0.0.1:4200/api."
         )
-    with answers(url), get_client(sync_client=True) as client:
+    # Prefect's client looks into the text of refusals.
+    read: dict[str, Any] = {"event_hooks": {"response": [read_as_utf8]}}
+    with answers(url), get_client(httpx_settings=read, sync_client=True) as client:
         yield client
 
 
@@ -88,9 +92,9 @@ def _refusal(response: httpx.Response) -> str:
 
 def _detail(response: httpx.Response) -> str:
     try:
-        found = response.json()
+        found = json_of(response.content)
     except ValueError:
-        return response.text or response.reason_phrase
+        return text_of(response.content) or response.reason_phrase
     details = (
         [found[key] for key in ("detail", "exception_detail", "exception_message") if found.get(key)]
         if (isinstance(found, dict))

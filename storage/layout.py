@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _ID = re.compile(r"\w[\w.-]*")
+_DIGITS = 12
 KINDS = (
     "bases",
     "prompts",
@@ -37,6 +38,10 @@ QUARANTINE = "quarantine"
 PARTS = "parts"
 COPIES = "copies"
 _MANIFEST = "manifest.json"
+_CHECKPOINTS = "_checkpoints"
+_FILE = re.compile(
+    rf"({QUARANTINE}/)?({'|'.join(KINDS)})/{_ID.pattern}/([^/]+-[0-9a-f]{{{_DIGITS}}}|{_CHECKPOINTS}/[^/]+)/.+", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,7 +115,12 @@ def claim(ref: ArtifactRef) -> str:
 
 def shard_folder(ref: ArtifactRef, shard: str, digest: str) -> str:
     """Folder of one shard's files; the content digest in its name keeps different contents apart."""
-    return f"{ref.path}/{shard}-{digest[:12]}"
+    return f"{ref.path}/{shard}-{digest[:_DIGITS]}"
+
+
+def is_file(path: str) -> bool:
+    """Return whether a path below the root is spelled as that of a file that a store publishes."""
+    return _FILE.fullmatch(path) is not None
 
 
 def holds_files(name: str) -> bool:
@@ -125,7 +135,7 @@ def part_folder(number: int) -> str:
 
 def checkpoints(ref: ArtifactRef) -> str:
     """Folder of the transient optimizer checkpoints of a policy that is being trained."""
-    return f"{ref.path}/_checkpoints"
+    return f"{ref.path}/{_CHECKPOINTS}"
 
 
 def run(name: str) -> str:

@@ -1,4 +1,4 @@
-"""``flowmill view``: the explorer, on the loopback interface only."""
+"""``flowmill view``: the explorer, on the loopback interface only and behind the guard."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     require_extra("view", "streamlit", what="flowmill view")
     if run is not None:
         require_run(ArtifactStore(root), run)
-    page = find_spec("flowmill.explorer")
-    assert page is not None
+    server = find_spec("flowmill.explorer_server")
+    assert server is not None
     settings = {
         "server.address": _HOST,
         "server.port": str(port),
@@ -44,4 +44,4 @@ def view_command(root: str, run: str | None, *, port: int, trust_store: bool) ->
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     given = [root, run or "", "trust" if trust_store else ""]
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(page.origin), *options, "--", *given])
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(server.origin), *options, "--", *given])

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import httpx
 
+from configs.answers import json_of, text_of
 from configs.errors import EngineError
 from configs.fingerprint import hash_text
 from models.engines.answers import Malformed, completion_of, prompt_log_probs_of
@@ -272,9 +273,9 @@ class OpenAI:
         if not key:
             return None
         try:
-            return answer.json()
-        except (ValueError, RecursionError):  # RecursionError: brackets without end
-            raise PassingError(f"its answer is no JSON: {answer.text[:80]!r}") from None
+            return json_of(answer.content)
+        except ValueError:
+            raise PassingError(f"its answer is no JSON: {text_of(answer.content)[:80]!r}") from None
 
 
 def _write_once(target: Path, write: Callable[[Path], None]) -> None:
@@ -306,9 +307,10 @@ def _filled(value: Any, **names: str) -> Any:
 def _said(answer: httpx.Response) -> str:
     """Return what a refusal says, in a line."""
     try:
-        found = answer.json()
-    except (ValueError, RecursionError):
-        return repr(answer.text.strip()[:200]) if answer.text.strip() else "nothing"
+        found = json_of(answer.content)
+    except ValueError:
+        said = text_of(answer.content).strip()
+        return repr(said[:200]) if said else "nothing"
     for name in ("error", "message", "detail"):
         if isinstance(found, dict) and name in found:
             found = found[name]

@@ -1,7 +1,7 @@
 """HTTP clients that nothing a server sends can hold up or fill: a deadline for a whole answer, a limit of its bytes.
 
 Time limits of clients are for a single read, and limits of bytes are for what is compressed; servers that drip or bombs
-of gzip pass both.
+of gzip pass both. Text is UTF-8, whatever a header says.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from typing import Any
 import httpcore
 import httpx
 
+from configs.answers import read_as_utf8
+
 #: Extension of a request: the most bytes its answer may have.
 MOST = "flowmill.most"
+#: Extension of an answer: when it must have been read, by the monotonic clock.
+UNTIL = "flowmill.until"
 #: Of an answer that nobody said more about.
 _MOST = 1 << 24
 
 
-def bounded_client(total_s: float, **how: Any) -> httpx.Client:
+def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Client:
     """Return a client whose requests end after some seconds, however slowly anything comes.
 
     Args:
         total_s: seconds for a request and its answer.
+        most: bytes of an answer to a request that has no extension ``MOST``.
         how: see ``httpx.Client``.
     """
-    clock = _Clock(total_s)
-    client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [clock.watch]})
+    clock = _Clock(total_s, most)
+    client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [read_as_utf8, clock.watch]})
     for transport in (client._transport, *client._mounts.values()):
         pool = getattr(transport, "_pool", None)
         if pool is not None:
@@ -39,8 +44,8 @@ def bounded_client(total_s: float, **how: Any) -> httpx.Client:
 class _Clock(threading.local):
     """When what this thread asks for must have come."""
 
-    def __init__(self, total_s: float) -> None:
-        self._total_s = total_s
+    def __init__(self, total_s: float, most: int) -> None:
+        self._total_s, self._most = total_s, most
         self._until = float("inf")
 
     def start(self, request: httpx.Request) -> None:
@@ -48,7 +53,8 @@ class _Clock(threading.local):
         self._until = time.monotonic() + self._total_s
 
     def watch(self, response: httpx.Response) -> None:
-        most = int(response.request.extensions.get(MOST, _MOST))
+        most = int(response.request.extensions.get(MOST, self._most))
+        response.extensions[UNTIL] = self._until
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise httpx.RemoteProtocolError(f"the answer is compressed ({encoding[:40]!r}), which was not asked for")

@@ -43,9 +43,11 @@ _DIMENSIONS = (
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _LIST = re.compile(rf'"score"\s*:\s*\[\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\]')
 _HEADINGS = ("text faithfulness", "image faithfulness", "physical and visual quality", "text rendering")
-_HEADING = re.compile(rf"^\W*\d\.\W*({'|'.join(_HEADINGS)})\b", re.MULTILINE | re.IGNORECASE)
-_SCORE = re.compile(rf"\bscore\W*:\W*(?:{_NUMBER}|N/?A\b)", re.IGNORECASE)
-_SUMMARY = re.compile(r"^\W*summary\b", re.MULTILINE | re.IGNORECASE)
+#: Marks between words. Their number is bounded, so that reading takes time in proportion to the text.
+_MARKS = r"\W{0,40}"
+_HEADING = re.compile(rf"^{_MARKS}\d\.{_MARKS}({'|'.join(_HEADINGS)})\b", re.MULTILINE | re.IGNORECASE)
+_SCORE = re.compile(rf"\bscore{_MARKS}:{_MARKS}(?:{_NUMBER}|N/?A\b)", re.IGNORECASE)
+_SUMMARY = re.compile(rf"^{_MARKS}summary\b", re.MULTILINE | re.IGNORECASE)
 
 
 def _listed(text: str) -> list[float]:
@@ -67,7 +69,7 @@ def _by_aspect(text: str) -> list[float]:
 
 def _by_dimension(text: str) -> list[float]:
     """Return the last number after each of two names."""
-    found = [re.findall(rf"{name}\W*:\W*{_NUMBER}", text, re.I) for name in ("Instruction Following", "Visual Quality")]
+    found = [re.findall(rf"{name}{_MARKS}:{_MARKS}{_NUMBER}", text, re.I) for name in ("Instruction Following", "Visual Quality")]
     return [float(numbers[-1]) for numbers in found] if all(found) else []
 
 
@@ -148,8 +150,7 @@ class EditReward(Asking):
     def _judge(self, image: np.ndarray, prompt: str, started: Sequence[np.ndarray]) -> tuple[float, str]:
         rubric = RUBRICS[self.rubric]
         question = (self.question or rubric.question).replace("{prompt}", prompt)
-        choice = self.answer_about(edited(started, image), question, max_tokens=self.max_tokens)
-        text = choice.message.content or ""
+        text = self.answer_about(edited(started, image), question, max_tokens=self.max_tokens).text
         scores = rubric.read(text)
         if not scores or not all(rubric.lowest <= score <= rubric.highest for score in scores):
             found = f"has the scores {scores}" if scores else "lacks a score"

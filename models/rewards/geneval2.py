@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from models.rewards.base import Needs, Scores
-from models.rewards.vlm import ONE_TOKEN, Asking, first_token
+from models.rewards.chat_answers import first_token
+from models.rewards.vlm import ONE_TOKEN, Asking
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 #: What stands for a probability of 0 in a geometric mean: the endpoint tells the 20 likeliest tokens only.

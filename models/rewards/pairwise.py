@@ -103,16 +103,16 @@ class WinRate(Asking):
         question = (self.question or (_ASK_EDIT if self.references else _ASK)).replace("{prompt}", prompt)
         sources = edited(started, two[0])[:-1] if self.references else []
         shown = [*sources, ("Image 1:", two[0]), ("Image 2:", two[1])]
-        text = self.answer_about(shown, question, max_tokens=self.max_tokens).message.content or ""
-        found = re.findall(self.pattern, text, re.IGNORECASE)
-        named = (found[-1] if isinstance(found[-1], str) else found[-1][0]) if found else None
+        answer = self.answer_about(shown, question, max_tokens=self.max_tokens)
+        found = answer.find_all(self.pattern, ignore_case=True)
+        named = found[-1] if found else None
         if named in ("1", "2"):
             return float(named == "1")
-        if named is None and re.search(self.tie, text, re.IGNORECASE):
+        if named is None and answer.find_all(self.tie, ignore_case=True):
             return 0.5
         raise RewardError(
             f"reward '{self.name}': '{self.pattern}' finds no winner in the answer about a pair of prompt {prompt!r}: "
-            f"{text[-200:]!r}. Ask in another way (option 'question'), or give answers more room (option 'max_tokens')."
+            f"{answer.text[-200:]!r}. Ask in another way (option 'question'), or give answers more room (option 'max_tokens')."
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import httpx
 import numpy as np
 
+from configs.answers import json_of, text_of
 from configs.errors import ConfigError, RewardError
 from configs.fingerprint import canonical_json
 from configs.proxies import by_proxy
@@ -159,8 +160,8 @@ class RemoteReward:
         def ask() -> wire.RewardInfo:
             answer = self._send("GET", wire.INFO)
             try:
-                return wire.RewardInfo.model_validate(answer.json())
-            except (ValueError, RecursionError):  # RecursionError: brackets without end
+                return wire.RewardInfo.model_validate(json_of(answer.content))
+            except ValueError:
                 raise ConfigError(
                     f"{self._place}: what answers there is no reward server of flowmill. Set 'server' to the address "
                     "that 'flowmill serve-reward' printed."
@@ -225,7 +226,7 @@ class RemoteReward:
 def _detail(answer: httpx.Response) -> str:
     """Return what a refusal says, in a line."""
     try:
-        found = answer.json()
-    except (ValueError, RecursionError):
-        return answer.text.strip()[:200] or "nothing"
+        found = json_of(answer.content)
+    except ValueError:
+        return text_of(answer.content).strip()[:200] or "nothing"
     return str(found.get("detail", found))[:2000] if isinstance(found, dict) else str(found)[:200]

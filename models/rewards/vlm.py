@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,8 @@ from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.proxies import by_proxy
 from models.rewards.base import Needs, Scores
-from models.rewards.bounded import bounded_client
+from models.rewards.bounded import UNTIL, bounded_client
+from models.rewards.chat_answers import Answer, first_token, read_answer
 
 T = TypeVar("T")
 
@@ -47,6 +47,8 @@ _QUESTIONS = {
 }
 #: Asks for one token and the likeliest 20 in its place, which is OpenAI's limit.
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+#: Bytes an answer may have: those of some ten thousand tokens, each character escaped.
+_MOST = 1 << 19
 #: Seconds a failing request is tried again for, roughly: the client waits up to 8 s between tries.
 _RETRIES = 4
 
@@ -78,7 +80,7 @@ class Asking:
             ConfigError: the package is not installed, or there is no endpoint.
             ValueError: an option is out of range.
         """
-        require_extra("vlm", "openai", what=f"reward '{self.name}'")
+        require_extra("vlm", "openai", "regex", what=f"reward '{self.name}'")
         from openai import OpenAI
 
         if self.concurrency < 1:
@@ -90,7 +92,7 @@ class Asking:
                 "the address of an OpenAI-compatible server, which ends in /v1."
             )
         key = os.environ.get(self.key_variable, "none")
-        client = bounded_client(self.timeout_s, timeout=self.timeout_s, follow_redirects=True)
+        client = bounded_client(self.timeout_s, most=_MOST, timeout=self.timeout_s, follow_redirects=True)
         self._client = OpenAI(
             base_url=endpoint, api_key=key, timeout=self.timeout_s, max_retries=_RETRIES, http_client=client
         )
@@ -116,12 +118,12 @@ class Asking:
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="vlm") as pool:
             return list(pool.map(work, *rows))
 
-    def answer(self, image: np.ndarray, question: str, **more: Any) -> Any:
+    def answer(self, image: np.ndarray, question: str, **more: Any) -> Answer:
         """Return the model's answer about an (H, W, 3) uint8 image; see ``answer_about``."""
         return self.answer_about([("", image)], question, **more)
 
-    def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Any:
-        """Return the model's answer about several images, a choice of OpenAI's protocol.
+    def answer_about(self, images: Sequence[tuple[str, np.ndarray]], question: str, **more: Any) -> Answer:
+        """Return the model's answer about several images.
 
         Args:
             images: what is said before each, if anything, and the image, (H, W, 3) uint8.
@@ -142,18 +144,16 @@ class Asking:
         content += [{"type": "text", "text": question}]
         messages = [{"role": "user", "content": content}]
         try:
-            choice = self._client.chat.completions.create(
+            response = self._client.chat.completions.with_raw_response.create(
                 model=self.model, messages=messages, temperature=0.0, seed=0, **more
-            ).choices[0]
-            if not isinstance(choice.message.content, str | None):
-                raise TypeError(f"its answer is no text but a {type(choice.message.content).__name__}")
-            return choice
+            ).http_response
+            return read_answer(response.content, until=response.extensions[UNTIL])
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
             raise ConnectionError(
                 f"the endpoint of model '{self.model}' failed: {error.__cause__ or error}."
                 f"{by_proxy(str(self._client.base_url))}"
             ) from error
-        except (openai.OpenAIError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             raise RewardError(
                 f"reward '{self.name}': the endpoint refuses to answer {question!r} with model '{self.model}': "
                 f"{type(error).__name__}: {error}. Check its name, the key in {self.key_variable} and the endpoint."
@@ -226,9 +226,9 @@ class VlmJudge(Asking):
         question = (self.question or _QUESTIONS[self.ask, self.references]).replace("{prompt}", prompt)
         more: dict[str, Any] = {"max_tokens": self.max_tokens} if self.ask == "score" else ONE_TOKEN
         shown = edited(started, image) if self.references else [("", image)]
-        choice = self.answer_about(shown, question, **more)
-        text = choice.message.content or ""
-        value = self._read(text) if self.ask == "score" else _probability_of_yes(choice)
+        answer = self.answer_about(shown, question, **more)
+        text = answer.text
+        value = self._read(answer) if self.ask == "score" else _probability_of_yes(answer)
         if value is None:
             wanted = f"'{self.pattern}' finds no score in" if self.ask == "score" else "neither yes nor no begins"
             raise RewardError(
@@ -237,13 +237,12 @@ class VlmJudge(Asking):
             )
         return value, text
 
-    def _read(self, text: str) -> float | None:
+    def _read(self, answer: Answer) -> float | None:
         """Return the last score an answer states, over the scale; None: there is none, or one out of range."""
-        found = re.findall(self.pattern, text)
+        found = answer.find_all(self.pattern)
         if not found:
             return None
-        last = found[-1] if isinstance(found[-1], str) else found[-1][0]
-        value = float(last) / self.scale
+        value = float(found[-1]) / self.scale
         return value if 0 <= value <= 1 else None
 
 
@@ -254,19 +253,9 @@ def edited(started: Sequence[np.ndarray], image: np.ndarray) -> list[tuple[str, 
     return [*named, ("Edited image:", image)]
 
 
-def first_token(choice: Any) -> dict[str, float]:
-    """Return how likely each word is as an answer's first token, lower-cased, of those the endpoint tells."""
-    found: dict[str, float] = {}
-    if choice.logprobs is not None and choice.logprobs.content:
-        for token in choice.logprobs.content[0].top_logprobs:
-            word = token.token.strip().strip(".,").lower()
-            found[word] = found.get(word, 0.0) + math.exp(token.logprob)
-    return found
-
-
-def _probability_of_yes(choice: Any) -> float | None:
+def _probability_of_yes(answer: Answer) -> float | None:
     """Return P(yes) / (P(yes) + P(no)) of the first token; None where neither is among the likely ones."""
-    likely = first_token(choice)
+    likely = first_token(answer)
     yes, no = likely.get("yes", 0.0), likely.get("no", 0.0)
     return yes / (yes + no) if yes + no > 0 else None
 

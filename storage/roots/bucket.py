@@ -18,12 +18,29 @@ import tenacity
 
 from configs.errors import CorruptError, StoreError
 from configs.proxies import by_proxy
+from storage.layout import is_file
 from storage.roots.connection import DENIED, UNREACHED, check_bucket, connection, refusal, server, status_of
 from storage.roots.processes import tag
 from storage.roots.quick import LARGEST, LEAST, Quick
 
 _Result = TypeVar("_Result")
 _ATTEMPTS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A call that lists part of a bucket, and how it goes on."""
+
+    call: str
+    """Name of the operation."""
+    tokens: Mapping[str, str]
+    """Arguments of the next call by name, each with the field of the answer that it is."""
+
+
+_OBJECTS = Listing(call="list_objects_v2", tokens={"ContinuationToken": "NextContinuationToken"})
+_UPLOADS = Listing(
+    call="list_multipart_uploads", tokens={"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+)
 
 #: Answers of the probe by uri, one probe per process.
 _conditional: dict[str, bool] = {}
@@ -170,9 +187,6 @@ class Bucket:
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names directly below ``path``."""
-        told = self._quick.names(self._name(path))
-        if told is not None:
-            return told
         top = f"{self._name(path)}/"
         found = set()
         for page in self._pages(Prefix=top, Delimiter="/"):
@@ -203,13 +217,21 @@ class Bucket:
                 raise OSError(f"{self.uri}: '{error['Key']}' cannot be deleted: {error.get('Message', error['Code'])}")
 
     def abort_uploads(self, older_than_s: float) -> int:
-        """Abort multipart uploads below the prefix that began before some seconds ago; return how many."""
+        """Abort this store's multipart uploads that began before some seconds ago; return how many.
+
+        Uploads of other stores are never touched, below the prefix or beside it: their keys are no files of this one.
+
+        Raises:
+            StoreError: the listing of uploads does not end.
+        """
+        top = self._name("")
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than_s)
         try:
-            uploads = self._fs.list_multipart_uploads(self.bucket)
+            uploads = [each for page in self._pages(_UPLOADS, Prefix=top) for each in page.get("Uploads", ())]
         except (OSError, NotImplementedError):
             return 0  # several servers cannot list them
-        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=older_than_s)
-        stale = [u for u in uploads or () if u["Key"].startswith(self.prefix) and u["Initiated"] < limit]
+        own = [each for each in uploads if each["Key"].startswith(top) and is_file(each["Key"].removeprefix(top))]
+        stale = [each for each in own if each["Initiated"] < limit]
         for upload in stale:
             about = {"Bucket": self.bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
             self._fs.call_s3("abort_multipart_upload", **about)
@@ -264,16 +286,28 @@ class Bucket:
             raise refusal(self.uri, self.bucket, error) from None
         return result
 
-    def _pages(self, **arguments: str) -> Iterator[Mapping[str, Any]]:
-        """Yield a listing, up to a thousand objects at a time."""
-        more: dict[str, str] = {}
+    def _pages(self, listing: Listing = _OBJECTS, **arguments: str) -> Iterator[Mapping[str, Any]]:
+        """Yield a listing, up to a thousand entries at a time.
+
+        Raises:
+            StoreError: the server sends the same continuation token again, or none: the listing would not end.
+        """
+        more: dict[str, Any] = {}
+        sent = set()
         while True:
-            call = {"Bucket": self.bucket, **arguments, **more}
-            page = self._steady(self._fs.call_s3, "list_objects_v2", **call)
+            page = self._steady(self._fs.call_s3, listing.call, Bucket=self.bucket, **arguments, **more)
             yield page
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            more = {name: page.get(said) for name, said in listing.tokens.items()}
+            token = tuple(more.values())
+            if not all(token) or token in sent:
+                raise StoreError(
+                    f"'{self.uri}': the listing of '{arguments.get('Prefix', '')}' does not end: {server()} says there "
+                    "is more, and sends no continuation token or one that it sent before. Check the server, or a proxy "
+                    "in between."
+                )
+            sent.add(token)
 
     def _name(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path

@@ -79,26 +79,6 @@ class Quick:
         with ThreadPoolExecutor(_TOGETHER, thread_name_prefix="quick") as pool:
             return list(pool.map(one, keys))
 
-    def names(self, prefix: str) -> list[str] | None:
-        """Return the sorted names directly below a prefix; None if it does not know."""
-        store = self._connection() if self.is_proven else None
-        if store is None:
-            return None
-        from obstore import list_with_delimiter
-        from obstore.exceptions import BaseError
-
-        try:
-            found = list_with_delimiter(store, prefix)
-        except ValueError:
-            return None
-        except (BaseError, OSError):
-            self._rest()
-            return None
-        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
-        top = f"{prefix}/"
-        # Not the prefix itself, which some clients make an object of.
-        return sorted({path.removeprefix(top) for path in paths if path.startswith(top)})
-
     def put(self, key: str, data: bytes, *, writer: str | None = None) -> bool:
         """Put an object, and return whether it is known to be there now.
 

@@ -14,6 +14,7 @@ from configs.errors import ConfigError
 from configs.execution import ExecutionSection
 from configs.extras import require_extra
 from configs.registry import Table, chosen
+from tasks.execution.dask_http import close_http_servers
 
 RUNNERS = Table(
     {
@@ -82,12 +83,18 @@ class Dask:
         """Check the options.
 
         Raises:
-            ValueError: two contradict each other, or one is out of range.
+            ValueError: two contradict each other, one is out of range, or one asks for a dashboard.
         """
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}; it must be 1 or more.")
         if self.address is not None and (self.cluster_class is not None or self.cluster):
             raise ValueError("address names a cluster that runs, so cluster_class and cluster do nothing; remove them.")
+        dashboard = next((name for name in self.cluster if "dashboard" in name), None)
+        if dashboard is not None:
+            raise ValueError(
+                f"cluster has '{dashboard}', but clusters that are started here serve no dashboard: it would answer "
+                "every web page. Remove it, or start a cluster yourself and name it with address."
+            )
 
     def arguments(self, execution: ExecutionSection) -> Mapping[str, Any]:
         """Return the address, or the arguments of a local cluster on loopback."""
@@ -102,6 +109,8 @@ class Dask:
 
     def connect(self, task_runner: Any) -> None:
         """Start the cluster and its client, which otherwise wait for the first shard."""
+        if self.address is None:
+            close_http_servers()
         _ = task_runner.client
 
 

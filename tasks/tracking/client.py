@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import requests.adapters
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.version import VERSION as MLFLOW_VERSION
 
+from configs.answers import ENCODING
 from configs.errors import TrackingError
 from configs.places import user_cache
 from configs.proxies import by_proxy
@@ -92,6 +94,8 @@ def open_client(root: str, configured: str | None) -> MlflowClient:
     if configured is None:
         return FolderClient(tracking_folder(root))
     uri = tracking_uri(root, configured)
+    # MLflow's client gives no way to say how answers are read.
+    requests.adapters.get_encoding_from_headers = lambda headers: ENCODING
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

@@ -15,6 +15,7 @@ import xxhash
 
 from configs.errors import CorruptError, RunConflictError, StoreError
 from configs.schema import StoreSection
+from storage import layout
 from storage.checksums import describe_file
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
@@ -351,17 +352,44 @@ class TestS3:
             for quick in (getting, putting):
                 assert quick.rests
                 assert quick.get(["1"]) == [(False, None)]
-                assert quick.names("a") is None
                 assert not quick.put("1", b"1", writer="me")
 
-    def test_abandoned_uploads_are_aborted(self, bucket: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("prefix", ["x", "x/deep", ""])
+    def test_a_store_aborts_its_own_uploads_alone(self, bucket: str, tmp_path: Path, prefix: str) -> None:
+        """Those of stores beside it, below it and above it go on, whatever beginning their prefixes share."""
         import s3fs
 
         fs = s3fs.S3FileSystem(use_listings_cache=False)
-        fs.call_s3("create_multipart_upload", Bucket=bucket, Key="x/kind/file")
+        ref = ArtifactRef("trajectories", "0a1b2c3d")
+        files = [
+            f"{layout.shard_folder(ref, 'epoch-0001', 'c0ffee' * 11)}/a.tar",
+            f"{layout.checkpoints(ref)}/00000001/state.safetensors",
+            f"{layout.QUARANTINE}/{layout.shard_folder(ref, 's', 'c0ffee' * 11)}/a.tar",
+        ]
+        stores = ["", "x", "x/deep", "x/deep/er", "x2", "x/deep2", "policies", "x/policies"]
+        keys = {store: {f"{store}/{file}".lstrip("/") for file in files} for store in stores}
+        others = {"x/mine.bin", "x/deep/mine.bin", "mine.bin", "x/trajectories/mine.bin"}
+        for key in others.union(*keys.values()):
+            fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        root = open_root(StoreSection(root=f"s3://{bucket}/{prefix}", cache=str(tmp_path / "cache")))
+        assert root._bucket.abort_uploads(-60) == len(files)  # type: ignore[attr-defined]
+        left = {each["Key"] for each in fs.list_multipart_uploads(bucket)}
+        assert left == others.union(*keys.values()) - keys[prefix]
+
+    @pytest.mark.parametrize("token", ["again", None, ""])
+    @pytest.mark.parametrize("kind", ["objects", "uploads"])
+    def test_a_listing_that_does_not_end_is_an_error(
+        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, token: str | None
+    ) -> None:
         root = open_root(StoreSection(root=f"s3://{bucket}/x", cache=str(tmp_path / "cache")))
-        assert root._bucket.abort_uploads(-60) == 1  # type: ignore[attr-defined]
-        assert not fs.list_multipart_uploads(bucket)
+        inner = root._bucket  # type: ignore[attr-defined]
+        names = ("NextContinuationToken", "NextKeyMarker", "NextUploadIdMarker")
+        page = {"IsTruncated": True, **({} if token is None else dict.fromkeys(names, token))}
+        monkeypatch.setattr(inner, "_steady", lambda *call, **arguments: page)
+        listings = {"objects": [inner.names, inner.sizes, inner.delete], "uploads": [lambda path: inner.abort_uploads(0)]}
+        for listing in listings[kind]:
+            with pytest.raises(StoreError, match="the listing of 'x/.* does not end"):
+                listing("a")
 
     def test_a_missing_bucket_is_named(self, bucket: str) -> None:
         with pytest.raises(StoreError, match="there is no bucket 'flowmill-absent'"):

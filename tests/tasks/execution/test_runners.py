@@ -53,6 +53,10 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
             ["execution.runner={name: dask, options: {address: 'tcp://node:8786', cluster_class: x.Y}}"],
             "address names a cluster that runs",
         ),
+        (
+            ["execution.runner={name: dask, options: {cluster: {worker_dashboard_address: ':0'}}}"],
+            "cluster has 'worker_dashboard_address', but clusters that are started here serve no dashboard",
+        ),
         (["execution.runner={name: dask}", "execution.score_workers=2"], "execution.score_workers is 2"),
         (["execution.runner={name: ray}"], "execution.runner 'ray': .*missing .*'address'"),
         (["optimize.replay={epochs: 0}"], "optimize.replay.epochs is 0 and execution.ahead is 0"),

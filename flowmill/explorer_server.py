@@ -1,0 +1,15 @@
+"""The server of ``flowmill view``: Streamlit's application behind the guard against pages of other origins.
+
+``streamlit run`` finds ``app`` in this file's text and serves it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.middleware import Middleware
+from streamlit.starlette import App
+
+from tasks.execution.guard import OwnPagesOnly
+
+app = App(Path(__file__).with_name("explorer.py"), middleware=[Middleware(OwnPagesOnly)])

@@ -1,0 +1,106 @@
+"""Answers of a chat endpoint, read without its client's models: those take a minute for a megabyte that says nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from configs.answers import json_of
+from configs.errors import RewardError
+
+#: Tokens in the place of the first that are read: OpenAI's limit is 20.
+_LIKELIEST = 100
+#: Characters an answer may have: a search notices that its time is over some thousand steps late, each as long as it.
+_LONGEST = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a model said."""
+
+    text: str
+    """Empty where it said nothing."""
+    likely: Sequence[tuple[str, float]] = ()
+    """Tokens that may come first, with their log-probs in nats."""
+    until: float = math.inf
+    """When all of it must be read, by the monotonic clock."""
+
+    def find_all(self, pattern: str, *, ignore_case: bool = False) -> list[str]:
+        """Return what the first group of a pattern matches, each time it matches.
+
+        Raises:
+            RewardError: searching takes longer than the request may.
+        """
+        flags = regex.IGNORECASE if ignore_case else 0
+        left = max(0.05, self.until - time.monotonic())
+        # What is searched is immutable, so that other threads work meanwhile.
+        limit = {} if math.isinf(left) else {"timeout": left, "concurrent": True}
+        try:
+            return [match[min(1, match.re.groups)] or "" for match in regex.finditer(pattern, self.text, flags, **limit)]
+        except TimeoutError:
+            raise RewardError(
+                f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters when the request's "
+                "'timeout_s' is over. Check what the endpoint answers, or write the pattern without nested or adjacent "
+                "repetitions."
+            ) from None
+
+
+def read_answer(content: bytes, *, until: float = math.inf) -> Answer:
+    """Return what the first choice of a chat completion says.
+
+    Args:
+        content: the body of the answer.
+        until: see ``Answer``.
+
+    Raises:
+        ValueError: it is no completion with a text.
+    """
+    found = json_of(content)
+    choices = found.get("choices") if isinstance(found, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
+        raise ValueError("its answer is no chat completion")
+    text = message.get("content")
+    if not isinstance(text, str | None):
+        raise ValueError(f"its answer is no text but a {type(text).__name__}")
+    if len(text or "") > _LONGEST:
+        raise ValueError(f"its answer has {len(text or '')} characters, more than the {_LONGEST} that are read")
+    return Answer(text=text or "", likely=_likely(choice.get("logprobs")), until=until)
+
+
+def first_token(answer: Answer) -> dict[str, float]:
+    """Return how likely each word is as an answer's first token, lower-cased, of those the endpoint tells."""
+    found: dict[str, float] = {}
+    for token, log_prob in answer.likely:
+        word = token.strip().strip(".,").lower()
+        found[word] = found.get(word, 0.0) + math.exp(log_prob)
+    return found
+
+
+def _likely(log_probs: Any) -> tuple[tuple[str, float], ...]:
+    """Return the likeliest first tokens of OpenAI's ``logprobs``; none where it has none.
+
+    Raises:
+        ValueError: they are not what the protocol says.
+    """
+    content = log_probs.get("content") if isinstance(log_probs, Mapping) else None
+    if not isinstance(content, list) or not content:
+        return ()
+    told = content[0].get("top_logprobs") if isinstance(content[0], Mapping) else None
+    if not isinstance(told, list):
+        raise ValueError("it tells no top_logprobs of its first token")
+    return tuple(_token(each) for each in told[:_LIKELIEST])
+
+
+def _token(told: Any) -> tuple[str, float]:
+    token, log_prob = (told.get("token"), told.get("logprob")) if isinstance(told, Mapping) else (None, None)
+    number = isinstance(log_prob, int | float) and not isinstance(log_prob, bool)
+    if not isinstance(token, str) or not number or not log_prob <= 1.0:
+        raise ValueError(f"{str(told)[:80]} is no token with its log-prob")
+    return token, float(log_prob)
