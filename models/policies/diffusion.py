@@ -169,7 +169,7 @@ class DiffusionPolicy(Policy):
         return None
 
     def as_plain(self, text: str) -> str:
-        """Return a text in which no control token of a tokenizer stands; see ``models.control_tokens``."""
+        """Return a text in which no control token of a tokenizer stands; see ``models.text.control_tokens``."""
         return text
 
     def cut_notes(self, prompts: Sequence[str]) -> list[str]:

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from configs.registry import option_names
-from models.chat_templates import guard_template
-from models.control_tokens import as_text, first_mark
 from models.maths.conditioning import Conditioning, Guided
 from models.maths.guidance import guided
 from models.policies.attention import set_attention
@@ -28,6 +26,8 @@ from models.policies.compilation import compile_blocks
 from models.policies.diffusion import DiffusionSettings, PipelineCall
 from models.policies.loading import FolderPolicy
 from models.policies.reading import cut_notes
+from models.text.chat_templates import guard_template
+from models.text.control_tokens import as_text, first_mark
 from models.weights.lora_files import save_lora
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from models.chat_templates import guard_template
-from models.control_tokens import first_mark
+from models.text.chat_templates import guard_template
+from models.text.control_tokens import first_mark
 from models.weights.pretrained_loading import load_pretrained
 
 

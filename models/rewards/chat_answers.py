@@ -1,4 +1,4 @@
-"""Answers of a chat endpoint, read without its client's models: those take a minute for a megabyte that says nothing."""
+"""Answers of a chat endpoint, read without its client's models, which take a minute for a megabyte of noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Answer:
         # What is searched is immutable, so that other threads work meanwhile.
         limit = {} if math.isinf(left) else {"timeout": left, "concurrent": True}
         try:
-            return [match[min(1, match.re.groups)] or "" for match in regex.finditer(pattern, self.text, flags, **limit)]
+            return [
+                match[min(1, match.re.groups)] or "" for match in regex.finditer(pattern, self.text, flags, **limit)
+            ]
         except TimeoutError:
             raise RewardError(
                 f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters when the request's "

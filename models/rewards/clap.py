@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from configs.outside import ModelPlace
-from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import BYTES, Takes
+from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from configs.outside import ColumnFolderPlace, FilePlace, ModelPlace
-from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.pictures import open_picture
 from models.rewards.base import Needs, Scores
@@ -22,6 +21,7 @@ from models.rewards.pretrained import load_pretrained
 from models.rewards.similarity import pixel_similarity, sized_as, structural_similarity
 from models.rewards.sizes import Takes, encoder_of
 from models.rewards.weights import WeightsFile
+from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from configs.outside import FilePlace, ModelPlace
-from models.control_tokens import as_texts
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.differentiable import processed
@@ -19,6 +18,7 @@ from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Encoder, Takes
 from models.rewards.weights import WeightsFile
+from models.text.control_tokens import as_texts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

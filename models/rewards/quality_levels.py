@@ -13,11 +13,11 @@ from PIL import Image
 
 from configs.errors import ConfigError
 from configs.outside import ModelPlace
-from models.chat_templates import day_of, render_chat
 from models.devices import chosen_device, local_rank
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
+from models.text.chat_templates import day_of, render_chat
 
 #: What may come next, with what each is worth.
 LEVELS: Mapping[str, float] = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}

@@ -12,12 +12,12 @@ from jinja2 import TemplateError
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.outside import ModelPlace
-from models.chat_templates import day_of, render_chat
-from models.control_tokens import as_texts
 from models.rewards.base import Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
+from models.text.chat_templates import day_of, render_chat
+from models.text.control_tokens import as_texts
 
 _NAME = "sequence_classification"
 _NO_LIMIT = 1 << 40

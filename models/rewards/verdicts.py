@@ -12,11 +12,11 @@ from jinja2 import TemplateError
 from torch import nn
 
 from configs.errors import ConfigError
-from models.chat_templates import render_chat
-from models.control_tokens import as_text
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.weights import WeightsFile
+from models.text.chat_templates import render_chat
+from models.text.control_tokens import as_text
 
 if TYPE_CHECKING:
     from torch import Tensor

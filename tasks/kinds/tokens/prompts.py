@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 
 from configs.errors import ConfigError
 from configs.tokens import TokensSection
-from models.chat_templates import render_chat, told_dates
-from models.control_tokens import chat_ids, first_mark, marked, plain_ids
 from models.maths.tokens import Widths
 from models.policies.language_folders import CONTEXT, context_length_of, load_tokenizer
+from models.text.chat_templates import render_chat, told_dates
+from models.text.control_tokens import chat_ids, first_mark, marked, plain_ids
 from tasks.inputs.components import tokens_of
 
 if TYPE_CHECKING:

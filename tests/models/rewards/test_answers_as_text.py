@@ -84,10 +84,16 @@ def test_json_is_utf_8_and_ends() -> None:
 
 def test_nothing_reads_an_answer_in_another_way() -> None:
     """Methods of httpx's answers take the charset of a header, or guess one."""
-    places = [path for name in ("configs", "flows", "models", "storage", "tasks") for path in (ROOT / name).rglob("*.py")]
-    readers = {path: path.read_text() for path in places if re.search(r"import (httpx|requests|aiohttp)\b", path.read_text())}
+    places = [
+        path for name in ("configs", "flows", "models", "storage", "tasks") for path in (ROOT / name).rglob("*.py")
+    ]
+    readers = {
+        path: path.read_text() for path in places if re.search(r"import (httpx|requests|aiohttp)\b", path.read_text())
+    }
     assert len(readers) >= 4
-    assert not [path for path, source in readers.items() if re.search(r"\.text\b(?!\()|\.json\(\)|\.encoding\b", source)]
+    assert not [
+        path for path, source in readers.items() if re.search(r"\.text\b(?!\()|\.json\(\)|\.encoding\b", source)
+    ]
 
 
 ASKED: dict[str, Callable[[str], Any]] = {

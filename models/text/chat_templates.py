@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from configs.errors import ConfigError
-from models.template_sandbox import ChoiceError, carried_out, compiled
+from models.text.template_sandbox import ChoiceError, carried_out, compiled
 
 #: Two moments that differ in everything that ``strftime`` writes.
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6, 7), datetime(2019, 11, 28, 21, 48, 59, 654321))

@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerFast
 from configs.errors import ConfigError
 from configs.schema import RunConfig
 from configs.tokens import TokensSection
-from models.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids
 from models.policies.base import Part
 from models.policies.diffusion import DiffusionSettings
 from models.policies.reading import check_marks
 from models.policies.sd3 import SD3
+from models.text.control_tokens import as_text, chat_ids, control_tokens, first_mark, marked, plain_ids
 from tasks.inputs.prompts import Prompt
 from tasks.kinds.diffusion.drawing import _encoded
 from tasks.kinds.kind import make_kind

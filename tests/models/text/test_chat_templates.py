@@ -11,8 +11,8 @@ import pytest
 from jinja2 import TemplateError
 
 from configs.errors import ConfigError
-from models.chat_templates import day_of, guard_template, render_chat
 from models.quickstart.addition import character_tokenizer
+from models.text.chat_templates import day_of, guard_template, render_chat
 
 SAID = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+2 <é>"}]
 #: Llama 3.2's way with the date: its own argument, else the clock, else a date of its authors.
