@@ -40,7 +40,8 @@ COPIES = "copies"
 _MANIFEST = "manifest.json"
 _CHECKPOINTS = "_checkpoints"
 _FILE = re.compile(
-    rf"({QUARANTINE}/)?({'|'.join(KINDS)})/{_ID.pattern}/([^/]+-[0-9a-f]{{{_DIGITS}}}|{_CHECKPOINTS}/[^/]+)/.+", re.DOTALL
+    rf"({QUARANTINE}/)?({'|'.join(KINDS)})/{_ID.pattern}/([^/]+-[0-9a-f]{{{_DIGITS}}}|{_CHECKPOINTS}/[^/]+)/.+",
+    re.DOTALL,
 )
 
 

@@ -69,7 +69,10 @@ def _by_aspect(text: str) -> list[float]:
 
 def _by_dimension(text: str) -> list[float]:
     """Return the last number after each of two names."""
-    found = [re.findall(rf"{name}{_MARKS}:{_MARKS}{_NUMBER}", text, re.I) for name in ("Instruction Following", "Visual Quality")]
+    found = [
+        re.findall(rf"{name}{_MARKS}:{_MARKS}{_NUMBER}", text, re.I)
+        for name in ("Instruction Following", "Visual Quality")
+    ]
     return [float(numbers[-1]) for numbers in found] if all(found) else []
 
 

@@ -112,7 +112,8 @@ class WinRate(Asking):
             return 0.5
         raise RewardError(
             f"reward '{self.name}': '{self.pattern}' finds no winner in the answer about a pair of prompt {prompt!r}: "
-            f"{answer.text[-200:]!r}. Ask in another way (option 'question'), or give answers more room (option 'max_tokens')."
+            f"{answer.text[-200:]!r}. Ask in another way (option 'question'), or give answers more room (option "
+            "'max_tokens')."
         )
 
 

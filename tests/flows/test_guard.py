@@ -37,7 +37,8 @@ STARTS = {
     "tasks/tracking/about.py": "starts git",
 }
 _STARTING = re.compile(
-    r"Popen\(|subprocess\.(run|call|check)|os\.(exec|spawn|posix)|import uvicorn|\.listen\(|HTTPServer|task_runner\.client"
+    r"Popen\(|subprocess\.(run|call|check)|os\.(exec|spawn|posix)|import uvicorn|\.listen\(|HTTPServer"
+    r"|task_runner\.client"
 )
 COMMANDS = {
     "view": ["view", "--root", "{root}", "--port", "{port}"],
@@ -47,7 +48,9 @@ COMMANDS = {
 
 
 def test_every_module_that_starts_something_is_listed() -> None:
-    places = [path for name in ("flows", "tasks", "flowmill", "models", "storage") for path in (ROOT / name).rglob("*.py")]
+    places = [
+        path for name in ("flows", "tasks", "flowmill", "models", "storage") for path in (ROOT / name).rglob("*.py")
+    ]
     found = {path.relative_to(ROOT).as_posix() for path in places if _STARTING.search(path.read_text())}
     assert found == set(STARTS)
 
@@ -99,7 +102,10 @@ def test_a_run_answers_no_foreign_page(config_file: Path, tmp_path: Path, prefec
 @pytest.mark.slow
 def test_dask_nodes_serve_no_http() -> None:
     """Neither the scheduler, in this process, nor its workers, whatever a class of clusters asks for."""
-    for options in ({}, {"cluster_class": "distributed.LocalCluster", "cluster": {"n_workers": 1, "host": "127.0.0.1"}}):
+    for options in (
+        {},
+        {"cluster_class": "distributed.LocalCluster", "cluster": {"n_workers": 1, "host": "127.0.0.1"}},
+    ):
         runner = Dask(**options)
         with DaskTaskRunner(**runner.arguments(ExecutionSection())) as task_runner:
             before = listeners(os.getpid())
