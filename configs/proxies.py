@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
+from importlib.util import find_spec
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import proxy_bypass
+
+_SCHEMES = ("http", "https", "all")
+_SOCKS = ("socks5", "socks5h")
 
 
 def by_proxy(url: str) -> str:
@@ -14,13 +18,53 @@ def by_proxy(url: str) -> str:
         url: the address, or that of its server.
     """
     parts = urlsplit(url)
-    # Clients read the lower one first, and the one for all if there is none for the scheme.
-    names = [f"{scheme}_proxy" for scheme in (parts.scheme, "all")]
-    found = next((name for lower in names for name in (lower, lower.upper()) if os.environ.get(name)), None)
+    # Clients read the one for all if there is none for the scheme.
+    found = next((name for scheme in (parts.scheme, "all") if (name := _variable(scheme))), None)
     if found is None or not parts.hostname or proxy_bypass(parts.hostname):
         return ""
-    proxy = os.environ[found].rpartition("@")[2]
-    return (
-        f" {found} of the environment sends this through the proxy {proxy.partition('://')[2] or proxy}: check that it "
-        f"is right and that it answers, or add {parts.hostname} to NO_PROXY."
+    proxy = os.environ[found]
+    shown = proxy.rpartition("@")[2]
+    sends = f" {found} of the environment sends this through the proxy {shown.partition('://')[2] or shown}"
+    remedy = f"or add {parts.hostname} to NO_PROXY."
+    if usable(proxy):
+        return f"{sends}: check that it is right and that it answers, {remedy}"
+    scheme = proxy.partition("://")[0]
+    if scheme in _SOCKS:
+        return (
+            f"{sends}, which speaks {scheme}. That needs two packages (pip install socksio PySocks), and stores on S3 "
+            f"cannot use it: install them, name an HTTP proxy, {remedy}"
+        )
+    return f"{sends}, whose address cannot be used: write it as http://HOST:PORT or socks5://HOST:PORT, {remedy}"
+
+
+def usable(proxy: str) -> bool:
+    """Return whether clients of httpx can use a proxy."""
+    try:
+        parts = _parts(proxy)
+        place = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return place and (
+        parts.scheme in ("http", "https") or (parts.scheme in _SOCKS and find_spec("socksio") is not None)
     )
+
+
+def accept_proxies() -> None:
+    """Let clients be made whichever proxies the environment names: one that cannot be used fails when it is asked."""
+    named = (_variable(scheme) for scheme in _SCHEMES)
+    if all(usable(os.environ[name]) for name in named if name):
+        return
+    from configs.unusable_proxies import tolerate
+
+    tolerate(usable)
+
+
+def _variable(scheme: str) -> str | None:
+    """Return the variable that names the proxy of a scheme; None without one."""
+    lower = f"{scheme}_proxy"
+    # Clients read the lower one first.
+    return next((name for name in (lower, lower.upper()) if os.environ.get(name)), None)
+
+
+def _parts(proxy: str) -> SplitResult:
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")

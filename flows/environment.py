@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from configs.errors import ConfigError, StoreError
+from configs.proxies import accept_proxies
 from configs.quoting import text_override
 from configs.suggest import near_path
 from storage.layout import RUNS, STAGING
@@ -39,6 +40,7 @@ def prepare_environment(threads: int = 1) -> None:
     for name, value in {**_DEFAULTS, "OMP_NUM_THREADS": str(threads)}.items():
         os.environ.setdefault(name, value)
     _spare_loopback()
+    accept_proxies()
 
 
 def _spare_loopback() -> None:

@@ -15,6 +15,7 @@ import httpcore
 import httpx
 
 from configs.answers import read_as_utf8
+from configs.proxies import accept_proxies
 
 #: Extension of a request: the most bytes its answer may have.
 MOST = "flowmill.most"
@@ -32,6 +33,7 @@ def bounded_client(total_s: float, *, most: int = _MOST, **how: Any) -> httpx.Cl
         most: bytes of an answer to a request that has no extension ``MOST``.
         how: see ``httpx.Client``.
     """
+    accept_proxies()
     clock = _Clock(total_s, most)
     client = httpx.Client(**how, event_hooks={"request": [clock.start], "response": [read_as_utf8, clock.watch]})
     for transport in (client._transport, *client._mounts.values()):

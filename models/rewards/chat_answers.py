@@ -1,4 +1,4 @@
-"""Answers of a chat endpoint, read without its client's models, which take a minute for a megabyte of noise."""
+"""Answers of a chat endpoint, read without the models of OpenAI's client: those take a minute for a megabyte."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from configs.errors import RewardError
 _LIKELIEST = 100
 #: Characters an answer may have: a search notices that its time is over some thousand steps late, each as long as it.
 _LONGEST = 1 << 17
+#: Seconds a search may take, of the processor: ``regex`` looks at no other clock.
+_SEARCHED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +36,18 @@ class Answer:
         """Return what the first group of a pattern matches, each time it matches.
 
         Raises:
-            RewardError: searching takes longer than the request may.
+            RewardError: searching takes longer than a second, or than is left of the request's time.
         """
         flags = regex.IGNORECASE if ignore_case else 0
-        left = max(0.05, self.until - time.monotonic())
-        # What is searched is immutable, so that other threads work meanwhile.
-        limit = {} if math.isinf(left) else {"timeout": left, "concurrent": True}
+        left = min(_SEARCHED_S, max(0.05, self.until - time.monotonic()))
         try:
-            return [
-                match[min(1, match.re.groups)] or "" for match in regex.finditer(pattern, self.text, flags, **limit)
-            ]
+            # What is searched is immutable, so that other threads work meanwhile.
+            found = regex.finditer(pattern, self.text, flags, timeout=left, concurrent=True)
+            return [match[min(1, match.re.groups)] or "" for match in found]
         except TimeoutError:
             raise RewardError(
-                f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters when the request's "
-                "'timeout_s' is over. Check what the endpoint answers, or write the pattern without nested or adjacent "
-                "repetitions."
+                f"the pattern '{pattern}' is not done with an answer of {len(self.text)} characters after "
+                f"{left:.2g} s. Check what the endpoint answers, or write it without nested or adjacent repetitions."
             ) from None
 
 

@@ -49,13 +49,13 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
         ConfigError: there is no such repository, it cannot be reached and is not here, or it has pickled weights only.
     """
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
         about = huggingface_hub.HfApi().model_info(repo, revision=revision)
     except (RepositoryNotFoundError, HfHubHTTPError, ValueError) as error:
         raise _failed(repo, error) from None
-    except (OfflineModeIsEnabled, OSError) as error:
+    except (OfflineModeIsEnabled, HTTPError, OSError) as error:
         return _cached(repo, revision, error)
     try:
         names = [sibling.rfilename for sibling in about.siblings or ()]
@@ -64,7 +64,7 @@ def download(repo: str, revision: str | None, *, without: frozenset[str] = froze
         index = read_json(Path(path))
         wanted = pipeline_files(names, index, where=f"model.path '{repo}'", without=without)
         return Path(huggingface_hub.snapshot_download(repo, revision=about.sha, allow_patterns=wanted))
-    except (OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         raise _failed(repo, error) from None
 
 

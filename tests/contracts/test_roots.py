@@ -386,11 +386,8 @@ class TestS3:
         names = ("NextContinuationToken", "NextKeyMarker", "NextUploadIdMarker")
         page = {"IsTruncated": True, **({} if token is None else dict.fromkeys(names, token))}
         monkeypatch.setattr(inner, "_steady", lambda *call, **arguments: page)
-        listings = {
-            "objects": [inner.names, inner.sizes, inner.delete],
-            "uploads": [lambda path: inner.abort_uploads(0)],
-        }
-        for listing in listings[kind]:
+        objects = [inner.names, inner.sizes, inner.delete]
+        for listing in objects if kind == "objects" else [lambda path: inner.abort_uploads(0)]:
             with pytest.raises(StoreError, match=r"the listing of 'x/.* does not end"):
                 listing("a")
 

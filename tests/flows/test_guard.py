@@ -37,7 +37,8 @@ STARTS = {
     "tasks/tracking/about.py": "starts git",
 }
 _STARTING = re.compile(
-    r"Popen\(|subprocess\.(run|call|check)|os\.(exec|spawn|posix)|import uvicorn|\.listen\(|HTTPServer|task_runner\.client"
+    r"Popen\(|subprocess\.(run|call|check)|os\.(exec|spawn|posix)|import uvicorn|\.listen\(|HTTPServer"
+    r"|task_runner\.client"
 )
 COMMANDS = {
     "view": ["view", "--root", "{root}", "--port", "{port}"],
