@@ -24,7 +24,7 @@ from configs.proxies import by_proxy
 from configs.visible import command
 from tasks.figures import tracked
 from tasks.figures.evaluations import finished_evaluations, named_evaluations
-from tasks.figures.tracked import EpochContent, EvaluationContent, Point
+from tasks.figures.tracked import EpochContent, EvaluationContent
 from tasks.identities.nodes import Node, policy_after
 from tasks.inputs.sources import exported_folder
 from tasks.runs.chain import Chain
@@ -33,6 +33,7 @@ from tasks.runs.staleness import is_complete
 from tasks.tracking.about import datasets, describe, experiment, link
 from tasks.tracking.names import mlflow_name, mlflow_text
 from tasks.tracking.places import tracking_uri
+from tasks.tracking.points import metric_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -246,7 +247,7 @@ class Tracker:
 
     def _log_epoch(self, made: EpochContent) -> None:
         if _key(made) not in self._logged:
-            self._batch(made, [_metric(point, made.time_ms) for point in made.points])
+            self._batch(made, [metric_of(point, made.time_ms) for point in made.points])
 
     def _log_evaluation(self, made: EvaluationContent) -> None:
         from tasks.tracking.images import log_picture
@@ -268,7 +269,7 @@ class Tracker:
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
         sets = datasets(self.context)
         named = {point: sets[point.split] for point in made.points if point.split in sets}
-        points = [_metric(point, made.time_ms, model=model, dataset=named.get(point)) for point in made.points]
+        points = [metric_of(point, made.time_ms, model=model, dataset=named.get(point)) for point in made.points]
         if not made.name:
             show_scores(self._client, str(self.experiment_id), made)
         # Last: what it notes as logged is not looked at again.
@@ -334,18 +335,3 @@ def log_side_evaluations(context: RunContext) -> None:
 
 def _key(made: EpochContent | EvaluationContent) -> str:
     return mlflow_name("entry", str(made.epoch) if isinstance(made, EpochContent) else made.key)
-
-
-def _metric(point: Point, time_ms: int, *, model: str | None = None, dataset: tuple[str, str] | None = None) -> Any:
-    from mlflow.entities import Metric
-
-    name, digest = dataset if dataset is not None else (None, None)
-    return Metric(
-        mlflow_name("metric", point.key),
-        float(point.value),
-        time_ms,
-        point.step,
-        model_id=model if point.split else None,
-        dataset_name=name,
-        dataset_digest=digest,
-    )
