@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from configs.errors import ConfigError
 from configs.explain import explain, place, relevant
 from configs.followers import without_followers
 from configs.overrides import apply_overrides, blamed, read_yaml
+from configs.paths import resolve_paths
 from configs.presets import config_file
 from configs.schema import RunConfig
 from configs.suggest import near_path
@@ -73,7 +74,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         run["name"] = source.stem
     # What an override names is looked for where the command is given, then beside the config.
     for folder in (Path.cwd(), source.parent):
-        data = _resolve_paths(data, folder)
+        data = resolve_paths(data, folder)
     return _parse(data, lambda mistake: str(source) if mistake in own else blamed(mistake, overrides) or str(source))
 
 
@@ -101,8 +102,14 @@ def dump_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return ``key: old -> new`` for every setting that changes artifacts and differs."""
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, same: Collection[str] = ()) -> list[str]:
+    """Return ``key: old -> new`` for every setting that changes artifacts and differs.
+
+    Args:
+        old: the settings of a run.
+        new: the settings that are given.
+        same: settings that differ in their text and mean the same.
+    """
     flat_old, flat_new = flatten(old), flatten(new)
     keys = sorted(set(flat_old) | set(flat_new))
     # Monitors that gate the KL or weigh advantages are part of what is learned, as rewards are.
@@ -111,7 +118,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}: {flat_old.get(key)!r} -> {flat_new.get(key)!r}"
         for key in fixed
-        if flat_old.get(key) != flat_new.get(key)
+        if flat_old.get(key) != flat_new.get(key) and key not in same
     ]
 
 
@@ -196,7 +203,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"Config file '{path}' is not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"Config file '{path}' holds {type(data).__name__}, not sections like 'model:'.")
-    data = _resolve_paths(data, path.parent)
+    data = resolve_paths(data, path.parent)
     parent = data.pop("extends", None)
     if parent is None:
         return data
@@ -218,43 +225,3 @@ def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _MOST_BYTES = 1 << 22
-#: Settings that hold a path, or something else (a dataset or hub id) where no such path exists.
-_PATHS = (
-    ("prompts", "train"),
-    ("prompts", "heldout"),
-    ("model", "path"),
-    ("model", "single_file"),
-    ("model", "checkpoint"),
-    ("critic", "path"),
-    ("model", "lora", "start"),
-)
-
-
-def _resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Make paths that exist below a folder absolute, so that a run can be resumed from anywhere."""
-    for *sections, key in _PATHS:
-        section: Any = data
-        for name in sections:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            _resolve(section, key, folder)
-    render = data.get("render")
-    if isinstance(render, dict) and isinstance(render.get("model"), dict):
-        _resolve(render["model"], "path", folder)
-        _resolve(render["model"], "single_file", folder)
-    prompts = data.get("prompts")
-    sources = prompts.get("sources") if isinstance(prompts, dict) else None
-    for source in sources if isinstance(sources, list) else ():
-        if isinstance(source, dict):
-            _resolve(source, "train", folder)
-            _resolve(source, "heldout", folder)
-    return data
-
-
-def _resolve(section: dict[str, Any], key: str, folder: Path) -> None:
-    value = section.get(key)
-    if isinstance(value, dict):
-        for name in value:
-            _resolve(value, name, folder)
-    if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
-        section[key] = str((folder / Path(value).expanduser()).resolve())

@@ -22,7 +22,8 @@ from tasks.identities.nodes import evaluation_nodes, first_nodes, is_evaluated, 
 from tasks.preflight.check import check_config
 from tasks.runs.advance import grown
 from tasks.runs.context import RunContext
-from tasks.runs.opening import executing, mark_finished, open_run
+from tasks.runs.locks import executing
+from tasks.runs.opening import mark_finished, open_run
 from tasks.runs.state import note_state
 from tasks.tracking.tracker import Tracker
 

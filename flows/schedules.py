@@ -33,7 +33,7 @@ from flows.cancellation import check_cancelled
 from flows.requests import GPU_SLOTS, Request
 from flows.runtime import is_called
 from tasks.runs.context import RunContext
-from tasks.runs.opening import refuse_while_executing
+from tasks.runs.locks import refuse_while_executing
 
 _LOOK_S = 5.0
 #: Loggers of Prefect's engine.
@@ -164,4 +164,4 @@ def _await_turn(context: RunContext, patience: float) -> None:
         wait=tenacity.wait_fixed(_LOOK_S),
         sleep=pause,
         reraise=True,
-    )(refuse_while_executing, context)
+    )(refuse_while_executing, context.store, context.run.name)

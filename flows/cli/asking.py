@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.errors import StoreError
 from configs.load import load_config, override_config
 from configs.schema import RunConfig
 from flows.environment import as_overrides, prepare_environment
@@ -31,12 +33,17 @@ class Asked:
     """What is to be said about its length."""
 
 
-def understood(request: PipelineRequest) -> Asked:
-    """Return what is asked for; nothing is made, and no heavy library is loaded.
+def understood(request: PipelineRequest, *, claim: ExitStack | None = None) -> Asked:
+    """Return what is asked for; nothing is made, and no heavy library is loaded before another process is seen.
+
+    Args:
+        request: what a person wrote.
+        claim: holds the run's lock from now on, where the run is to be executed and its store can be written.
 
     Raises:
         ConfigError: something in the config cannot work.
         PromptError: a prompt source cannot be used.
+        RunConflictError: another process executes the run.
     """
     extra = [*request.overrides, *as_overrides(request.root, request.name)]
     given = load_config(request.config, extra)
@@ -46,13 +53,19 @@ def understood(request: PipelineRequest) -> Asked:
     check_names(given, source=Path(request.config), overrides=request.overrides)
     from storage.commit import ArtifactStore
     from storage.lineage import RunFolder
-    from tasks.runs.advance import trained
-    from tasks.runs.context import RunContext
-    from tasks.runs.length import kept_length, length_note
-    from tasks.runs.opening import conflicts, run_name
+    from tasks.runs.locks import holding, run_name
 
     store = ArtifactStore(given.store)
     run = RunFolder(store, run_name(given))
+    if claim is not None:
+        # A finished run is shown from a store that cannot be written, too.
+        with suppress(StoreError):
+            claim.enter_context(holding(store, run.name))
+    from tasks.runs.advance import trained
+    from tasks.runs.context import RunContext
+    from tasks.runs.length import kept_length, length_note
+    from tasks.runs.opening import conflicts
+
     changed = conflicts(run, given)
     found = RunContext(store, given, run) if changed == [] else None
     if request.advance is not None:

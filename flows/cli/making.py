@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,16 +50,17 @@ def run(
     request = PipelineRequest(
         config=str(config), root=root, name=name, overrides=overrides or [], advance=advance, rewind=rewind
     )
-    asked = understood(request)
-    say(asked.note or "", quiet=quiet or asked.note is None)
-    if dry:
-        from flows.cli.dry import dry_command
+    with ExitStack() as claim:
+        asked = understood(request, claim=None if dry else claim)
+        say(asked.note or "", quiet=quiet or asked.note is None)
+        if dry:
+            from flows.cli.dry import dry_command
 
-        dry_command(asked)
-    else:
-        from flows.cli.run import run_command
+            dry_command(asked)
+        else:
+            from flows.cli.run import run_command
 
-        run_command(asked, quiet=quiet)
+            run_command(asked, quiet=quiet)
 
 
 @app.command()

@@ -26,7 +26,9 @@ def run_command(asked: Asked, *, quiet: bool) -> None:
     Raises:
         RunConflictError: a run of this name exists with other settings, or another process executes it.
     """
-    from tasks.runs.opening import finished_result, refuse_other_settings
+    from storage.commit import ArtifactStore
+    from tasks.runs.locks import holding
+    from tasks.runs.opening import finished_result, note_moves, refuse_other_settings
 
     config, found = asked.config, asked.found
     refuse_other_settings(config, asked.conflicts)
@@ -34,15 +36,13 @@ def run_command(asked: Asked, *, quiet: bool) -> None:
     if found is not None and result is not None:
         from flows.cli.summary import print_summary
 
+        note_moves(found)
         print_summary(found, result, quiet=quiet)
         return
-    if found is not None:
-        # Says so before anything heavy starts; the flow holds the lock while it works.
-        with found.store.root.lock(found.run.lock_path, f"Run '{found.run.name}'"):
-            pass
-    say(f"{config.run.name}: loading torch and Prefect", quiet=quiet)
-    with local_api() as api:
-        _train(asked, api, quiet=quiet)
+    with holding(ArtifactStore(config.store), str(config.run.name)):
+        say(f"{config.run.name}: loading torch and Prefect", quiet=quiet)
+        with local_api() as api:
+            _train(asked, api, quiet=quiet)
 
 
 def _train(asked: Asked, api: LocalApi | None, *, quiet: bool) -> None:

@@ -32,9 +32,7 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
         StoreError: there is no such run.
     """
     from storage.commit import ArtifactStore
-    from tasks.preflight.names import check_names
-    from tasks.runs.advance import chosen_epoch
-    from tasks.runs.opening import open_run
+    from tasks.runs.locks import refuse_while_executing
 
     if downstream and request.overrides:
         raise ConfigError(
@@ -42,6 +40,12 @@ def stage_command(name: str, request: StageRequest, *, downstream: bool = False,
             "depends on it. Leave one of them out; a run with other settings has another name: flowmill run --name."
         )
     store = ArtifactStore(request.root)
+    # Before anything heavy is imported; a flow that is scheduled waits instead.
+    refuse_while_executing(store, request.run)
+    from tasks.preflight.names import check_names
+    from tasks.runs.advance import chosen_epoch
+    from tasks.runs.opening import open_run
+
     settings = open_run(store.root.uri, request.run, overrides=request.overrides, reads=True)
     # Of what the run's options name one stage may need nothing.
     check_names(settings.config, overrides=request.overrides, later=True)

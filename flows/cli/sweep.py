@@ -29,13 +29,17 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         WorkerError: a variant failed.
     """
     from configs.load import load_config
+    from storage.commit import ArtifactStore
     from tasks.figures.sweep import variants
     from tasks.preflight.names import check_names
+    from tasks.runs.locks import refuse_while_executing
 
     found = variants(request.name, request.grid, request.listed)
     for variant in found:
         config = load_config(request.config, [*request.overrides, *variant.overrides])
         check_names(config, source=Path(request.config), overrides=[*request.overrides, *variant.overrides])
+        # Before anything heavy is imported.
+        refuse_while_executing(ArtifactStore(config.store), variant.name)
     prepare_environment(config.execution.threads)
     say(f"{len(found)} variants", quiet=quiet)
     with local_api() as api, display(quiet=quiet, epochs=config.run.epochs) as shown:

@@ -12,7 +12,7 @@ from storage.layout import ArtifactRef
 from storage.lineage import LineageEntry
 from tasks.figures.pictures import GRID
 from tasks.figures.texts import TEXTS, Text, read_texts
-from tasks.identities.nodes import OF
+from tasks.identities.nodes import OF, evaluation_nodes
 from tasks.runs.chain import Chain
 
 #: Prompt lists that are evaluated, in the order of the work.
@@ -110,6 +110,20 @@ def _files(store: ArtifactStore, ref: ArtifactRef, name: str) -> dict[str, Path]
 def evaluated_epochs(chain: Chain) -> list[int]:
     """Return the epochs whose evaluation counts and is complete."""
     return sorted({entry.epoch for entry in chain.entries() if entry.stage == "judge"})
+
+
+def finished_evaluations(chain: Chain) -> list[int]:
+    """Return the epochs of the run that have an evaluation of its own, scheduled now or once the last.
+
+    A run that grows with ``evaluate.every`` above 1 schedules the evaluation of its former last epoch no more. It is a
+    result of the run all the same.
+    """
+    judged = {entry.epoch for entry in chain.run.entries() if entry.stage == "judge" and OF not in entry.slot}
+    return sorted(epoch for epoch in judged if epoch <= chain.config.run.epochs and _is_finished(chain, epoch))
+
+
+def _is_finished(chain: Chain, epoch: int) -> bool:
+    return all(chain.find(*node) is not None for node in evaluation_nodes(chain.config, epoch))
 
 
 def _by_split(store: ArtifactStore, rewards: Mapping[str, ArtifactRef]) -> Figures:

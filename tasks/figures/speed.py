@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from storage.layout import ArtifactRef
 from storage.records import Manifest
@@ -41,6 +41,13 @@ def speed_of(chain: Chain, manifest: Manifest) -> dict[str, float]:
 def seconds_of(chain: Chain, ref: ArtifactRef) -> float:
     """Return the seconds of work on a complete artifact, of all processes."""
     return sum(float(record.producer.get("seconds", 0.0)) for record in chain.store.shards(ref))
+
+
+def committed_at(chain: Chain, refs: Iterable[ArtifactRef]) -> int:
+    """Return when the last shard of complete artifacts was done, in milliseconds since 1970, as its record says."""
+    records = [record.producer for ref in refs for record in chain.store.shards(ref)]
+    ends = [float(each.get("started", 0.0)) + float(each.get("seconds", 0.0)) for each in records]
+    return int(max(ends, default=0.0) * 1000)
 
 
 def epoch_speeds(chain: Chain, epoch: int) -> dict[str, dict[str, float]]:

@@ -9,15 +9,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.overrides import read_yaml
-from tasks.figures.evaluations import evaluated_epochs, evaluation_figures, weighted_reward
-from tasks.runs.context import RunContext
+
+if TYPE_CHECKING:
+    from tasks.runs.context import RunContext
 
 #: Characters of a value in a run's name; what is longer is named by its fingerprint.
 _LONGEST = 24
@@ -96,6 +97,9 @@ def read_list(file: Path) -> list[str]:
 
 def outcome(context: RunContext, variant: Variant) -> Outcome:
     """Return what came of a variant so far."""
+    # It takes torch, and a sweep whose runs are being executed is refused without.
+    from tasks.figures.evaluations import evaluated_epochs, evaluation_figures, weighted_reward
+
     evaluated = evaluated_epochs(context.chain)
     if not evaluated:
         return Outcome(variant=variant, epoch=0, reward=None, figures={})

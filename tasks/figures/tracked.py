@@ -30,7 +30,7 @@ from tasks.figures.evaluations import (
 from tasks.figures.evaluations import evaluation_figures as figures_of
 from tasks.figures.pictures import CLIPS
 from tasks.figures.points import ACHIEVED, Point, scores_first
-from tasks.figures.speed import ROWS, seconds_of, speed_of
+from tasks.figures.speed import ROWS, committed_at, seconds_of, speed_of
 from tasks.figures.texts import Text
 from tasks.figures.watch import correlations, read_scored, shares
 from tasks.identities.nodes import Node, evaluation_nodes, scored_nodes, training_nodes
@@ -57,6 +57,8 @@ class EpochContent:
     """Its number."""
     identity: str
     """Changes when any of its artifacts does."""
+    time_ms: int
+    """When the last of them was made, in milliseconds since 1970."""
     points: tuple[Point, ...]
     """All its values, scores first."""
 
@@ -71,6 +73,8 @@ class EvaluationContent:
     """Empty for the run's own."""
     identity: str
     """Changes when any of its artifacts does."""
+    time_ms: int
+    """When the last of them was made, in milliseconds since 1970."""
     policy: str
     """``kind/id`` of the policy."""
     points: tuple[Point, ...]
@@ -115,7 +119,8 @@ def epoch_content(chain: Chain, epoch: int) -> EpochContent | None:
         step = int(update["update"])
         points += [Point(key=f"optimize/{k}", value=v, step=step) for k, v in update.items() if k != "update"]
     identity = fingerprint([[*key[1:], manifest.digest] for key, manifest in made.items()])[:8]
-    return EpochContent(epoch=epoch, identity=identity, points=scores_first(points))
+    time_ms = committed_at(chain, [ArtifactRef(manifest.kind, manifest.id) for manifest in made.values()])
+    return EpochContent(epoch=epoch, identity=identity, time_ms=time_ms, points=scores_first(points))
 
 
 def epoch_row(chain: Chain, epoch: int) -> dict[str, float]:
@@ -281,6 +286,7 @@ def _evaluation(
         epoch=epoch,
         name=name,
         identity=fingerprint([manifest.digest for manifest in manifests])[:8],
+        time_ms=committed_at(chain, [images, *rewards]),
         policy=manifests[0].inputs[0],
         points=scores_first(points),
         images=grids(store, rewards[0]),

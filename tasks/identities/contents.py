@@ -67,6 +67,17 @@ class Contents:
         attempts = [entry.ref for entry in entries if entry.ref.fingerprint == plain]
         return {} if attempts and self._unchanged_since(here.values(), attempts[-1]) else found
 
+    def then(self, node: Node, contents: Digests) -> Mapping[str, str]:
+        """Return the paths that had the same contents when a stage was made, by those that have them now."""
+        entries = self._run.made(*node)
+        recorded = self._contents_of(entries[-1]) if entries else {}
+        known = {digest: path for path, digest in recorded.items() if path not in contents}
+        return {path: known[each] for path, each in contents.items() if path not in recorded and each in known}
+
+    def is_made(self, node: Node, work: str) -> bool:
+        """Return whether the run has made a stage whose work has a fingerprint."""
+        return any(entry.ref.fingerprint == work for entry in self._run.made(*node))
+
     def all(self) -> dict[str, Digests]:
         """Return what all components of the config read, by setting; those of which nothing is known are left out."""
         found: dict[str, Digests] = {}

@@ -132,9 +132,10 @@ class RunFacts:
     @cached_property
     def contents(self) -> Contents:
         """What is in the files and folders that options of components name."""
-        return Contents(self.store, self.run, self.config, self._metadata, reads=self.reads)
+        return Contents(self.store, self.run, self.config, self.metadata, reads=self.reads)
 
-    def _metadata(self) -> list[Mapping[str, Any]]:
+    def metadata(self) -> list[Mapping[str, Any]]:
+        """Return what all prompts that the config names say of themselves."""
         return [prompt.metadata for prompts in self.source_prompts.values() for prompt in prompts]
 
     @cached_property

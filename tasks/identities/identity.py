@@ -80,7 +80,13 @@ class Identity(ABC):
         def named(contents: Digests) -> str:
             return self._fingerprint(_with(options, contents), inputs)
 
-        return _with(options, self.facts.contents.of(self.node, places, named))
+        contents = self.facts.contents
+        found = contents.of(self.node, places, named)
+        then = contents.then(self.node, found)
+        # What was made with the same files at other paths stays what it is.
+        before = _with(_renamed(options, then), {then.get(path, path): each for path, each in found.items()})
+        is_moved = then and contents.is_made(self.node, self._fingerprint(before, inputs))
+        return before if is_moved else _with(options, found)
 
     def work(self, inputs: Sequence[ArtifactRef]) -> ArtifactRef:
         """Return the first attempt at what this stage makes of some inputs."""
@@ -99,6 +105,15 @@ class Identity(ABC):
 def _with(options: dict[str, Any], contents: Digests) -> dict[str, Any]:
     # What names no local file keeps the name it had before there were contents.
     return {**options, CONTENTS: dict(contents)} if contents else options
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return plain data with some texts replaced, wherever they are."""
+    if isinstance(value, Mapping):
+        return {key: _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_renamed(each, names) for each in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def identify(facts: RunFacts, node: Node, find: Find) -> Identity:

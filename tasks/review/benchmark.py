@@ -42,6 +42,7 @@ from tasks.inputs.trust import check_trusted
 from tasks.preflight.check_execution import check_devices
 from tasks.preflight.check_rewards import check_rewards
 from tasks.preflight.try_rewards import try_rewards
+from tasks.runs.locks import holding
 from tasks.runs.opening import begin_run, open_run
 from tasks.runs.progress import Reporter
 from tasks.stages.stage import Stage
@@ -197,7 +198,7 @@ def measure(
     check_rewards(pinned, source_prompts(pinned), build=False)
     context = begin_run(pinned, reporter=reporter)
     with ExitStack() as stack:
-        stack.enter_context(context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"))
+        stack.enter_context(holding(context.store, context.run.name))
         if context.run.newest(BENCHMARK) is None:
             context.run.add(BENCHMARK, {"title": benchmark.title})
         execution = stack.enter_context(closing(Execution(context)))

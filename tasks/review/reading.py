@@ -15,7 +15,7 @@ from storage.layout import ArtifactRef
 from storage.tables import TABLES, read_rows
 from storage.trajectories.base import TrajectoryShard
 from tasks.advantages.estimators import make_estimator
-from tasks.figures.evaluations import evaluated_epochs, evaluation_figures
+from tasks.figures.evaluations import evaluated_epochs, evaluation_figures, finished_evaluations
 from tasks.figures.points import Point
 from tasks.figures.tracked import epoch_content, evaluation_content
 from tasks.identities.nodes import Node, drawn_of
@@ -294,7 +294,7 @@ def curve_points(chain: Chain) -> list[Point]:
     for epoch in trained_epochs(chain):
         content = epoch_content(chain, epoch)
         points += content.points if content is not None else ()
-    for epoch in evaluated_epochs(chain):
+    for epoch in finished_evaluations(chain):
         evaluation = evaluation_content(chain, epoch)
         points += evaluation.points if evaluation is not None else ()
     return points

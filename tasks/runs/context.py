@@ -22,6 +22,7 @@ from tasks.inputs.prompts import StoredPrompt, image_files, image_keys
 from tasks.inputs.renderer import render_of
 from tasks.inputs.sources import PIPELINE, source_folder
 from tasks.runs.chain import Chain
+from tasks.runs.moves import as_given, moved
 from tasks.runs.progress import Ledger, Reporter, Silent
 from tasks.runs.recent import Recent
 
@@ -71,7 +72,9 @@ class RunContext(RunFacts):
         section = {"store": self.config.store.model_dump(mode="json")}
         # As an earlier version wrote it, it may lack settings that have a default today.
         config = parse_config({**own, **section}, where=f"run '{self.run.name}'").like(self.config)
-        if asks_for(config.model_dump(mode="json")) == asks_for(self.config.model_dump(mode="json")):
+        if not self.reads:
+            config = as_given(config, moved(self.store, self.run, config, self.config))
+        if _asks_for(config) == _asks_for(self.config):
             return Chain(self)
         return Chain(self, run=Chain(RunFacts(self.store, config, self.run, reads=self.reads)), epoch=self.epoch)
 
@@ -181,3 +184,7 @@ class RunContext(RunFacts):
         """Look again at what the run has made, which other processes go on with."""
         self.run.refresh()
         vars(self).pop("chain", None)
+
+
+def _asks_for(config: RunConfig) -> dict[str, Any]:
+    return asks_for(config.model_dump(mode="json"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from configs.errors import ConfigError, RunConflictError, StoreError
+from configs.errors import RunConflictError, StoreError
 from configs.fingerprint import fingerprint
 from configs.load import asks_for, differences, flatten, override_config, parse_config
 from configs.model import ModelSection
@@ -21,13 +21,13 @@ from storage.lineage import RunFolder, list_runs
 from tasks.identities.nodes import RENDERER
 from tasks.inputs.prompts import prompts_fingerprint, source_prompts
 from tasks.inputs.sources import model_identity
-from tasks.inputs.trust import READ, check_trusted
+from tasks.inputs.trust import READ, check_trusted, remember
 from tasks.runs.context import RunContext
+from tasks.runs.locks import run_name
+from tasks.runs.moves import Moves, as_before, moved
 from tasks.runs.needs import knowing_needs, note_needs
 from tasks.runs.progress import Reporter
 
-#: Bytes of a name: file systems take 255, and other names are made of it.
-_LONGEST_NAME = 128
 _CUT = "rollout.groups_per_shard"
 
 
@@ -101,8 +101,9 @@ def conflicts(run: RunFolder, config: RunConfig) -> list[str] | None:
     first, newest = run.describe(), run.config()
     if newest is None:
         return None
-    before = parse_config(first["config"] if first else newest, where=f"run '{run.name}'").model_dump(mode="json")
-    changed = differences(before, config.model_dump(mode="json"))
+    before = parse_config(first["config"] if first else newest, where=f"run '{run.name}'")
+    same = moved(run.store, run, before, config)
+    changed = differences(before.model_dump(mode="json"), config.model_dump(mode="json"), same=same)
     if first is not None and first["prompts"] != _prompts_identity(config):
         changed.append("prompts: the prompt files hold other prompts now")
     return changed
@@ -163,52 +164,12 @@ def require_run(store: ArtifactStore, name: str) -> RunFolder:
     return run
 
 
-def run_name(config: RunConfig) -> str:
-    """Return the run's name.
-
-    Raises:
-        ConfigError: it is missing or cannot be a folder name.
-    """
-    name = config.run.name or ""
-    if not name or not all(char.isalnum() or char in "-_." for char in name) or name.startswith("."):
-        raise ConfigError(f"run.name '{name}' must consist of letters, digits, '-', '_' and '.'. Set it with --name.")
-    if len(name.encode()) > _LONGEST_NAME:
-        raise ConfigError(
-            f"run.name '{name[:20]}...' has {len(name.encode())} bytes; folders are named after it, so it must have at "
-            f"most {_LONGEST_NAME}. Set a shorter one with --name."
-        )
-    return name
-
-
-@contextmanager
-def executing(context: RunContext) -> Iterator[None]:
-    """Hold the run's lock, after clearing what killed processes of this machine left half-written.
-
-    Raises:
-        RunConflictError: another process executes the run.
-    """
-    root = context.store.root
-    root.sweep()
-    with root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
-        yield
-
-
-def refuse_while_executing(context: RunContext) -> None:
-    """Check that no process executes the run: a stage of its own would race with it.
-
-    Raises:
-        RunConflictError: one does.
-    """
-    with context.store.root.lock(context.run.lock_path, f"Run '{context.run.name}'"):
-        pass
-
-
 def mark_finished(context: RunContext, result: Mapping[str, Any]) -> None:
     """Write down that everything this config asks for is committed, as which artifacts, and what came of it."""
     entries = [entry for entry in context.chain.entries() if entry.ref.kind != "embeddings"]
     artifacts = [[*entry.key, entry.artifact] for entry in entries]
     made = _attempts(context.run, artifacts)
-    context.run.add(_finished(context), {"artifacts": artifacts, "made": made, "result": dict(result)})
+    context.run.add(_finished(context, context.config), {"artifacts": artifacts, "made": made, "result": dict(result)})
 
 
 def finished_result(context: RunContext) -> dict[str, Any] | None:
@@ -222,15 +183,27 @@ def finished_result(context: RunContext) -> dict[str, Any] | None:
     stored = run.config()
     if stored is None:
         return None
-    note = run.newest(_finished(context)) or run.newest(_finished_once(context, stored))
+    # As an earlier version wrote it, it may lack settings that have a default today.
+    own = parse_config(stored, where=f"run '{run.name}'")
+    moves = moved(context.store, run, own, context.config)
+    asked = as_before(context.config, moves)
+    note = run.newest(_finished(context, asked, moves)) or run.newest(_finished_once(context, stored, moves))
     if note is None:
         return None
-    # As an earlier version wrote it, it may lack settings that have a default today.
-    own = recorded(parse_config(stored, where=f"run '{run.name}'"))
-    if _wanted(own) != _wanted(recorded(context.config)) or _attempts(run, note["artifacts"]) != note["made"]:
+    if _wanted(recorded(own)) != _wanted(recorded(asked)) or _attempts(run, note["artifacts"]) != note["made"]:
         return None
     refs = [ArtifactRef.parse(artifact) for *_, artifact in note["artifacts"]]
     return dict(note["result"]) if all(context.store.manifest(ref) is not None for ref in refs) else None
+
+
+def note_moves(context: RunContext) -> None:
+    """Write down where the files of a finished run are now, for commands that know the run by its record alone."""
+    stored = context.run.config()
+    if stored is not None:
+        own = parse_config(stored, where=f"run '{context.run.name}'")
+        if moved(context.store, context.run, own, context.config):
+            remember(context.config)
+            context.run.add("configs", recorded(context.config))
 
 
 def recorded(config: RunConfig) -> dict[str, Any]:
@@ -248,20 +221,25 @@ def _prompts_identity(config: RunConfig) -> str:
     return prompts_fingerprint({split: sources[split] for split in ("train", "heldout") if sources[split]})
 
 
-def _finished(context: RunContext) -> str:
+def _finished(context: RunContext, config: RunConfig, moves: Moves = MappingProxyType({})) -> str:
     """Return the series of records that say a config is finished: of settings with their default, none is in its name.
 
     So a setting that the next version adds leaves what is finished finished.
+
+    Args:
+        context: the run, as it is given.
+        config: the same with the paths of the run.
+        moves: the paths in which the two differ.
     """
-    return _series(context, context.config.model_dump(mode="json", exclude={"store"}, exclude_defaults=True))
+    return _series(context, config.model_dump(mode="json", exclude={"store"}, exclude_defaults=True), moves)
 
 
-def _finished_once(context: RunContext, stored: Mapping[str, Any]) -> str:
+def _finished_once(context: RunContext, stored: Mapping[str, Any], moves: Moves) -> str:
     """Return how flowmill 0.1.0 named that series: by every setting it knew, which are those of the stored config."""
-    return _series(context, stored)
+    return _series(context, stored, moves)
 
 
-def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
+def _series(context: RunContext, settings: Mapping[str, Any], moves: Moves) -> str:
     # Where shards are cut was part of the name before anybody could leave it open.
     wanted = _wanted(settings) | {key: value for key, value in flatten(settings).items() if key == _CUT}
     for name, slot, model in zip(("model.path", "render.model.path"), ("", RENDERER), _models(context), strict=False):
@@ -269,10 +247,10 @@ def _series(context: RunContext, settings: Mapping[str, Any]) -> str:
             wanted[name] = model_identity(str(model.path), None)
         if model.single_files:
             wanted[f"{name}, files"] = context.single_file_identity(model, slot)
-    return f"finished-{fingerprint({**wanted, **_begun_as(context)})[:16]}"
+    return f"finished-{fingerprint({**wanted, **_begun_as(context, moves)})[:16]}"
 
 
-def _begun_as(context: RunContext) -> dict[str, Any]:
+def _begun_as(context: RunContext, moves: Moves) -> dict[str, Any]:
     """Return what is read beside the base model, by setting: paths name it, but it is known by its bytes."""
     model, found = context.config.model, dict[str, Any]()
     if model.checkpoint is not None:
@@ -281,7 +259,10 @@ def _begun_as(context: RunContext) -> dict[str, Any]:
         found["model.lora.start"] = context.adapter_identity
     if context.config.critic.path is not None:
         found["critic.path"] = context.critic_identity
-    return {**found, **{f"{setting}, contents": held for setting, held in context.contents.all().items()}}
+    before = {new: old for old, new in moves.values()}
+    for setting, held in context.contents.all().items():
+        found[f"{setting}, contents"] = {before.get(path, path): digest for path, digest in held.items()}
+    return found
 
 
 def _models(context: RunContext) -> list[ModelSection]:

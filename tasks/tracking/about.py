@@ -15,6 +15,7 @@ from configs.visible import in_link, in_markdown
 from tasks.figures import tracked
 from tasks.identities.nodes import Node
 from tasks.runs.context import RunContext
+from tasks.tracking.names import mlflow_name, mlflow_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,7 +25,10 @@ PARENT = "mlflow.parentRunId"
 
 
 def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrator: Mapping[str, str]) -> None:
-    """Log what a run is, once: parameters, the whole config, prompts, the code's commit."""
+    """Log what a run is, once: parameters, the whole config, prompts, the code's commit.
+
+    Each is logged unless it is there, as a failure may have left out any of them.
+    """
     from mlflow.entities import Param, RunTag
 
     source = {"mlflow.source.name": "flowmill run", "mlflow.source.type": "LOCAL"}
@@ -36,13 +40,18 @@ def describe(client: MlflowClient, run_id: str, context: RunContext, orchestrato
     if commit:
         tags["mlflow.source.git.commit"] = commit
     tags["mlflow.note.content"] = tracked.description(context, link(orchestrator), done=False)
-    params = {} if client.get_run(run_id).data.params else tracked.parameters(context.config)
+    known = client.get_run(run_id)
+    params = {} if known.data.params else tracked.parameters(context.config)
     client.log_batch(
-        run_id, tags=[RunTag(*pair) for pair in tags.items()], params=[Param(*pair) for pair in params.items()]
+        run_id,
+        tags=[RunTag(mlflow_name("tag", key), mlflow_text(value)) for key, value in tags.items()],
+        params=[Param(mlflow_name("param", key), value) for key, value in params.items()],
     )
     client.log_text(run_id, dump_yaml(context.config), "config.yaml")
-    if params:
-        client.log_inputs(run_id, _dataset_inputs(context))
+    logged = {each.dataset.name for each in known.inputs.dataset_inputs}
+    missing = [each for each in _dataset_inputs(context) if each.dataset.name not in logged]
+    if missing:
+        client.log_inputs(run_id, missing)
 
 
 def link(orchestrator: Mapping[str, str]) -> str:
@@ -56,7 +65,7 @@ def experiment(client: MlflowClient, context: RunContext) -> str:
     """Return the id of the experiment, which MLflow shows as model training; made if needed."""
     from tasks.tracking.client import RELATIVE
 
-    name, local = context.config.tracking.experiment, context.config.tracking.uri is None
+    name, local = mlflow_name("experiment", context.config.tracking.experiment), context.config.tracking.uri is None
     found = client.get_experiment_by_name(name)
     if found is not None and local and not found.artifact_location.startswith(RELATIVE):
         # Of an earlier version, whose locations are absolute: it stays readable where it is.
@@ -64,7 +73,7 @@ def experiment(client: MlflowClient, context: RunContext) -> str:
         found = None
     if found is not None:
         return str(found.experiment_id)
-    location = f"{RELATIVE}/{name}" if local else None
+    location = f"{RELATIVE}/{mlflow_name('folder', name)}" if local else None
     kind = {"mlflow.experimentKind": "custom_model_development"}
     return str(client.create_experiment(name, artifact_location=location, tags=kind))
 
@@ -75,7 +84,7 @@ def datasets(context: RunContext) -> dict[str, tuple[str, str]]:
     digest = context.prompts_identity
     lists = {"train": prompts.lists("train"), "heldout": prompts.lists("heldout")}
     named = {split: "+".join(Path(source).stem for source in found.values()) for split, found in lists.items()}
-    return {split: (name, digest[:32]) for split, name in named.items() if name}
+    return {split: (mlflow_name("dataset", name), digest[:32]) for split, name in named.items() if name}
 
 
 def _dataset_inputs(context: RunContext) -> list[Any]:

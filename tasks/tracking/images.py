@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from pathlib import Path
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid5
 
 from mlflow import MlflowClient
 from PIL import Image
 
 from tasks.figures.pictures import squared
+from tasks.tracking.names import mlflow_name
 
 _FOLDER = "images"
 _QUALITY = 80
 
 
-def log_picture(client: MlflowClient, run_id: str, path: Path, *, key: str, step: int) -> None:
-    """Log a PNG file as one step of the slider ``key``."""
-    name = f"{key.replace('/', '~')}+step+{step}+timestamp+{int(time.time() * 1000)}+{uuid4()}"
+def log_picture(client: MlflowClient, run_id: str, path: Path, *, key: str, step: int, time_ms: int) -> None:
+    """Log a PNG file as one step of the slider ``key``; logged again, it takes its own place."""
+    name = f"{mlflow_name('file', key.replace('/', '~'))}+step+{step}+timestamp+{time_ms}"
+    name = f"{name}+{uuid5(NAMESPACE_URL, name)}"
     with tempfile.TemporaryDirectory() as folder, Image.open(path) as image:
         full, shown = Path(folder) / f"{name}.png", Path(folder) / f"{name}+compressed.webp"
         shutil.copyfile(path, full)

@@ -15,6 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
 from configs.visible import in_markdown
 from tasks.figures.tracked import EvaluationContent
+from tasks.tracking.names import mlflow_name, mlflow_text
 
 SUPERSEDED = "flowmill.superseded"
 """Tag of what is no part of its run any more."""
@@ -40,26 +41,32 @@ class Owner:
 
 def logged_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
     """Return the logged model of an evaluated policy, made if needed; metrics that name it rank it."""
-    found = _find(client, owner, evaluation)
-    if found is not None:
-        return found
+    model = _find(client, owner, evaluation) or _new_model(client, owner, evaluation)
+    if model.status == LoggedModelStatus.READY:
+        return model
+    # New, or of a process that was killed here.
+    outputs = client.get_run(owner.run_id).outputs.model_outputs
+    if model.model_id not in {each.model_id for each in outputs}:
+        client.log_outputs(owner.run_id, [LoggedModelOutput(model.model_id, evaluation.epoch)])
+    return client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+
+
+def _new_model(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:
     tags = {
         "flowmill.run": owner.run,
         "flowmill.epoch": str(evaluation.epoch),
         "flowmill.policy": evaluation.policy,
         "flowmill.evaluation": evaluation.identity,
     }
-    model = client.create_logged_model(
+    return client.create_logged_model(
         owner.experiment_id,
         # Names of runs may have dots, those of MLflow's models may not.
-        name=f"{owner.run.replace('.', '-')}-epoch-{evaluation.epoch}",
+        name=mlflow_name("logged model", f"{owner.run.replace('.', '-')}-epoch-{evaluation.epoch}"),
         source_run_id=owner.run_id,
         tags=tags,
         params={"epoch": str(evaluation.epoch), "trained": owner.kind},
         model_type=f"policy-{owner.kind}",
     )
-    client.log_outputs(owner.run_id, [LoggedModelOutput(model.model_id, evaluation.epoch)])
-    return client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
 
 def put_away(client: MlflowClient, experiment_id: str, run_id: str) -> bool:
@@ -81,7 +88,7 @@ def put_away(client: MlflowClient, experiment_id: str, run_id: str) -> bool:
     run = client.get_run(run_id)
     status = "KILLED" if run.info.status == "RUNNING" else None
     name = f"{(run.info.run_name or run_id).removesuffix(_PAST)}{_PAST}"
-    client.update_run(run_id, status=status, name=name)
+    client.update_run(run_id, status=status, name=mlflow_name("run", name))
     return False
 
 
@@ -110,9 +117,11 @@ def register(client: MlflowClient, owner: Owner, name: str, evaluation: Evaluati
     versions = list(client.search_model_versions(f"name = '{name}'"))
     own = [version for version in versions if version.tags.get("flowmill.run") == owner.run]
     made = [version for version in own if version.run_id == owner.run_id]
-    if all(version.tags.get("flowmill.digest") != export.digest for version in made):
+    same = [version for version in made if version.tags.get("flowmill.digest") == export.digest]
+    if not same:
         made.append(_new_version(client, owner, name, evaluation, export))
         own.append(made[-1])
+    _note_version(client, owner, (same or made)[-1])
     current = [version for version in made if version.tags.get("flowmill.policy") == export.policy]
     for version in own:
         _supersede(client, version, version not in current)
@@ -149,20 +158,29 @@ def _new_version(client: MlflowClient, owner: Owner, name: str, evaluation: Eval
         if point.split
     ]
     client.log_model_artifacts(model.model_id, str(export.folder))
-    version = client.create_model_version(
+    return client.create_model_version(
         name,
         source=model.artifact_location,
         run_id=owner.run_id,
         model_id=model.model_id,
         tags=tags,
-        description=f"Run '{in_markdown(owner.run)}', epoch {export.epoch}. Evaluation: {', '.join(scores)}. "
-        f"Logged model {model.model_id} has the scores.",
+        description=mlflow_text(
+            f"Run '{in_markdown(owner.run)}', epoch {export.epoch}. Logged model {model.model_id} has the scores. "
+            f"Evaluation: {', '.join(scores)}."
+        ),
     )
-    # As mlflow.register_model does: the table of models shows which of them are registered.
-    known = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
-    named = json.dumps([*known, {"name": name, "version": version.version}])
-    client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: named})
-    return version
+
+
+def _note_version(client: MlflowClient, owner: Owner, version: Any) -> None:
+    """Say in a logged model, if a person left it there, of which registered model it is a version.
+
+    ``mlflow.register_model`` does so too: the table of models shows which of them are registered.
+    """
+    entry = {"name": version.name, "version": version.version}
+    for model in _of_run(client, owner.experiment_id, owner.run_id):
+        known = json.loads(model.tags.get(MLFLOW_MODEL_VERSIONS, "[]"))
+        if model.model_id == version.tags.get("flowmill.logged_model") and entry not in known:
+            client.set_logged_model_tags(model.model_id, {MLFLOW_MODEL_VERSIONS: json.dumps([*known, entry])})
 
 
 def _find(client: MlflowClient, owner: Owner, evaluation: EvaluationContent) -> Any:

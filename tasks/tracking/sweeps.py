@@ -12,6 +12,7 @@ from tasks.figures.sweep import Outcome
 from tasks.runs.context import RunContext
 from tasks.tracking.about import experiment
 from tasks.tracking.client import open_client, reaching
+from tasks.tracking.names import mlflow_name
 from tasks.tracking.places import REPORT, tracking_uri
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class SweepRun:
             self._client: MlflowClient = open_client(context.store.root.uri, context.config.tracking.uri)
             where = experiment(self._client, context)
             found = self._client.search_runs([where], filter_string=f"tags.`{_SWEEP}` = '{name}'", max_results=1)
-            run = found[0] if found else self._client.create_run(where, run_name=name, tags={_SWEEP: name})
+            run = (
+                found[0]
+                if found
+                else self._client.create_run(where, run_name=mlflow_name("run", name), tags={_SWEEP: name})
+            )
             self.run_id = str(run.info.run_id)
             self._client.update_run(self.run_id, status="RUNNING")
 

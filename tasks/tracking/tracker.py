@@ -1,7 +1,8 @@
 """Logs a run to MLflow in a background thread, from committed artifacts, and only what MLflow does not have yet.
 
-A killed run continues its own curves without a gap or a double point. What MLflow has is written down in its own run,
-in the same call as the points; when any of it is not part of the run any more (an epoch was done again, the number of
+A killed run continues its own curves without a gap or a double point. A point has the time of the commit it is read
+from: logged again, it is the same row of MLflow's database, which keeps it once. What MLflow has is written down in its
+own run, after the points; when any of it is not part of the run any more (an epoch was done again, the number of
 epochs was lowered), a new MLflow run is begun and the old one goes to the trash, or is marked as superseded where
 models were registered from it, so no curve ever mixes two. An unreachable tracker never stops training; it says so
 once, and the next ``flowmill run`` logs what is missing.
@@ -22,8 +23,7 @@ from configs.fingerprint import hash_text
 from configs.proxies import by_proxy
 from configs.visible import command
 from tasks.figures import tracked
-from tasks.figures.evaluations import evaluated_epochs, named_evaluations
-from tasks.figures.points import Point
+from tasks.figures.evaluations import finished_evaluations, named_evaluations
 from tasks.figures.tracked import EpochContent, EvaluationContent
 from tasks.identities.nodes import Node, policy_after
 from tasks.inputs.sources import exported_folder
@@ -31,7 +31,9 @@ from tasks.runs.chain import Chain
 from tasks.runs.context import RunContext
 from tasks.runs.staleness import is_complete
 from tasks.tracking.about import datasets, describe, experiment, link
+from tasks.tracking.names import mlflow_name, mlflow_text
 from tasks.tracking.places import tracking_uri
+from tasks.tracking.points import metric_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,6 +45,8 @@ SERIES = "tracking"
 _LOGGED = "mlflow.flowmill.logged"
 #: Entries of one tag; a tag's value is limited.
 _PER_TAG = 200
+#: Points of one call: MLflow takes 1000, and a megabyte.
+_PER_CALL = 500
 
 
 class Tracker:
@@ -70,6 +74,7 @@ class Tracker:
         self._logged: dict[str, str] = {}
         self._unknown: set[str] = set()
         self._ended = False
+        self._readable = True
         self._opened: MlflowClient | None = None
         self._monitor: Any = None
         self._attends = attends
@@ -176,7 +181,7 @@ class Tracker:
         """Yield what reads each epoch and each evaluation, by what they are called among those logged."""
         for epoch in range(1, self.context.config.run.epochs + 1):
             yield str(epoch), partial(tracked.epoch_content, chain, epoch)
-        for epoch in evaluated_epochs(chain):
+        for epoch in finished_evaluations(chain):
             yield f"{epoch}:", partial(tracked.evaluation_content, chain, epoch)
         for epoch, name in named_evaluations(chain):
             yield f"{epoch}:{name}", partial(tracked.side_content, chain, epoch, name)
@@ -186,7 +191,7 @@ class Tracker:
         known = self._known_run()
         now = {_key(made): made.identity for made in current}
         logged = {key: identity for key, identity in self._logged.items() if key not in self._unknown}
-        fits = all(now.get(key) == identity for key, identity in logged.items())
+        fits = self._readable and all(now.get(key) == identity for key, identity in logged.items())
         if known is not None and fits:
             self.run_id = known
             # Nothing is left to do: what MLflow says of the run, when it ended too, stays as it is.
@@ -217,7 +222,12 @@ class Tracker:
         if run is None or run.info.lifecycle_stage != "active" or run.info.experiment_id != self.experiment_id:
             return None
         tags = sorted((key, value) for key, value in run.data.tags.items() if key.startswith(_LOGGED))
-        self._logged = {key: value for _, text in tags for key, value in json.loads(text).items()}
+        try:
+            parts = [json.loads(text) for _, text in tags]
+        except ValueError:
+            # Cut, as MLflow does to long tags: what it holds is not known.
+            self._readable, parts = False, []
+        self._logged = {mlflow_name("entry", key): value for part in parts for key, value in part.items()}
         self._ended = run.info.status == "FINISHED"
         return str(run.info.run_id)
 
@@ -233,12 +243,13 @@ class Tracker:
                 "logged anew."
             )
         self._logged = {}
-        self.run_id = self._client.create_run(str(self.experiment_id), run_name=self.context.run.name).info.run_id
+        name = mlflow_name("run", self.context.run.name)
+        self.run_id = self._client.create_run(str(self.experiment_id), run_name=name).info.run_id
         self.context.run.add(self._series, {"mlflow_run_id": self.run_id, "experiment_id": self.experiment_id})
 
     def _log_epoch(self, made: EpochContent) -> None:
         if _key(made) not in self._logged:
-            self._batch(made, [_metric(point) for point in made.points])
+            self._batch(made, [metric_of(point, made.time_ms) for point in made.points])
 
     def _log_evaluation(self, made: EvaluationContent) -> None:
         from tasks.tracking.images import log_picture
@@ -250,18 +261,21 @@ class Tracker:
             return
         prefix = f"eval-{made.name}" if made.name else "eval"
         for split, path in made.images.items():
-            log_picture(self._client, str(self.run_id), path, key=f"{prefix}/{split}", step=made.epoch)
+            place = f"{prefix}/{split}"
+            log_picture(self._client, str(self.run_id), path, key=place, step=made.epoch, time_ms=made.time_ms)
         for split, folder in made.clips:
-            self._client.log_artifacts(str(self.run_id), str(folder), f"{prefix}/{split}/clips/epoch_{made.epoch:05d}")
+            place = f"{mlflow_name('folder', f'{prefix}/{split}')}/clips/epoch_{made.epoch:05d}"
+            self._client.log_artifacts(str(self.run_id), str(folder), place)
         for split, texts in made.texts.items():
             log_texts(self._client, str(self.run_id), texts, place=f"{prefix}/{split}", epoch=made.epoch)
         model = None if made.name else logged_model(self._client, self._owner(), made).model_id
         sets = datasets(self.context)
         named = {point: sets[point.split] for point in made.points if point.split in sets}
-        points = [_metric(point, model=model, dataset=named.get(point)) for point in made.points]
-        self._batch(made, points)
+        points = [metric_of(point, made.time_ms, model=model, dataset=named.get(point)) for point in made.points]
         if not made.name:
             show_scores(self._client, str(self.experiment_id), made)
+        # Last: what it notes as logged is not looked at again.
+        self._batch(made, points)
 
     def _batch(self, made: EpochContent | EvaluationContent, metrics: Sequence[Any]) -> None:
         """Log points, and in the call of the last of them that they are logged."""
@@ -271,14 +285,15 @@ class Tracker:
         position = list(self._logged).index(_key(made)) // _PER_TAG
         part = dict(list(self._logged.items())[position * _PER_TAG : (position + 1) * _PER_TAG])
         tag = RunTag(f"{_LOGGED}.{position:03d}", json.dumps(part))
-        for start in range(0, max(1, len(metrics)), 1000):
-            chunk, last = list(metrics[start : start + 1000]), start + 1000 >= len(metrics)
+        for start in range(0, max(1, len(metrics)), _PER_CALL):
+            chunk, last = list(metrics[start : start + _PER_CALL]), start + _PER_CALL >= len(metrics)
             self._client.log_batch(str(self.run_id), metrics=chunk, tags=[tag] if last else [])
 
     def _register(self, export: Export, made: EvaluationContent) -> None:
         from tasks.tracking.models import register
 
         name = self.context.config.tracking.registered_model or f"flowmill-{self.context.run.name}"
+        name = mlflow_name("registered model", name)
         register(self._client, self._owner(), name, made, export)
 
     def _owner(self) -> Owner:
@@ -295,7 +310,7 @@ class Tracker:
         if not self._attends:
             return
         if text is not None:
-            self._client.set_tag(str(self.run_id), "mlflow.note.content", text)
+            self._client.set_tag(str(self.run_id), "mlflow.note.content", mlflow_text(text))
         self._client.set_terminated(str(self.run_id), status)
 
     def _start_monitor(self) -> None:
@@ -321,19 +336,4 @@ def log_side_evaluations(context: RunContext) -> None:
 
 
 def _key(made: EpochContent | EvaluationContent) -> str:
-    return str(made.epoch) if isinstance(made, EpochContent) else made.key
-
-
-def _metric(point: Point, *, model: str | None = None, dataset: tuple[str, str] | None = None) -> Any:
-    from mlflow.entities import Metric
-
-    name, digest = dataset if dataset is not None else (None, None)
-    return Metric(
-        point.key,
-        float(point.value),
-        int(time.time() * 1000),
-        point.step,
-        model_id=model if point.split else None,
-        dataset_name=name,
-        dataset_digest=digest,
-    )
+    return mlflow_name("entry", str(made.epoch) if isinstance(made, EpochContent) else made.key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tasks.figures.points import ACHIEVED
 from tasks.figures.tracked import EvaluationContent
+from tasks.tracking.names import mlflow_name
 from tasks.tracking.places import VIEW_TAG
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def show_scores(client: MlflowClient, experiment_id: str, made: EvaluationConten
     tags = client.get_experiment(experiment_id).tags
     before = tags.get(VIEW_TAG)
     known = _columns(before)
-    means = [point.key for point in made.points if point.split and point.key.endswith("_mean")]
+    means = [mlflow_name("metric", point.key) for point in made.points if point.split and point.key.endswith("_mean")]
     # Held-out prompts say more.
     scores = [f"metrics.`{key}`" for key in sorted(means, key=lambda key: "/heldout/" not in key)]
     shown = list(dict.fromkeys([*known, *scores]))[:_MOST]

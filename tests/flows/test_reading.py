@@ -19,7 +19,7 @@ from configs.schema import StoreSection
 from flows.cli import app
 from storage.roots import open_root
 from tasks.runs.context import RunContext
-from tasks.runs.opening import executing
+from tasks.runs.locks import executing
 from tasks.runs.state import state_of
 from tests.support.writes import writes_below
 

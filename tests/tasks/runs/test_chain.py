@@ -384,13 +384,15 @@ def test_a_store_is_moved_and_goes_on_where_it_is(make_config: Make, tmp_path: P
 
 def test_a_stage_is_refused_while_its_run_executes(make_config: Make) -> None:
     from configs.errors import RunConflictError
-    from tasks.runs.opening import executing, refuse_while_executing
+    from tasks.runs.locks import executing, holding, refuse_while_executing
 
     context = prepare(make_config())
-    refuse_while_executing(context)
+    refuse_while_executing(context.store, "small")
     other = open_run(context.store.root.uri, "small")
     with executing(context), pytest.raises(RunConflictError, match="being executed by another process"):
-        refuse_while_executing(other)
+        refuse_while_executing(other.store, "small")
+    with holding(other.store, "small"), executing(context):
+        refuse_while_executing(context.store, "small")
 
 
 def test_make_stage_knows_every_stage_of_a_run(make_config: Make) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from configs.schema import RunConfig
 from tasks.runs.addresses import find_artifact
-from tasks.runs.opening import executing
+from tasks.runs.locks import executing
 from tasks.runs.state import note_state, state_of
 from tests.support.inside import prepare, run_epoch
 

@@ -1,0 +1,48 @@
+"""Settings that hold a path on this machine, or an id of a hub where no such path exists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+#: All of them but the options of components (``configs.outside``); * stands for any place in a list.
+PATH_SETTINGS = (
+    "prompts.train",
+    "prompts.heldout",
+    "prompts.sources.*.train",
+    "prompts.sources.*.heldout",
+    "model.path",
+    "model.single_file",
+    "model.checkpoint",
+    "model.lora.start",
+    "critic.path",
+    "render.model.path",
+    "render.model.single_file",
+)
+
+
+def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make paths that exist below a folder absolute, in place, so that a run can be resumed from anywhere."""
+    for setting in PATH_SETTINGS:
+        _resolve(data, setting.split("."), folder)
+    return data
+
+
+def _resolve(section: object, parts: Sequence[str], folder: Path) -> None:
+    name, *rest = parts
+    if name == "*":
+        for each in section if isinstance(section, list) else ():
+            _resolve(each, rest, folder)
+    elif isinstance(section, dict) and rest:
+        _resolve(section.get(name), rest, folder)
+    elif isinstance(section, dict) and name in section:
+        section[name] = _absolute(section[name], folder)
+
+
+def _absolute(value: object, folder: Path) -> object:
+    if isinstance(value, dict):
+        return {name: _absolute(each, folder) for name, each in value.items()}
+    if isinstance(value, str) and "://" not in value and (folder / Path(value).expanduser()).exists():
+        return str((folder / Path(value).expanduser()).resolve())
+    return value

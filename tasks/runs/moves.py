@@ -1,0 +1,114 @@
+"""Projects that were moved: a setting that names the same files at another place is no other setting.
+
+Files count by contents. What a run was made with is in its manifests, so only the place that a given config names is
+read, and never the one that a store's record names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs.load import flatten, override_config
+from configs.quoting import text_override
+from configs.schema import RunConfig
+from storage.commit import ArtifactStore
+from storage.lineage import RunFolder
+from tasks.identities.facts import RunFacts
+from tasks.identities.nodes import ONCE, RENDERER, Node
+from tasks.inputs.places import config_places, held
+from tasks.inputs.prompts import prompts_fingerprint
+from tasks.inputs.renderer import render_of
+from tasks.inputs.trust import pattern
+
+#: Paths that differ while what they lead to does not, by setting: that of the run, and that which is given.
+Moves = Mapping[str, tuple[str, str]]
+
+
+class Recorded(NamedTuple):
+    """Where a run has what a path led to."""
+
+    node: Node
+    """The stage whose manifest says it,"""
+    option: str
+    """in this option."""
+    now: Callable[[RunFacts], Any]
+    """What the path of a given config leads to."""
+
+
+#: Of each of ``configs.paths.PATH_SETTINGS`` but lists of prompts, which the run's first record has.
+RECORDED = {
+    "model.path": Recorded(Node(0, "base"), "identity", lambda facts: facts.model_identity),
+    "model.single_file": Recorded(
+        Node(0, "base"), "single_file", lambda facts: facts.single_file_identity(facts.config.model, "")
+    ),
+    "model.checkpoint": Recorded(Node(0, "policy"), "checkpoint", lambda facts: facts.checkpoint_identity),
+    "model.lora.start": Recorded(Node(0, "policy"), "start", lambda facts: facts.adapter_identity),
+    "critic.path": Recorded(Node(1, "value"), "critic_base", lambda facts: facts.critic_identity),
+    "render.model.path": Recorded(Node(0, "base", RENDERER), "identity", lambda facts: facts.renderer_identity),
+    "render.model.single_file": Recorded(
+        Node(0, "base", RENDERER),
+        "single_file",
+        lambda facts: facts.single_file_identity(render_of(facts.config).model, RENDERER),
+    ),
+}
+_PROMPTS = "prompts."
+
+
+def moved(store: ArtifactStore, run: RunFolder, before: RunConfig, given: RunConfig) -> Moves:
+    """Return the paths in which a given config differs from that of a run although the files are the same.
+
+    Raises:
+        PromptError: a prompt source cannot be used.
+    """
+    old, new = (flatten(each.model_dump(mode="json")) for each in (before, given))
+    pairs = {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}
+    facts = RunFacts(store, given, run)
+    texts = {key: pair for key, pair in pairs.items() if all(isinstance(each, str) for each in pair)}
+    return {key: pair for key, pair in texts.items() if _leads_to_same(facts, key, *pair)}
+
+
+def as_before(config: RunConfig, moves: Moves) -> RunConfig:
+    """Return a given config with the paths of the run."""
+    return override_config(config, [text_override(key, old) for key, (old, _) in moves.items()]) if moves else config
+
+
+def as_given(config: RunConfig, moves: Moves) -> RunConfig:
+    """Return the config of a run with the paths of the given one."""
+    return override_config(config, [text_override(key, new) for key, (_, new) in moves.items()]) if moves else config
+
+
+def _leads_to_same(facts: RunFacts, setting: str, old: str, new: str) -> bool:
+    if setting.startswith(_PROMPTS):
+        return setting.endswith((".train", ".heldout")) and _has_same_prompts(facts)
+    found = next((each for key, each in RECORDED.items() if _is_below(pattern(setting), key)), None)
+    if found is None:
+        return _is_same_option(facts, setting, old, new)
+    if not Path(new).expanduser().exists():
+        return False
+    made = facts.run.made(*found.node)
+    manifests = [facts.store.manifest(entry.ref) for entry in reversed(made)]
+    known = [each.options[found.option] for each in manifests if each is not None and found.option in each.options]
+    return bool(known[0] == found.now(facts)) if known else not made and Path(old).is_absolute()
+
+
+def _is_below(setting: str, known: str) -> bool:
+    return setting == known or setting.startswith(f"{known}.")
+
+
+def _has_same_prompts(facts: RunFacts) -> bool:
+    record = facts.run.describe() or {}
+    return bool(record.get("preprocess") == prompts_fingerprint(facts.source_prompts))
+
+
+def _is_same_option(facts: RunFacts, setting: str, old: str, new: str) -> bool:
+    """Return whether an option of a component leads to what the run recorded of the old path."""
+    for component, places in config_places(facts.config).items() if ".options." in setting else ():
+        for place in places:
+            if place.path == new and _is_below(setting, f"{component}.options.{place.option}"):
+                found, known = held(place, facts.metadata), facts.contents.recorded.get(old)
+                if known is None:
+                    return found is not None and all(entry.stage in ONCE for entry in facts.run.entries())
+                return found is not None and found.digest == known
+    return False
