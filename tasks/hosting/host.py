@@ -113,8 +113,7 @@ class ModelHost:
 
     def facts(self) -> dict[str, str]:
         """Return what decides which bits are computed here, besides inputs; see ``computing_facts``."""
-        own = {} if self._trainable is None else self._trainable.policy.facts
-        return {**computing_facts(self.device), **own}
+        return computing_facts(self.device) | ({} if self._trainable is None else self._trainable.policy.facts)
 
     def computed(self) -> dict[str, float]:
         """Return seconds and FLOPs of denoisers since this was asked last, and the device's peak, where known."""
