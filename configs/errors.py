@@ -10,7 +10,7 @@
     │   ├── CorruptError       committed bytes are missing or differ from the commit
     │   └── CommitLostError    another writer committed different bytes first
     ├── SamplingError          a model gave numbers that are not finite
-    ├── EngineError            a server that draws texts stays away, or its answer cannot be used
+    ├── EngineError            what draws texts is out of reach, or draws something else than the policy says
     ├── RewardError            a reward failed, or returned something that is no score
     ├── WorkerError            a torchrun worker failed
     ├── TrackingError          a tracker that cannot be used
@@ -65,7 +65,7 @@ class SamplingError(FlowmillError):
 
 
 class EngineError(FlowmillError):
-    """A server that draws texts stays away, has other weights than the policy, or answers something else."""
+    """What draws texts is out of reach, has other weights than the policy, or says something else than it does."""
 
 
 class RewardError(FlowmillError):

@@ -213,7 +213,7 @@ class CausalLM(Policy):
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
-                **({"position_ids": positions} if takes_positions(type(self.model)) else {}),
+                **({"position_ids": positions} if takes_positions(self.model) else {}),
             )
         return out.logits[:, -1], out.past_key_values
 

@@ -7,7 +7,6 @@ row may depend on neither. ``tests/models/test_language_classes.py`` compares bo
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +120,7 @@ def _why_not(model: Any, *, draws: bool) -> str | None:
         )
     if draws and not _keeps_cache(model):
         return "that has no cache of keys and values by token, so that no text can be drawn token by token."
-    if not takes_positions(type(model)) and config.model_type not in _RELATIVE:
+    if not takes_positions(model) and config.model_type not in _RELATIVE:
         return "that takes no positions (position_ids): padding before a text would shift it."
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
         return "that counts positions from the id of its padding token on, so that padding is part of a text."
@@ -139,14 +138,13 @@ def _keeps_cache(model: Any) -> bool:
     return {type(layer).__name__ for layer in layers} <= _CACHES
 
 
-@cache
-def takes_positions(kind: type) -> bool:
-    """Return whether a class of transformers is told the positions of tokens."""
-    return "position_ids" in inspect.signature(kind.forward).parameters  # type: ignore[attr-defined]
+def takes_positions(model: Any) -> bool:
+    """Return whether a model of transformers is told the positions of tokens."""
+    return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 def whole_positions(model: Any, ids: Tensor) -> dict[str, Tensor]:
     """Return what tells a model that rows of (B, W) ids begin at position 0, (1, W) int64; {} where it takes none."""
-    if not takes_positions(type(model)):
+    if not takes_positions(model):
         return {}
     return {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None]}

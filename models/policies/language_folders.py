@@ -77,7 +77,7 @@ def _first_tables(config: Any) -> list[int]:
 
 def two_tables(table: Mapping[str, Any]) -> bool:
     """Return whether rotary parameters of transformers are of two tables, by the length of what is read."""
-    return table.get("rope_type", table.get("type")) == "longrope"
+    return bool(table.get("rope_type", table.get("type")) == "longrope")
 
 
 def read_generation_config(folder: Path, model: Any) -> Any:
