@@ -12,8 +12,7 @@ from typer.main import get_command
 from configs.load import load_config
 from configs.presets import presets
 from flows.cli import app
-from models.maths import PLANS
-from models.maths.transitions import KERNELS
+from models.maths import KERNELS, PLANS
 from models.policies import FAMILY_KINDS, POLICIES
 from models.rewards import REWARDS
 from tasks.algorithms import ALGORITHMS, TOKEN_ALGORITHMS

@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 
 from configs.errors import ConfigError
 from configs.schema import AdvantageSection, RunConfig
-from models.maths import KERNELS, schedules
+from models import maths
+from models.maths import KERNELS
 from models.policies.trainable import Trainable
 from models.quickstart.pipeline import tiny_pipeline
 from storage.tables import read_rows
@@ -51,7 +52,7 @@ SAMPLERS: dict[str, tuple[str, Options]] = {
     "cps squared": ("cps", {"log_prob": "squared"}),
 }
 PLANS: dict[str, tuple[str, Options]] = {
-    **{name: (name, {}) for name in schedules.PLANS},
+    **{name: (name, {}) for name in maths.PLANS},
     "all, last sde": ("all", {"last": "sde"}),
     "all, last trained": ("all", {"last": "train"}),
     "window to the end": ("window", {"size": 1, "high": STEPS}),

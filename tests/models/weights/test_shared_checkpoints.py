@@ -209,7 +209,7 @@ class Unfilled:
         ({"a": torch.zeros(4, 3)}, "model.checkpoint: the files of"),
         (b"no tensor", "model.checkpoint: the files of"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_parts_that_are_no_such_tensors_are_refused(tmp_path: Path, content: Any, said: str) -> None:
     dcp.save({"model": {"net": weights()}}, checkpoint_id=tmp_path)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.maths import KERNELS, schedules
+from models import maths
+from models.maths import KERNELS
 from tasks import algorithms
 from tests.support.combinations import (
     ADVANTAGES,
@@ -35,7 +36,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 def test_every_component_is_crossed() -> None:
     assert {name for name, _ in SAMPLERS.values()} == set(KERNELS)
-    assert {name for name, _ in PLANS.values()} == set(schedules.PLANS)
+    assert {name for name, _ in PLANS.values()} == set(maths.PLANS)
     assert {name for name, _ in ALGORITHMS.values()} == set(algorithms.ALGORITHMS)
     assert set(algorithms.ALGORITHMS) >= RATIOS
     cases = {(case.sampler, case.plan, case.algorithm) for case in some_cases()}
