@@ -11,7 +11,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Scores, quoted_text
+from models.rewards.base import Bounds, Scores, quoted_text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class DigitsReward:
     """
 
     perfect: ClassVar[float] = 1.0
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
     """Both halves are read as asked."""
 
     classifier: Literal["svc", "trees"] = "svc"

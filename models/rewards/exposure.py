@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from models.rewards.base import Scores
+from models.rewards.base import Bounds, Scores
 
 #: ITU-R BT.601, as JPEG and Pillow's mode L have it.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -17,6 +17,8 @@ _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
     """The share of pixels whose luma lies within bounds; a policy that over-exposes loses it first."""
+
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     low: float = 8.0
     """Luma below which a pixel is black, of 255."""

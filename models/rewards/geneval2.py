@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.vlm import ONE_TOKEN, Asking, first_token
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -27,6 +27,7 @@ class GenEval2(Asking):
 
     name: ClassVar[str] = "geneval2"
     needs: ClassVar[Needs] = Needs(columns=("vqa_list",))
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""

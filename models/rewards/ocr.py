@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from configs.extras import require_extra
-from models.rewards.base import Scores, quoted_text
+from models.rewards.base import Bounds, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; letters at the border are misread without
@@ -26,6 +26,7 @@ class OcrReward:
     """
 
     perfect: ClassVar[float] = 1.0
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
     """The text is read as asked."""
 
     detect: bool = False
