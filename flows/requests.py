@@ -106,11 +106,14 @@ class SweepRequest(Request):
     """Settings of all variants, 'section.key=value' each."""
     parallel: int = Field(default=1, ge=1)
     """Variants at a time; several run in processes of their own."""
+    final: str | None = None
+    """Prompts that chose nothing, a file as the worker sees it: the best variant is evaluated on them in the end."""
 
     def command(self, flow: str, deployment: str | None = None) -> str:
         """Return 'flowmill sweep ...'; the lines of a list are in a file, which only the person knows."""
         given = [self.config, "--name", self.name, *_option("--root", self.root), "--parallel", str(self.parallel)]
         given += [part for each in self.grid for part in ("--grid", each)]
+        given += _option("--final", self.final)
         return command("flowmill", "sweep", *given, *_sets(self.overrides))
 
 

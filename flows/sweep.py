@@ -18,15 +18,27 @@ from prefect.settings import get_current_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.errors import CancelledError, WorkerError
+from configs.load import override_config
 from configs.schema import RunConfig
 from flows import runtime
 from flows.cancellation import check_cancelled, signal_behind
 from flows.pipeline import pipeline
-from flows.requests import PipelineRequest, SweepRequest
+from flows.requests import PipelineRequest, StageRequest, SweepRequest
 from flows.schedules import scheduled
+from flows.stages import evaluate
 from tasks.execution.launch import stop_trees
 from tasks.execution.parent import die_with_parent
-from tasks.figures.sweep import Variant, best_first, check_varied, outcome, variants
+from tasks.figures.sweep import (
+    FINAL,
+    Outcome,
+    Variant,
+    best_first,
+    check_varied,
+    final_settings,
+    outcome,
+    variants,
+    with_final,
+)
 from tasks.preflight.check import check_config
 from tasks.review.report import run_report
 from tasks.runs.opening import begin_run
@@ -49,12 +61,30 @@ def sweep(request: SweepRequest) -> Any:
     failed = _beside(asked, request.parallel) if request.parallel > 1 else _in_turn(asked)
     contexts = {name: begin_run(_config(each)) for name, each in asked.items()}
     outcomes = best_first([outcome(contexts[each.name], each) for each in found])
+    if request.final is not None and outcomes[0].reward is not None:
+        outcomes[0] = _evaluated_again(request.final, outcomes[0], asked[outcomes[0].variant.name])
     report = run_report(*(contexts[each.variant.name] for each in outcomes))
     tracked.end(outcomes, report, done=not failed)
     if failed:
         names = "\n  ".join(f"{name}: {error}" for name, error in failed.items())
         raise WorkerError(f"{len(failed)} of {len(found)} variants failed; the others are done:\n  {names}")
     return outcomes, report
+
+
+def _evaluated_again(prompts: str, best: Outcome, asked: PipelineRequest) -> Outcome:
+    """Evaluate the best on prompts that chose nothing, beside its run."""
+    config, name = _config(asked), best.variant.name
+    runtime.reporter().message(f"variant {name}, the best, on {prompts}")
+    evaluate(
+        StageRequest(
+            run=name,
+            root=config.store.root,
+            epoch=best.epoch,
+            evaluation=FINAL,
+            overrides=final_settings(config, prompts),
+        )
+    )
+    return with_final(best, begin_run(config))
 
 
 def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
@@ -71,7 +101,10 @@ def _asked(request: SweepRequest, variant: Variant) -> PipelineRequest:
         wait_minutes=request.wait_minutes,
     )
     check_varied(variant)
-    check_config(_config(asked), rewards=False)
+    config = _config(asked)
+    check_config(config, rewards=False)
+    if request.final is not None:
+        check_config(override_config(config, final_settings(config, request.final)), rewards=False)
     return asked
 
 

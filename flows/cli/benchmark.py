@@ -83,9 +83,15 @@ def _print(results: Sequence[object]) -> None:
                 cells[2:] = [f"{change.mean:+.4f}", _interval(change, "+.4f"), f"{compared.p:.2g}"]
             table.add_row(result.model, reward, *cells)
     print_table(table, optional=("95 %",))
+    compared = len(others) * len(first.scores)
+    several = (
+        f" The smallest p of {compared} comparisons of equal models is below {0.05 / compared:.2g} in 5 % of cases."
+        if compared > 1
+        else ""
+    )
     few = f" None are given below {FEWEST} prompts." if len(first.prompts) < FEWEST else ""
     how = "intervals by Student's t and bootstrap, or Wilson's where all is 0 or 1; p by flipping signs; over prompts."
-    console.print(f"{len(first.prompts)} prompts; {how}{few}")
+    console.print(f"{len(first.prompts)} prompts; {how}{few}{several}")
 
 
 def _interval(found: Estimate, form: str) -> str:

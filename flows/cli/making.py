@@ -91,6 +91,9 @@ def sweep(
         int, typer.Option("--parallel", help="Variants at a time, in processes of their own.", min=1, metavar="N")
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="HTML file to write the comparison to.")] = None,
+    final: Annotated[
+        str | None, typer.Option("--final", help="Prompts to evaluate the best on in the end.", metavar="PROMPTS")
+    ] = None,
     root: Root = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
@@ -110,6 +113,7 @@ def sweep(
         listed=[] if listed is None else read_list(listed),
         overrides=[*(overrides or []), *as_overrides(root, None)],
         parallel=parallel,
+        final=final,
     )
     sweep_command(request, out=out, quiet=quiet)
 

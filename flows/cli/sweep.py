@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from configs.visible import visible
 from flows.cli.opening import say
 from flows.cli.report import save_report
 from flows.cli.run import run_flow
-from flows.console import print_table
+from flows.console import console, print_table
 from flows.environment import prepare_environment
 from flows.progress import display
 from flows.requests import SweepRequest
@@ -30,14 +31,16 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
     """
     from configs.load import load_config
     from storage.commit import ArtifactStore
-    from tasks.figures.sweep import variants
+    from tasks.figures.sweep import final_settings, selection_note, variants
     from tasks.preflight.names import check_names
     from tasks.runs.locks import refuse_while_executing
 
     found = variants(request.name, request.grid, request.listed)
     for variant in found:
         config = load_config(request.config, [*request.overrides, *variant.overrides])
-        check_names(config, source=Path(request.config), overrides=[*request.overrides, *variant.overrides])
+        overrides = [*request.overrides, *variant.overrides]
+        overrides += [] if request.final is None else final_settings(config, request.final)
+        check_names(load_config(request.config, overrides), source=Path(request.config), overrides=overrides)
         # Before anything heavy is imported.
         refuse_while_executing(ArtifactStore(config.store), variant.name)
     prepare_environment(config.execution.threads)
@@ -49,6 +52,9 @@ def sweep_command(request: SweepRequest, *, out: Path | None, quiet: bool) -> No
         runtime.use_reporter(shown)
         outcomes, report = run_flow(sweep, api, request)
     _print(request.name, outcomes)
+    note = selection_note(outcomes, prompts=request.final, root=request.root)
+    if note:
+        console.print(visible(note), markup=False, highlight=False, soft_wrap=True)
     save_report(report, out or Path(f"{request.name}-report.html"))
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from models.rewards.failures import Origin as Origin
 
 T = TypeVar("T")
+#: The lowest and the highest score that a reward can give.
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,10 @@ class Needs:
 class Reward(Protocol):
     """Scores samples.
 
-    The class may set ``perfect``, the score that counts as an exact match, and ``needs``, a ``Needs``. One whose needs
-    depend on its options has them as a property, and a static method ``needs_for(options)`` that returns them too. One
-    whose scores have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``. One that
+    The class may set ``perfect``, the score that counts as an exact match, ``bounds``, the lowest and the highest score
+    it can give, within which intervals of its means stay, and ``needs``, a ``Needs``. One whose needs depend on its
+    options has them as a property, and a static method ``needs_for(options)`` that returns them too. One whose scores
+    have a gradient has a method ``differentiable`` beside, see ``models.rewards.differentiable``. One that
     works on the accelerator may have a static method ``takes(options)``, which returns what its models take there,
     ``models.rewards.sizes.Takes``, or None; ``flowmill check`` counts it.
     """

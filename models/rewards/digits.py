@@ -11,7 +11,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.svm import SVC
 
 from models.quickstart.corpus import real_digits
-from models.rewards.base import Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Needs, Scores, quoted_text
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class DigitsReward:
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
     """Both halves are read as asked."""
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     classifier: Literal["svc", "trees"] = "svc"
     """A support vector machine, or extremely random trees, trained on scikit-learn's digits on the spot."""

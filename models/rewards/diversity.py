@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from configs.outside import ModelPlace
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.clip import CLIP_L, ClipEmbeddings
 
 #: How unlike which of the others.
@@ -21,6 +21,7 @@ class PixelDiversity:
     """Root mean square difference of pixels to the other samples of the group, 0 to 1."""
 
     needs: ClassVar[Needs] = Needs(media="images", groupwise=True)
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     to: Others = "mean"
     """The mean over the others, or the difference to the nearest of them."""

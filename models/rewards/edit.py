@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from configs.errors import RewardError
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.vlm import Asking, edited
 
 _SUCCESS = (
@@ -110,6 +110,7 @@ class EditReward(Asking):
 
     name: ClassVar[str] = "edit_reward"
     needs: ClassVar[Needs] = Needs(media="images", references=True)
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     rubric: Literal["unified", "rational", "edit_reward"] = "unified"
     """What is asked and how answers are read: as UnifiedReward-Edit, RationalRewards or EditReward rate."""

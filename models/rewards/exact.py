@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 
 
 @dataclass(kw_only=True)
@@ -15,6 +15,7 @@ class ExactText:
     """1 where a completion, without spaces around it, is the text of a column, else 0."""
 
     perfect: ClassVar[float] = 1.0
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     column: str = "answer"
     """Column of the prompts with the right answer."""

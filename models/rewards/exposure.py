@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 
 #: ITU-R BT.601, as JPEG and Pillow's mode L have it.
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -19,6 +19,7 @@ class Exposure:
     """The share of pixels whose luma lies within bounds; a policy that over-exposes loses it first."""
 
     needs: ClassVar[Needs] = Needs(media="images")
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     low: float = 8.0
     """Luma below which a pixel is black, of 255."""

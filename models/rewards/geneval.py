@@ -19,7 +19,7 @@ from torch import nn
 from configs.errors import ConfigError
 from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.pretrained import load_pretrained
 from models.text.control_tokens import as_texts
 
@@ -76,6 +76,7 @@ class GenEval:
     name: ClassVar[str] = "geneval"
     needs: ClassVar[Needs] = Needs(media="images", columns=("tag", "include"), accelerated=True, batch_size=8)
     perfect: ClassVar[float] = 1.0
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
     """All demands are met."""
 
     detector: ModelPlace = "facebook/mask2former-swin-small-coco-instance"

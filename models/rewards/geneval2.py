@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.chat_answers import first_token
 from models.rewards.vlm import ONE_TOKEN, Asking
 
@@ -28,6 +28,7 @@ class GenEval2(Asking):
 
     name: ClassVar[str] = "geneval2"
     needs: ClassVar[Needs] = Needs(media="images", columns=("vqa_list",))
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     mean: Literal["gm", "am"] = "gm"
     """Geometric or arithmetic."""

@@ -16,7 +16,7 @@ from configs.fingerprint import canonical_json
 from configs.registry import check_options, create, option_names, resolve
 from configs.rewards import RewardSection
 from models.rewards import GIVEN, REWARDS
-from models.rewards.base import Needs, Reward, Scores
+from models.rewards.base import Bounds, Needs, Reward, Scores
 from models.rewards.placing import Placed, modules_of, spread_over
 
 if TYPE_CHECKING:
@@ -191,6 +191,24 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     if not isinstance(needs, Needs):
         raise ConfigError(f"reward '{name}' declares the needs {needs!r}; they must be a 'models.rewards.base.Needs'.")
     return needs
+
+
+def bounds_of(name: str) -> Bounds | None:
+    """Return the lowest and the highest score a reward can give, without making it; None where it does not say.
+
+    Raises:
+        ConfigError: there is no such reward, or its bounds are none.
+    """
+    found = getattr(resolve(REWARDS, name, what="reward"), "bounds", None)
+    if found is None:
+        return None
+    try:
+        low, high = map(float, found)
+    except (TypeError, ValueError):
+        low, high = 0.0, 0.0
+    if not low < high:
+        raise ConfigError(f"reward '{name}' declares the bounds {found!r}; they must be two numbers, the lower first.")
+    return low, high
 
 
 def takes_of(name: str, options: Mapping[str, Any]) -> Takes | None:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from configs.extras import require_extra
-from models.rewards.base import Needs, Scores, quoted_text
+from models.rewards.base import Bounds, Needs, Scores, quoted_text
 
 _HEIGHT = 48  # the recognizer's input height
 _MARGIN = 16  # white columns left and right; letters at the border are misread without
@@ -28,6 +28,7 @@ class OcrReward:
     needs: ClassVar[Needs] = Needs(media="images")
     perfect: ClassVar[float] = 1.0
     """The text is read as asked."""
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     detect: bool = False
     """Find text lines first, for large images; otherwise the whole image is one line."""

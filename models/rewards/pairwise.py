@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from configs.errors import RewardError
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.vlm import Asking, edited
 
 _ASK = (
@@ -38,6 +38,7 @@ class WinRate(Asking):
     """
 
     name: ClassVar[str] = "win_rate"
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     question: str | None = None
     """Asked of every pair, with {prompt} for the prompt."""

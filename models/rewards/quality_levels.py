@@ -14,7 +14,7 @@ from PIL import Image
 from configs.errors import ConfigError
 from configs.outside import ModelPlace
 from models.devices import chosen_device, local_rank
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.text.chat_templates import day_of, render_chat
@@ -34,6 +34,7 @@ class QualityLevels:
 
     name: ClassVar[str] = "quality_levels"
     needs: ClassVar[Needs] = Needs(media="images", accelerated=True, batch_size=8, spreads=True)
+    bounds: ClassVar[Bounds] = (1.0, 5.0)
 
     model: ModelPlace
     """Folder or hub id of a model that transformers itself has a class for (``AutoModelForImageTextToText``)."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from configs.extras import require_extra
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,7 @@ class ReasoningGym:
 
     needs: ClassVar[Needs] = Needs(media="texts", columns=("dataset", "answer", "entry"))
     perfect: ClassVar[float] = 1.0
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     pattern: str = r"<answer>(.*?)</answer>"
     """Regular expression whose first group, of its last match, is the answer."""

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from configs.errors import ConfigError
 from configs.extras import require_extra
 from configs.outside import ModelPlace
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.placing import settled
 from models.rewards.pretrained import load_pretrained
 from models.rewards.sizes import Takes, encoder_of
@@ -175,6 +175,7 @@ class Lexicon:
     """VADER's sentiment of a text, -1 to 1 (Hutto and Gilbert 2014; package vaderSentiment, its own lexicon)."""
 
     needs: ClassVar[Needs] = Needs(media="texts")
+    bounds: ClassVar[Bounds] = (-1.0, 1.0)
 
     part: Literal["compound", "pos", "neu", "neg"] = "compound"
     """Its sum over all words, -1 to 1, or the share of the positive, neutral or negative ones, 0 to 1."""

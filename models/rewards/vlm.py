@@ -17,7 +17,7 @@ from PIL import Image
 from configs.errors import ConfigError, RewardError
 from configs.extras import require_extra
 from configs.proxies import by_proxy
-from models.rewards.base import Needs, Scores
+from models.rewards.base import Bounds, Needs, Scores
 from models.rewards.bounded import UNTIL, bounded_client
 from models.rewards.chat_answers import Answer, first_token, read_answer
 
@@ -170,6 +170,7 @@ class VlmJudge(Asking):
     """
 
     name: ClassVar[str] = "vlm_judge"
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     ask: Literal["score", "yes"] = "score"
     """For a number in its answer, or for the probability of yes."""

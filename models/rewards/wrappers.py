@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from configs.errors import ConfigError
 from configs.outside import RewardOptions
-from models.rewards.base import Batch, Needs, Reward, Scores
+from models.rewards.base import Batch, Bounds, Needs, Reward, Scores
 from models.rewards.call import Handling, score
 from models.rewards.sizes import Takes
 
@@ -22,6 +22,8 @@ class Rank:
     Flow-Factory's ``PickScore_Rank`` is this of ``pickscore``. Samples that score the same share the mean of their
     ranks.
     """
+
+    bounds: ClassVar[Bounds] = (0.0, 1.0)
 
     reward: str
     """The reward that orders them."""

@@ -8,7 +8,7 @@ Legend: P prompts, R resamples.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -34,25 +34,41 @@ class Estimate:
     high: float | None
     """Upper end."""
 
+    def within(self, least: float, most: float) -> Estimate:
+        """Return it cut at the ends of what a mean can be; one that lies beyond them is left as it is."""
+        if self.low is None or self.high is None or not least <= self.mean <= most:
+            return self
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
 
-def mean_with_interval(values: np.ndarray, *, seed: int = 0) -> Estimate:
+
+def mean_with_interval(values: np.ndarray, *, bounds: tuple[float, float] | None = None, seed: int = 0) -> Estimate:
     """Return the mean of (P,) prompts with its 95 % interval, from ``FEWEST`` prompts on.
 
-    Of values that are all 0 or 1 it is Wilson's (1927), which has a width where all are equal too. Of others it is what
-    Student's t and the studentized bootstrap (Efron and Tibshirani 1993, 12.5) cover together: the first holds where
-    values are spread evenly, the second where they lean to one side.
+    Of values that are all 0 or 1, or at either bound, it is Wilson's (1927), which has a width where all are
+    equal too. Of others it is what Student's t and the studentized bootstrap (Efron and Tibshirani 1993, 12.5) cover
+    together: the first holds where values are spread evenly, the second where they lean to one side. It is cut at the
+    bounds: no mean lies beyond, so the interval holds it as often. Of equal values within bounds it is Wilson's too: no
+    values within bounds have a larger variance about their mean than those at the bounds.
+
+    Args:
+        values: (P,) one per prompt.
+        bounds: lowest and highest value there can be; they are left out of account where a value lies beyond.
+        seed: of the resamples.
     """
     values = np.asarray(values, np.float64)
     mean, count = float(values.mean()), len(values)
     if count < FEWEST:
         return Estimate(mean=mean, low=None, high=None)
-    if bool(np.isin(values, (0.0, 1.0)).all()):
-        low, high = _wilson(mean, count)
-        return Estimate(mean=mean, low=low, high=high)
+    known = bounds is not None and bounds[0] <= values.min() and values.max() <= bounds[1]
+    least, most = bounds if known and bounds is not None else (0.0, 1.0)
     error = float(values.std(ddof=1)) / math.sqrt(count)
+    if bool(np.isin(values, (least, most)).all()) or (known and error == 0):
+        low, high = (least + (most - least) * end for end in _wilson((mean - least) / (most - least), count))
+        return Estimate(mean=mean, low=low, high=high)
     below, above = _studentized(values, seed) if error > 0 else (0.0, 0.0)
     t = _student(count - 1)
-    return Estimate(mean=mean, low=mean - max(t, above) * error, high=mean + max(t, -below) * error)
+    found = Estimate(mean=mean, low=mean - max(t, above) * error, high=mean + max(t, -below) * error)
+    return found.within(least, most) if known else found
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

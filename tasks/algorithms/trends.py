@@ -1,9 +1,9 @@
 """Whether a series of means rises or falls for certain, however often it is looked at. Pure, float64 inside.
 
-After every epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution and
-size of the noise. Looks are paid for by alpha spending (Lan and DeMets 1983): look k may err with the
-probability ``FALSE_ALARMS`` / (k (k + 1)), which adds up to ``FALSE_ALARMS`` over any number of epochs, and the windows
-of one look share it. So a monitor that is noise around one value is accused in at most that share of runs.
+After every epoch the last means are tested for a trend by ranks (Mann 1945; Kendall 1975), for any distribution of the
+noise. Looks are paid for by alpha spending (Lan and DeMets 1983): the look after epoch n may err with a probability in
+proportion to 1 / (n (n - 1)), which adds up to ``FALSE_ALARMS`` over any number of epochs, and the windows of one look
+share it. So a monitor that is noise around one value is accused in at most that share of runs.
 """
 
 from __future__ import annotations
@@ -71,6 +71,37 @@ def _quadratics(count: int) -> Tensor:
     return found
 
 
+def chance_of_trend(values: Tensor, sign: int) -> float:
+    """Return how likely (N,) values without a trend rise (sign 1) or fall (-1) as much as these, or more.
+
+    Of few values it is counted over all of their orders, of more it is the tail of ``trend``, which is no lighter.
+    """
+    if len(values) >= _SHORTEST:
+        return math.erfc(sign * trend(values) / math.sqrt(2)) / 2
+    later = sign * (values[None, :] - values[:, None])
+    moved = int((later > 0).triu(1).sum())
+    orders = _orders(tuple(sorted(values.unique(return_counts=True)[1].tolist())))
+    return sum(orders[moved:]) / sum(orders)
+
+
+@lru_cache
+def _orders(repeats: tuple[int, ...]) -> list[int]:
+    """Return how many orders of values, each repeated so often, have 0, 1, 2, ... pairs that rise.
+
+    The coefficients of the Gaussian multinomial [n]! / ([m_1]! [m_2]! ...) in q, [k] = 1 + q + ... + q^(k - 1)
+    (MacMahon 1913).
+    """
+    found = [1]
+    for size in range(2, sum(repeats) + 1):
+        found = [sum(found[max(0, n - size + 1) : n + 1]) for n in range(len(found) + size - 1)]
+    for size in (size for repeat in repeats for size in range(2, repeat + 1)):
+        quotient: list[int] = []
+        for n in range(len(found) - size + 1):
+            quotient.append(found[n] - sum(quotient[max(0, n - size + 1) : n]))
+        found = quotient
+    return found
+
+
 def correlation(one: Tensor, other: Tensor) -> float | None:
     """Return Pearson's correlation of two (N,) tensors, None where either is constant, but for rounding, or empty."""
     a, b = (values.double() - values.double().mean() for values in (one, other))
@@ -91,17 +122,16 @@ def opposed_window(rising: Tensor, falling: Tensor, *, epochs: int | None = None
         epochs: epochs up to the last of them, after each of which there was a look; None: N.
     """
     epochs = len(rising) if epochs is None else epochs
-    look = epochs - _FEWEST + 1
-    if look < 1 or len(rising) < _FEWEST:
+    if len(rising) < _FEWEST:
         return None
     sizes = _windows(min(len(rising), LONGEST))
-    allowed = FALSE_ALARMS / (look * (look + 1)) / len(sizes)
+    # Over all epochs from the fewest on these add up to FALSE_ALARMS, as 1 / (n (n - 1)) = 1 / (n - 1) - 1 / n.
+    allowed = FALSE_ALARMS * (_FEWEST - 1) / (epochs * (epochs - 1)) / len(sizes)
 
-    def certain(values: Tensor, sign: int) -> bool:
-        return math.erfc(sign * trend(values) / math.sqrt(2)) / 2 <= allowed
-
-    shown = (size for size in sizes if certain(falling[-size:], -1) and certain(rising[-size:], 1))
-    return next(shown, None)
+    for size in sizes:
+        if all(chance_of_trend(each[-size:], sign) <= allowed for each, sign in ((falling, -1), (rising, 1))):
+            return size
+    return None
 
 
 def _windows(longest: int) -> list[int]:

@@ -6,8 +6,8 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,15 @@ import yaml
 from configs.errors import ConfigError
 from configs.fingerprint import fingerprint
 from configs.overrides import read_yaml
+from configs.schema import RunConfig
+from configs.visible import command
+from tasks.figures.evaluations import evaluated_epochs, evaluation_figures, named_figures, weighted_reward
 
 if TYPE_CHECKING:
     from tasks.runs.context import RunContext
 
+#: Name of the evaluation of the best variant on prompts that chose nothing.
+FINAL = "final"
 #: Characters of a value in a run's name; what is longer is named by its fingerprint.
 _LONGEST = 24
 
@@ -51,6 +56,8 @@ class Outcome:
     """Weighted mean reward of that evaluation on held-out prompts; None before any."""
     figures: dict[str, float]
     """Scores on held-out prompts, or on the train prompts where there are no others."""
+    final: dict[str, float] = field(default_factory=dict)
+    """Of the best, scores on prompts that chose nothing, where there are some."""
 
 
 def variants(name: str, grids: Sequence[str], lists: Sequence[str]) -> list[Variant]:
@@ -98,19 +105,60 @@ def read_list(file: Path) -> list[str]:
 def outcome(context: RunContext, variant: Variant) -> Outcome:
     """Return what came of a variant so far."""
     # It takes torch, and a sweep whose runs are being executed is refused without.
-    from tasks.figures.evaluations import evaluated_epochs, evaluation_figures, weighted_reward
 
     evaluated = evaluated_epochs(context.chain)
     if not evaluated:
         return Outcome(variant=variant, epoch=0, reward=None, figures={})
     figures = evaluation_figures(context.chain, evaluated[-1])
-    split = figures.get("heldout") or figures["train"]
     return Outcome(
         variant=variant,
         epoch=evaluated[-1],
         reward=weighted_reward(context.config, figures),
-        figures={f"{slot} {name}": value for slot, values in split.items() for name, value in values.items()},
+        figures=_flat(figures.get("heldout") or figures["train"]),
     )
+
+
+def with_final(best: Outcome, context: RunContext) -> Outcome:
+    """Return the best outcome with its scores on the prompts that chose nothing."""
+    figures = named_figures(context.chain, best.epoch, FINAL)
+    return replace(best, final=_flat(figures.get("heldout", {})))
+
+
+def final_settings(config: RunConfig, prompts: str) -> list[str]:
+    """Return the overrides of the evaluation on prompts that chose nothing.
+
+    Raises:
+        ConfigError: the run has sources of prompts, each with lists of its own.
+    """
+    if config.prompts.sources:
+        raise ConfigError(
+            f"--final '{prompts}': prompts.sources has lists of its own for each source, so one list cannot take their "
+            "place. Leave --final out, and evaluate the best with 'flowmill stage evaluate --name final --set "
+            "prompts.sources=...'."
+        )
+    return [f"prompts.heldout={json.dumps(prompts)}"]
+
+
+def _flat(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{slot} {name}": value for slot, values in scores.items() for name, value in values.items()}
+
+
+def selection_note(outcomes: Sequence[Outcome], *, prompts: str | None, root: str | None) -> str:
+    """Return what a person should know of the best figure of several; nothing where one alone has a figure."""
+    scored = [each for each in outcomes if each.reward is not None]
+    if len(scored) < 2:
+        return ""
+    best = scored[0]
+    note = (
+        f"The best of {len(scored)} was chosen by its scores on the held-out prompts that the table shows: the more "
+        "variants there are, the more of its lead is chance."
+    )
+    if best.final and prompts is not None:
+        found = ", ".join(f"{figure} {value:.4g}" for figure, value in best.final.items())
+        return f"{note} On {prompts}, which chose nothing, {best.variant.name} has {found}."
+    which = ["--run", best.variant.name, "--epoch", str(best.epoch), *(("--root", root) if root else ())]
+    stage = command("flowmill", "stage", "evaluate", *which, "--name", FINAL, "--set", "prompts.heldout=FILE")
+    return f"{note} For a figure to report, evaluate it on prompts that chose nothing: --final FILE, or {stage}"
 
 
 def best_first(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -64,8 +64,10 @@ def new_suspicions(chain: Chain, epoch: int) -> list[Suspicion]:
     """Return what monitors show after an epoch and did not show before it; reads manifests of the last epochs only."""
     found = []
     for slot, rewards, values in _monitored(chain, range(max(1, epoch - LONGEST), epoch + 1)):
-        if not _shown(slot, rewards[:-1], values[:-1], epoch - 1):
-            found += _shown(slot, rewards, values, epoch)
+        shown = _shown(slot, rewards, values, epoch)
+        stops = range(1, len(rewards)) if shown else ()
+        if not any(_shown(slot, rewards[:-less], values[:-less], epoch - less) for less in stops):
+            found += shown
     return found
 
 

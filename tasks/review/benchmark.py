@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from configs.schema import RunConfig
 from models.libraries import read_json
 from models.policies import POLICIES
 from models.policies.indices import index_file
+from models.rewards.make import bounds_of
 from storage.commit import ArtifactStore
 from storage.layout import ArtifactRef
 from storage.tables import read_rows
@@ -82,10 +83,17 @@ class Result:
     """The prompts, in order."""
     scores: Mapping[str, Sequence[float]]
     """By reward the mean over the images of each prompt."""
+    bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By reward the lowest and the highest score it can give, of those that say so."""
 
     def estimate(self, reward: str) -> Estimate:
         """Return the mean of a reward with its interval."""
-        return mean_with_interval(np.array(self.scores[reward]))
+        return mean_with_interval(np.array(self.scores[reward]), bounds=self.bounds_of(reward))
+
+    def bounds_of(self, reward: str) -> tuple[float, float] | None:
+        """Return the lowest and the highest score of a reward, where it says so."""
+        found = self.bounds.get(reward)
+        return None if found is None else (float(found[0]), float(found[1]))
 
     def write(self, folder: Path) -> Path:
         """Write the result to a file of its own and return its path.
@@ -130,7 +138,10 @@ def compare(one: Result, other: Result, reward: str) -> Comparison:
     if reward not in one.scores or reward not in other.scores:
         raise ConfigError(f"'{reward}' was not scored for both '{one.model}' and '{other.model}'.")
     differences = np.array(other.scores[reward]) - np.array(one.scores[reward])
-    return Comparison(difference=mean_with_interval(differences), p=chance_of_difference(differences))
+    difference, bounds = mean_with_interval(differences), one.bounds_of(reward)
+    if bounds is not None:
+        difference = difference.within(bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return Comparison(difference=difference, p=chance_of_difference(differences))
 
 
 def read_result(file: Path) -> Result:
@@ -226,6 +237,7 @@ def measure(
         rewards={reward: str(ref) for reward, ref in scored.items()},
         prompts=[prompt.text for prompt in listed],
         scores={reward: _by_prompt(context.store, ref, [p.id for p in listed]) for reward, ref in scored.items()},
+        bounds={each.slot: found for each in context.config.rewards if (found := bounds_of(each.name)) is not None},
     )
 
 

@@ -67,9 +67,10 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     figures = list(dict.fromkeys(name for each in outcomes for name in each.figures))
     text = io.StringIO()
     table = csv.writer(text)
-    table.writerow(map(in_cell, ["run", *keys, "epoch", "reward", *figures]))
+    final = list(dict.fromkeys(name for each in outcomes for name in each.final))
+    table.writerow(map(in_cell, ["run", *keys, "epoch", "reward", *figures, *(f"final {name}" for name in final)]))
     for each in outcomes:
         settings = [each.variant.settings.get(key, "") for key in keys]
-        scores = [each.figures.get(name, "") for name in figures]
+        scores = [each.figures.get(name, "") for name in figures] + [each.final.get(name, "") for name in final]
         table.writerow(map(in_cell, [each.variant.name, *settings, each.epoch, each.reward, *scores]))
     return text.getvalue()

@@ -7,15 +7,17 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from configs.schema import RunConfig
+from configs.schema import PromptSource, PromptsSection, RunConfig
 from flows.requests import SweepRequest
-from tasks.figures.sweep import Outcome, best_first, check_varied, read_list, variants
+from tasks.figures.evaluations import named_figures
+from tasks.figures.sweep import Outcome, best_first, check_varied, final_settings, read_list, selection_note, variants
 from tasks.identities.nodes import Node
 from tasks.review.comparison import compare
 from tasks.runs.opening import open_run
@@ -78,6 +80,30 @@ def test_the_best_is_first_and_what_has_no_result_last() -> None:
     assert [each.reward for each in best_first(made)] == [0.7, 0.5, None]
 
 
+def test_the_best_of_several_is_said_to_be_chosen_by_its_own_scores() -> None:
+    found = [
+        Outcome(variant=variant, epoch=4, reward=reward, figures={"digits mean": reward})
+        for variant, reward in zip(variants("s", ["run.seed=0,1"], []), (0.7, 0.5), strict=True)
+    ]
+    said = selection_note(found, prompts=None, root="a store")
+    assert said.startswith("The best of 2 was chosen by its scores on the held-out prompts")
+    assert "flowmill stage evaluate --run s-seed-0 --epoch 4 --root 'a store' --name final" in said
+    best = replace(found[0], final={"digits mean": 0.61})
+    said = selection_note([best, found[1]], prompts="final.txt", root=None)
+    assert said.endswith("On final.txt, which chose nothing, s-seed-0 has digits mean 0.61.")
+    assert selection_note(found[:1], prompts=None, root=None) == ""
+    assert selection_note([found[0], replace(found[1], reward=None)], prompts=None, root=None) == ""
+
+
+def test_one_list_takes_the_place_of_no_sources(make_config: Make) -> None:
+    config = make_config()
+    assert final_settings(config, "a b.txt") == ['prompts.heldout="a b.txt"']
+    sources = tuple(PromptSource(name=name, train=f"{name}.txt") for name in ("one", "two"))
+    mixed = config.model_copy(update={"prompts": PromptsSection(sources=sources)})
+    with pytest.raises(ConfigError, match=r"--final 'a.txt': prompts.sources has lists of its own"):
+        final_settings(mixed, "a.txt")
+
+
 def test_runs_part_where_their_settings_first_matter(make_config: Make) -> None:
     contexts = [prepare(make_config(f"run.name={name}", f"{RATE}={rate}")) for name, rate in (("a", 1e-3), ("b", 1e-2))]
     for context in contexts:
@@ -102,6 +128,8 @@ def test_a_sweep_samples_once_what_its_variants_share(
     root = str(tmp_path / "store")
     given = ["--grid", f"{RATE}=1e-3,2e-3", "--name", "swept", "--root", root, "--set", "run.epochs=1"]
     given += ["--out", str(tmp_path / "out.html"), "--quiet", "--parallel", str(parallel)]
+    (tmp_path / "final.txt").write_text('"38"\n"83"\n')
+    given += ["--final", str(tmp_path / "final.txt")]
     done = flowmill("sweep", str(config_file), *given)
     assert done.returncode == 0, done.stderr
     names = ["swept-learning_rate-0.001", "swept-learning_rate-0.002"]
@@ -119,6 +147,12 @@ def test_a_sweep_samples_once_what_its_variants_share(
     (table,) = (tracking_folder(root) / ARTIFACTS).rglob("variants.csv")
     rows = list(csv.DictReader(table.open()))
     assert sorted(row["run"] for row in rows) == names
+    (final,) = (name for name in rows[0] if name.startswith("final ") and name.endswith("mean"))
+    assert [bool(row[final]) for row in rows] == [True, False]
+    assert "which chose nothing" in " ".join(done.stdout.split())
+    best, other = (open_run(root, row["run"], reads=True).chain for row in rows)
+    assert named_figures(best, 1, "final")["heldout"]
+    assert not named_figures(other, 1, "final")
     again = flowmill("sweep", str(config_file), *given)
     assert again.returncode == 0, again.stderr
     assert len(client.search_runs([experiment.experiment_id])) == 3, "gone on with"
@@ -170,8 +204,10 @@ def test_a_sweep_that_is_stopped_leaves_no_process(
 
 
 def test_the_command_of_a_request_asks_for_the_same() -> None:
-    request = SweepRequest(config="digits", name="s", grid=["run.seed=0,1"], overrides=["run.epochs=1"])
+    request = SweepRequest(
+        config="digits", name="s", grid=["run.seed=0,1"], overrides=["run.epochs=1"], final="last prompts.txt"
+    )
     assert request.command("sweep") == (
-        "flowmill sweep digits --name s --parallel 1 --grid run.seed=0,1 --set run.epochs=1"
+        "flowmill sweep digits --name s --parallel 1 --grid run.seed=0,1 --final 'last prompts.txt' --set run.epochs=1"
     )
     assert load_config(request.config, request.overrides).run.epochs == 1

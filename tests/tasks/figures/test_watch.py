@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import math
@@ -18,7 +17,17 @@ from configs.errors import ConfigError
 from configs.schema import RunConfig
 from storage.tables import read_rows
 from tasks.advantages.groups import contributions
-from tasks.algorithms.trends import FALSE_ALARMS, LONGEST, correlation, ends, first_opposed, opposed_window, trend
+from tasks.algorithms.trends import (
+    FALSE_ALARMS,
+    LONGEST,
+    _orders,
+    chance_of_trend,
+    correlation,
+    ends,
+    first_opposed,
+    opposed_window,
+    trend,
+)
 from tasks.figures.describe import describe_run
 from tasks.figures.watch import correlations, read_scored, shares
 from tasks.identities.nodes import Node, run_nodes
@@ -116,7 +125,7 @@ def test_monitors_that_cannot_work_are_refused(make_config: Make, overrides: lis
         ([0.5, 0.41, 0.29, 0.22, 0.1], [0.9, 0.81, 0.7, 0.62, 0.5], None),
         ([0.1, 0.22, 0.29, 0.41], [0.9, 0.81, 0.7, 0.62], None),
         ([0.1, 0.5, 0.2, 0.4, 0.3, 0.35], [0.9, 0.5, 0.8, 0.6, 0.7, 0.6], None),
-        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79, 0.9, 1.0], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21, 0.1, 0.0], 9),
+        ([0.5, 0.5, 0.5, 0.5, 0.6, 0.71, 0.79, 0.9, 1.0], [0.5, 0.5, 0.5, 0.5, 0.4, 0.29, 0.21, 0.1, 0.0], 7),
     ],
     ids=["opposed", "together", "both fall", "too few", "noise", "later"],
 )
@@ -129,16 +138,26 @@ def test_what_falls_while_the_other_rises_is_found(
     assert stops[:1] == ([] if after is None else [after])
 
 
-def test_a_trend_is_no_likelier_than_it_is_said_to_be() -> None:
-    """Against all orders of values without a trend, ties among them: the normal tail is never the smaller one."""
-    for values in ([0, 1, 2, 3, 4], range(7), [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 1, 2, 3], [0, 0, 0, 1, 1, 1, 2]):
-        orders = {each for each in itertools.permutations(float(value) for value in values)}
-        found = sorted(trend(torch.tensor(order)) for order in orders)
-        for place, statistic in enumerate(found):
-            said = math.erfc(-statistic / math.sqrt(2)) / 2
-            if said <= FALSE_ALARMS / 2:
-                # As many orders have one as small, or smaller.
-                assert bisect.bisect_right(found, statistic) / len(found) <= said, (values, place)
+@pytest.mark.parametrize("values", [[0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4], [0, 0, 0, 1, 1, 2], [3, 3, 3, 3, 3]], ids=str)
+def test_chances_of_few_values_are_those_of_all_orders(values: list[float]) -> None:
+    orders = sorted(itertools.permutations(values))
+    fallen = [sum(a > b for a, b in itertools.combinations(order, 2)) for order in orders]
+    for order, pairs in list(zip(orders, fallen, strict=True))[::17]:
+        expected = sum(each >= pairs for each in fallen) / len(fallen)
+        assert chance_of_trend(torch.tensor(order), -1) == pytest.approx(expected, rel=1e-12)
+        assert chance_of_trend(-torch.tensor(order), 1) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("repeats", [(1,) * 8, (1,) * 16, (1,) * 32, (4, 4), (1, 1, 1, 1, 4, 4, 4, 4)], ids=str)
+def test_the_tail_of_a_trend_is_no_lighter_than_that_of_all_orders(repeats: tuple[int, ...]) -> None:
+    """Counted where there are too many to draw; S is 2 pairs less all that differ."""
+    orders, count = _orders(repeats), sum(repeats)
+    variance = (count * (count - 1) * (2 * count + 5) - sum(m * (m - 1) * (2 * m + 5) for m in repeats)) / 18
+    for pairs in range(len(orders)):
+        surplus = 2 * pairs - (len(orders) - 1)
+        said = math.erfc((surplus - 1) / math.sqrt(2 * variance)) / 2
+        if surplus > 1 and said <= 0.01:
+            assert sum(orders[pairs:]) / sum(orders) <= said
 
 
 @functools.cache
@@ -192,7 +211,7 @@ def test_looks_are_paid_for_over_a_whole_run() -> None:
     [
         *[(epochs, 0.0, 0.0, 0.0, 0.05) for epochs in (10, 30, 100, 300)],
         *[(epochs, 0.3, 0.0, 0.0, 0.06) for epochs in (10, 30, 100)],
-        *[(epochs, 0.5, 0.0, 0.0, 0.1) for epochs in (10, 30, 100)],
+        *[(epochs, 0.5, 0.0, 0.0, 0.12) for epochs in (10, 30, 100)],
         *[(10, 0.0, 1.0, 0.8, 1.0), (20, 0.0, 0.5, 0.9, 1.0), (30, 0.0, 0.2, 0.9, 1.0), (60, 0.0, 0.1, 0.9, 1.0)],
     ],
 )
@@ -203,12 +222,12 @@ def test_rates_and_power_are_those_of_the_docs(
 
 
 @pytest.mark.campaign
-def test_a_reward_that_is_hacked_is_told_within_five_epochs(flowmill: FlowmillCommand, tmp_path: Path) -> None:
+def test_a_reward_that_is_hacked_is_told_within_twelve_epochs(flowmill: FlowmillCommand, tmp_path: Path) -> None:
     """Brightness is gained by painting over the digits."""
     result = flowmill(
         *("run", "configs/digits.yaml", "--root", str(tmp_path), "--name", "hacked"),
         *("--set", 'rewards=[{name: "tests.support.rewards:brightness"}]', "--set", "monitors=[{name: digits}]"),
-        *("--set", "evaluate.judges=[]", "--set", "run.epochs=5", "--set", "evaluate.every=5"),
+        *("--set", "evaluate.judges=[]", "--set", "run.epochs=12", "--set", "evaluate.every=12"),
         *("--set", "optimize.learning_rate=6e-4"),
     )
     assert "warning: from epoch" in result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -14,13 +15,16 @@ import yaml
 
 from configs.benchmark import FOLDER, Benchmark, load_benchmark
 from configs.errors import ConfigError, FlowmillError
+from configs.registry import resolve
 from configs.rewards import RewardSection
 from configs.schema import RunConfig
+from models.rewards import REWARDS
+from models.rewards.make import bounds_of
 from storage.layout import ArtifactRef
 from tasks.algorithms import resampling
-from tasks.algorithms.resampling import FEWEST, chance_of_difference, mean_with_interval
+from tasks.algorithms.resampling import FEWEST, Estimate, chance_of_difference, mean_with_interval
 from tasks.review.benchmark import Result, compare, find_subject, measure, read_result
-from tests.conftest import FlowmillCommand
+from tests.conftest import ROOT, FlowmillCommand
 from tests.support.inside import prepare, run_epoch
 
 Make = Callable[..., RunConfig]
@@ -74,6 +78,77 @@ def test_intervals_hold_with_few_prompts(monkeypatch: pytest.MonkeyPatch, name: 
     found = [mean_with_interval(make(draw, count), seed=number) for number in range(1000)]
     held = sum(each.low is not None and each.high is not None and each.low <= mean <= each.high for each in found)
     assert held / 1000 >= 0.93, "95 %, less two standard errors of a thousand tries and what is discrete"
+
+
+@pytest.mark.parametrize("name", ["digits", "quality_levels", "lexicon"])
+def test_intervals_stay_within_the_bounds_of_a_score_and_hold(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Scores near a bound, where t and the bootstrap reach beyond it."""
+    monkeypatch.setattr(resampling, "_RESAMPLES", 1000)
+    bounds = bounds_of(name)
+    assert bounds is not None
+    low, high = bounds
+    draw, held, beyond = np.random.default_rng(2), 0, 0
+    for number in range(300):
+        values = low + (high - low) * draw.binomial(4, 0.97, FEWEST) / 4
+        found = mean_with_interval(values, bounds=bounds, seed=number)
+        assert found.low is not None
+        assert found.high is not None
+        assert low <= found.low < found.high <= high
+        held += found.low <= low + 0.97 * (high - low) <= found.high
+        plain = mean_with_interval(values, seed=number)
+        beyond += plain.high is not None and plain.high > high
+    assert held / 300 >= 0.93
+    assert beyond > 0
+    # All equal: what could still be seen is not nothing.
+    same = mean_with_interval(np.full(FEWEST, high), bounds=bounds)
+    assert same.high == high
+    assert same.low == pytest.approx(high - (high - low) * 0.1611, abs=1e-3 * (high - low))
+    # A score beyond them shows that they are none.
+    values = np.linspace(low, high + 1, FEWEST)
+    assert mean_with_interval(values, bounds=bounds) == mean_with_interval(values)
+
+
+def test_differences_stay_within_what_two_scores_can_differ_by() -> None:
+    found = Estimate(mean=0.9, low=0.7, high=1.1)
+    assert found.within(-1, 1) == Estimate(mean=0.9, low=0.7, high=1.0)
+    assert found.within(0, 0.5) == found
+    draw = np.random.default_rng(0)
+    scores = [list(draw.binomial(2, share, FEWEST) / 2) for share in (0.02, 0.98)]
+    about = {"title": "t", "policy": "", "images": "", "rewards": {}, "prompts": [""] * FEWEST}
+    one, other = (
+        Result(**about, model=str(n), scores={"digits": each}, bounds={"digits": [0, 1]})
+        for n, each in enumerate(scores)
+    )
+    difference = compare(one, other, "digits").difference
+    assert difference.high is not None
+    assert difference.high <= 1
+
+
+def test_rewards_that_are_documented_to_have_bounds_say_so() -> None:
+    said = {"0 to 1": (0.0, 1.0), "-1 to 1": (-1.0, 1.0), "1 to 5": (1.0, 5.0)}
+    rows = [line.split("|") for line in (ROOT / "docs/rewards.md").read_text().splitlines() if line.startswith("| `")]
+    named = {cells[1].strip(" `"): re.search(r", (-?\d to \d)\b", cells[2]) for cells in rows}
+    found = {name: said[match[1]] for name, match in named.items() if match and name in REWARDS}
+    assert found == {name: bounds_of(name) for name in found}
+    assert {"diversity", "exposure", "lexicon", "quality_levels", "reasoning_gym", "vlm_judge", "win_rate"} <= set(
+        found
+    )
+    for name in REWARDS:
+        # A perfect score is the best there is.
+        perfect, bounds = getattr(resolve(REWARDS, name, what="reward"), "perfect", None), bounds_of(name)
+        assert not isinstance(perfect, float) or (bounds is not None and bounds[1] == perfect), name
+
+
+def test_bounds_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"declares the bounds \(1, 0\); they must be two numbers"):
+        bounds_of(f"{__name__}:Backwards")
+
+
+class Backwards:
+    bounds = (1, 0)
+
+    def score(self, media: Any, prompts: Any, metadata: Any) -> Any:
+        raise NotImplementedError
 
 
 def test_wilsons_interval_is_the_published_one() -> None:
